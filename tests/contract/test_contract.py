@@ -36,7 +36,7 @@ def on(*hosts):
     return part_of_grid(pairs, [(method, host) for method, host in pairs if host == "own" or method in KEPT])
 
 
-@pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees itself alone")])
+@pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees only itself")])
 @pytest.mark.parametrize("host", ["own-causal", "llama"])
 def test_a_method_without_meaning_says_why(host, name, reason):
     model = fresh(HOSTS[host])

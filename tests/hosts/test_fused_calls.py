@@ -253,7 +253,7 @@ def test_a_causal_layer_like_nanogpts_relaxes_over_the_past_alone():
 
 
 def test_a_mean_over_tokens_is_refused_on_a_causal_layer():
-    with pytest.raises(ValueError, match="a causal layer generates with only the new one at hand"):
+    with pytest.raises(ValueError, match="a causal layer generates with only the new one present"):
         headwise.regularize(stack(CausalAttention), FeatScale(), example=tokens())
 
     class Hidden(SelfAttention):

@@ -223,11 +223,11 @@ def test_what_has_no_threshold_says_why():
 
 def test_what_cannot_be_read_is_refused_by_name():
     w = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match=r"0-d loss with a graph; got the shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"0-d tensor with a graph, got the shape \(2,\)"):
         sharpness(lambda: w * 2, [w])
     with pytest.raises(ValueError, match="without a graph"):
         sharpness(lambda: w.detach().sum(), [w])
-    with pytest.raises(ValueError, match="0-d loss with a graph; got a dict"):
+    with pytest.raises(ValueError, match="0-d tensor with a graph, got a dict"):
         sharpness(lambda: {"loss": w.sum()}, [w])
     with pytest.raises(TypeError, match=r"pass a function, such as lambda: .* not a Tensor"):
         sharpness(w.sum(), [w])

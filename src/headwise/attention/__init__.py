@@ -1,1 +1,1 @@
-"""The one attention computation, its kernels, and the fitted layer that runs it."""
+"""The attention computation, its kernels, and the fitted layer that runs it."""

@@ -1,4 +1,4 @@
-"""The one attention computation: fused where no matrix is needed, explicit where it is, in blocks where it is large."""
+"""The attention computation: fused if no matrix is needed, else explicit, and in blocks if the matrix is large."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from headwise.attention.matrix_free import without_matrix
 from headwise.core.call import Call
 from headwise.core.method import Method, touches_call
 
-# Entries of one head's matrix up to which, on a CPU in fp32, the explicit form is the faster one, by what a method's
-# matrix-free form is. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC,
-# one thread, interleaved, medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 lie as near
-# (docs/log.md):
+# Entries of one head's matrix up to which the explicit form is faster on a CPU in fp32, by the kind of the matrix-free
+# form. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread,
+# interleaved, medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 are similar (docs/log.md):
 #                                        avx512                 avx2
 #   DropKey, a mask                      1.15 1.33 1.44 1.54    1.14 1.13 1.44 1.53
 #   DropAttention, a mask afterwards     0.89 0.97 1.21 1.36    0.95 1.01 1.45 1.42
 #   DropColumn, an edit of the values    0.80 0.87 0.98 0.95    0.83 0.86 0.97 0.95
 #   EntropyPenalty, row statistics       0.79 0.90 0.99 1.06    0.79 0.90 0.88 0.97
-# With fewer entries in all than WORTH there is nothing to gain, and the fused kernel's bits are the host's own.
+# With fewer entries in total than WORTH nothing is gained, and the fused kernel gives the same bits as the host.
 SMALL = {"scores": 0, "mask": 0, "mask after": 48 * 48, "edit": 66 * 66, "edit by each head": 1024 * 1024}
 WORTH = 1 << 19
 
-# Entries of the matrix (B H T N) up to which it is made whole; above, blocks of queries are made and made again in
-# backward.
+# Entries of the matrix (B H T N) up to which it is computed whole; larger ones are computed in blocks of queries, which
+# are recomputed in backward.
 WHOLE = 1 << 24
 
 
 def attention(
     call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast", whole: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute one call through the methods' stages from `inputs` to `output`.
+    """Return the result of one call through the methods' stages from `inputs` to `output`.
 
     Args:
-        call: the pass; its q, k and v are replaced as methods edit them.
+        call: the call; its q, k and v are replaced by the edited ones.
         active: the methods that act, in order.
-        need_weights: also give the attention weights (B, H, T, N).
-        form: "fast" picks matrix-free forms where they are exact; "textbook" runs every method as in its paper.
-        whole: entries of the matrix up to which it is made whole; `WHOLE` by default.
+        need_weights: also return the attention weights (B, H, T, N).
+        form: "fast" uses matrix-free forms where they are exact; "textbook" runs every method as in its paper.
+        whole: entries of the matrix up to which it is computed whole; `WHOLE` by default.
 
     Returns:
         The per-head output (B, H, T, Dv) and the weights or None.
@@ -50,22 +49,21 @@ def attention(
     for method in active:
         if method.overrides("inputs"):
             call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
-    # What is made before attention has its gradient made after that of attention, when attention's own tensors are
-    # gone.
+    # Computed before attention, so that the gradient is computed after attention's tensors have been freed.
     ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
     if any((m.draws() or m.penalizes) and touches_call(m) for m in active):
-        # Before any block, for a block may be run again.
+        # Opened here and not in a block, because blocks are recomputed.
         call.open_pass()
     limit = WHOLE if whole is None else whole
     if call.kernel is not None:
         return after(call, active, ahead, by_kernel(call, active, sinks, limit)), None
-    out, weights, made = None, None, len(call.penalties)
+    out, weights, before = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None
     if form == "fast" and not matrix and not _small(call, active):
         out = without_matrix(call, active)
     if out is None:
-        # A matrix-free try that gave up half-way may have penalised already; the matrix does it again.
-        del call.penalties[made:]
+        # An abandoned matrix-free attempt may have added penalties, which the matrix form adds again.
+        del call.penalties[before:]
         call.norms.clear()
         out, weights = on_matrix(call, active, need_weights, limit)
         call.layer.ran.explicit = True
@@ -73,7 +71,7 @@ def attention(
 
 
 def after(call: Call, active: Sequence[Method], ahead: Sequence[Tensor | None], out: Tensor) -> Tensor:
-    """Take the output per head (B, H, T, Dv) through the `output` stages."""
+    """Return the output per head (B, H, T, Dv) after the `output` stages."""
     for method, call.ahead in zip(active, ahead, strict=True):
         if method.overrides("output"):
             out = method.output(out, call)
@@ -81,23 +79,23 @@ def after(call: Call, active: Sequence[Method], ahead: Sequence[Tensor | None], 
 
 
 def _small(call: Call, active: Sequence[Method]) -> bool:
-    """Return whether the matrix is so small that computing on it is the faster way."""
+    """Return whether the matrix is so small that the explicit form is faster."""
     kinds = {kind for method in active for kind in _kinds(method)}
     plain = call.q.device.type == "cpu" and call.q.dtype == torch.float32 and call.dropout == 0
     if not kinds or not plain:
         return False
-    # Where several act, what is quickest without the matrix decides.
+    # Among several kinds, the one that is fastest without the matrix decides.
     matrix = call.queries * call.keys
     return matrix <= min(SMALL[kind] for kind in kinds) and matrix * call.batch * call.heads >= WORTH
 
 
 def _kinds(method: Method) -> list[str]:
-    """Say what a method's matrix-free form is, for each of the stages in which it has one."""
-    found = []
+    """Return the kinds of the method's matrix-free forms, the keys of `SMALL`."""
+    kinds = []
     if method.overrides("logits"):
-        found.append("scores" if method.overrides("scores") else "mask")
+        kinds.append("scores" if method.overrides("scores") else "mask")
     if method.overrides("weights"):
-        found.append("mask after" if method.overrides("keep") else method.cost)
+        kinds.append("mask after" if method.overrides("keep") else method.cost)
     if method.overrides("read"):
-        found.append("edit")
-    return found
+        kinds.append("edit")
+    return kinds

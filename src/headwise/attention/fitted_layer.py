@@ -1,5 +1,4 @@
-"""The fitted layer: routes what a host brings of one attention layer through its methods, and shows its calls to a
-watch."""
+"""The fitted layer: routes the calls of one attention layer through its methods, and shows them to a watch."""
 
 from __future__ import annotations
 
@@ -27,41 +26,47 @@ from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_s
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Weak: a layer that nobody holds any more is gone.
+# Weak, so that unused layers are freed.
 _layers: weakref.WeakValueDictionary[int, FittedLayer] = weakref.WeakValueDictionary()
 
 
 class Adapter(Protocol):
-    """Stands in one layer's attention. `attach` may not fail half-way; `detach` leaves no trace."""
+    """A host's redirection of one layer's attention. `attach` must not fail half-way; `detach` must leave no trace."""
 
     def attach(self, fitted: FittedLayer) -> None:
         """Route the layer's calls through `fitted`."""
 
     def detach(self) -> None:
-        """Return the layer back as it was."""
+        """Restore the original layer."""
 
 
 class FittedLayer:
-    """One attention layer with the methods that act there, or with none for a watch. Hosts call `enter`, `attention`
-    and `leave`.
+    """One attention layer with the methods that act on it, or with none for a watch.
+
+    Hosts call `enter`, `attention` and `leave`.
 
     Attributes:
-        methods: in order of action.
-        states: of each, what it keeps on the layer.
-        shared: what it shares with the other fitted layers of its model.
-        adapter: how it stands in the layer's attention; None where a call has no host.
-        shares_values: whether the layers above get this one's values.
-        reached: whether a training forward with gradients came here since the last optimizer step.
-        without_gradients: whether one came here without gradients inside a forward that has them.
-        alive: until the layer is given back.
-        samples: of the call that enters now, where rows are windows.
-        seen: what calls showed of the layer: heads, sizes, whether it pools.
-        armed: whether `observer` is to see the next calls.
-        ran: which kernels served its calls.
-        later: says of a pass that its branch waits for the dropout or norm before the residual; None where a host needs
-            no such word.
-        packing: of the pass that runs, how its rows hold several sequences, or None where they do not.
-        real: of the pass that runs, which of its tokens are real (B, T), or None where that is not known.
+        site: the attention layer.
+        methods: the methods in order of action.
+        states: the state of each method on the layer.
+        shared: the state shared with the other fitted layers of the model.
+        adapter: the host's redirection of the layer's attention; None for calls without a host.
+        passes: the counter of the passes through the layer.
+        shares_values: whether the layers above use this layer's values.
+        reached: whether a training forward with gradients ran here since the last optimizer step.
+        without_gradients: whether one ran here without gradients, inside a forward of the model with gradients.
+        alive: whether the layer is still attached.
+        samples: number of samples of the current call, where rows are windows.
+        seen: fields of the site observed in calls: heads, sizes, whether it pools.
+        armed: whether `observer` sees the next calls.
+        ran: the kernels that computed its calls.
+        observer: a function of each call and its output, or None.
+        entered: the layer's input in the current pass.
+        called: sizes and mask of the current pass's attention call, for `leave`.
+        later: whether the branch stages of the current pass wait for the dropout or norm before the residual; None for
+            hosts that never do.
+        packing: the packing of the current pass, or None where each row holds one sequence.
+        real: which tokens of the current pass are real (B, T), or None where this is unknown.
     """
 
     def __init__(self, site: Site, methods: list[Method], shared: SharedState, adapter: Adapter | None = None) -> None:
@@ -82,10 +87,10 @@ class FittedLayer:
     def __deepcopy__(self, memo: dict[int, Any]) -> FittedLayer:
         twin = object.__new__(FittedLayer)
         memo[id(self)] = twin
-        # Methods are frozen and are known by identity: the copy shares them, in a list of its own.
+        # Methods are frozen and compared by identity: the copy has its own list of the same methods.
         twin.methods = memo[id(self.methods)] = list(self.methods)
         for name, value in self.__dict__.items():
-            # A watch observes the model it was made for, not its copies.
+            # A watch observes its own model, not copies of it.
             if name not in ("methods", "observer", "armed"):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.observer, twin.armed = None, False
@@ -93,12 +98,12 @@ class FittedLayer:
         return twin
 
     def attach(self) -> None:
-        """Stand in the layer's attention."""
+        """Redirect the layer's attention to this object."""
         assert self.adapter is not None
         self.adapter.attach(self)
 
     def detach(self) -> None:
-        """Return the layer back as it was; its methods are dropped before."""
+        """Restore the original layer; its methods must have been dropped before."""
         self.observer, self.armed, self.alive = None, False, False
         if self.adapter is not None:
             self.adapter.detach()
@@ -106,15 +111,15 @@ class FittedLayer:
             self.shared.unfollow()
 
     def drop(self, method: Method, fold: bool) -> None:
-        """Take one method off: folded into plain weights where asked and possible, else undone."""
-        place = self._place(method)
-        state = self.states[place]
+        """Remove one method: with `fold` write its effect into the plain weights if it can, else undo it."""
+        index = self._index(method)
+        state = self.states[index]
         if fold and method.overrides("fold"):
             method.fold(self.site, state)
         elif method.overrides("unbuild"):
             method.unbuild(self.site, state)
         state.clear()
-        del self.methods[place], self.states[place]
+        del self.methods[index], self.states[index]
 
     def attention(
         self,
@@ -129,36 +134,36 @@ class FittedLayer:
         need_weights: bool = False,
         **settings: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the host's attention call through the methods that act now.
+        """Return the output and weights of the host's attention call, through the methods that act now.
 
         Args:
             q, k, v: (B, H, T, D), (B, Hk, N, D), (B, Hk, N, Dv); Hk divides H.
-            kernel: the host's own computation for other q, k and v, where it is kept: methods act around it.
-            packed: how the rows of q, k and v hold several sequences; the settings are then those of the samples in it.
-            original: the host's own computation, run where nothing acts: the same bits as without headwise.
+            original: the host's own computation, run if no method acts: the same bits as without headwise.
             training: the site's mode.
-            need_weights: whether the host wants the weights (B, H, T, N) too.
+            kernel: the host's own kernel as a function of q, k and v, if it is kept and methods act around it.
+            packed: the packing of the rows of q, k and v; `settings` are then those of the unpacked samples.
+            need_weights: whether the host needs the weights (B, H, T, N) too.
             settings: mask, causal, scale, dropout, softcap, sinks, samples: the fields of `Call`.
         """
-        # Taken in every case, for what stays here would be taken for a later call's.
+        # Always emptied, so that a later call does not use this call's input.
         hidden = self.entered.take()
-        self._note(training)
+        self._record_forward(training)
         if not torch.compiler.is_compiling() and not self.seen:
             self.seen = _shapes(self.site, q, k, hidden)
         self._check_heads(q)
         if self.needs("branch"):
-            given = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
+            mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
-            self.called.put((*sizes, *given))
+            self.called.put((*sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
             self._learn_causal()
-        active = [m for m in self.active(training) if touches_call(m) and not self._adds_nothing(m)]
+        active = [m for m in self.active(training) if touches_call(m) and not self._has_zero_strength(m)]
         if not active and not self.shares_values and not self.armed:
             return original()
         if packed is not None:
             q, k, v = packed.unpack_heads(q), packed.unpack_heads(k), packed.unpack_heads(v)
         own = k, v
-        # Methods see one key per query head; hosts with grouped queries share them.
+        # Hosts with grouped queries share keys between heads; methods see one key per query head.
         if k.shape[1] != q.shape[1]:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -166,7 +171,7 @@ class FittedLayer:
             acting = " + ".join(map(repr, active)) or "a watch"
             raise RuntimeError(f"{self.site.name} cannot be reached by {acting}: {CONTEXT_PARALLEL}")
         if kernel is not None:
-            kernel = _around(kernel, packed, own, (k, v))
+            kernel = _on_samples(kernel, packed, own, (k, v))
         call = Call(
             self,
             q,
@@ -196,22 +201,21 @@ class FittedLayer:
         return out, weights
 
     def untouched(self, training: bool) -> bool:
-        """Return whether nothing acts on, reads or carries this call, so that the host's own kernel runs."""
+        """Return whether no method or watch uses this call, so that the host's own kernel runs."""
         acts = any(touches_call(m) for m in self.active(training))
         return not (acts or self.armed or self.shares_values or self.needs("branch"))
 
     def idle(self, training: bool) -> bool:
-        """Return whether nothing acts on, reads or carries this site's call now, so that the host's own code may run
-        alone."""
+        """Return whether no method or watch uses this site's next call, so that the host's own code may run alone."""
         if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
             return False
         if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
             return False
-        self._note(training)
+        self._record_forward(training)
         return True
 
-    def _note(self, training: bool) -> None:
-        """Take note that a training forward came here, and whether it is differentiated."""
+    def _record_forward(self, training: bool) -> None:
+        """Record that a training forward ran here, with or without gradients."""
         if training and torch.is_grad_enabled():
             self.reached = True
             self.shared.fresh = True
@@ -219,60 +223,66 @@ class FittedLayer:
             self.without_gradients = True
 
     def enter(self, x: Tensor) -> Tensor:
-        """Take what enters the layer (B, T, C) through the `hidden` stages."""
+        """Return the layer's input (B, T, C) after the `hidden` stages."""
         training = self.site.module.training
         packed: Packed | None = self.packing.look()
         packed = packed if packed is not None and packed.holds(x) else None
-        rows, given = x, x if packed is None else packed.unpack(x)
-        x = given
+        rows, samples = x, x if packed is None else packed.unpack(x)
+        x = samples
         call: Call | None = None
         for method in self.active(training):
             if method.overrides("hidden"):
                 if call is None:
-                    # There are no queries and keys yet: a stand-in gives the batch, device and dtype.
+                    # There are no queries and keys yet: a placeholder provides the batch size, device and dtype.
                     token = x.new_empty(x.shape[0], 1, 1, 1)
-                    given_by: dict[str, Any] = {
-                        "samples": self.samples,
-                        "packed": packed,
-                        "tokens": self._real(x, packed),
-                    }
-                    call = Call(self, token, token, token, scale=1.0, training=training, hidden=x, **given_by)
+                    call = Call(
+                        self,
+                        token,
+                        token,
+                        token,
+                        scale=1.0,
+                        training=training,
+                        hidden=x,
+                        samples=self.samples,
+                        packed=packed,
+                        tokens=self._real(x, packed),
+                    )
                 x = method.hidden(x, call)
-        # Of two kinds of tokens the layer's first argument is one alone.
+        # In a joint layer, x is only one of the two kinds of tokens.
         self.entered.put(None if self.site.joint else x)
         if packed is None:
             return x
-        return rows if x is given else packed.pack(x)
+        return rows if x is samples else packed.pack(x)
 
     def _real(self, x: Tensor, packed: Packed | None) -> Tensor | None:
-        """Return which of the tokens x (B, T, C) are real, or None where that is not known."""
+        """Return which of the tokens x (B, T, C) are real, or None if unknown."""
         real: Tensor | None = self.real.look() if packed is None else packed.real
         return real if real is not None and real.shape == x.shape[:2] else None
 
     def leave(self, y: Tensor) -> Tensor:
-        """Take what leaves the layer (B, T, C), before the residual, through the `branch` stages."""
+        """Return the layer's output (B, T, C), before the residual, after the `branch` stages."""
         training = self.site.module.training
         packed: Packed | None = self.packing.look()
         packed = packed if packed is not None and packed.holds(y) else None
-        rows, given = y, y if packed is None else packed.unpack(y)
-        y = given
+        rows, samples = y, y if packed is None else packed.unpack(y)
+        y = samples
         call: Call | None = None
         for method in self.active(training):
             if method.overrides("branch"):
-                call = self._as_called(y, training) if call is None else call
+                call = self._branch_call(y, training) if call is None else call
                 y = method.branch(y, call)
         if packed is None:
             return y
-        return rows if y is given else packed.pack(y)
+        return rows if y is samples else packed.pack(y)
 
-    def _as_called(self, y: Tensor, training: bool) -> Call:
-        """Return a call of one head with the mask of the attention call whose result y (B, T, C) is."""
+    def _branch_call(self, y: Tensor, training: bool) -> Call:
+        """Return a call with one head and the mask of the attention call that produced y (B, T, C)."""
         queries, keys, mask, causal, cross = self.called.take() or (y.shape[1], y.shape[1], None, False, False)
         if self.site.pooled or queries > keys:
-            # The keys are other tokens than those that leave.
+            # The keys are not the tokens of the output.
             keys, mask, causal = queries, None, False
         if mask is not None and mask.dim() == 4:
-            # A token of the layer is real where it is for any head.
+            # A token is real if it is real for any head.
             mask = mask.any(1, keepdim=True) if mask.dtype == torch.bool else mask.detach().amax(1, keepdim=True)
         q, k = (y.new_empty(y.shape[0], 1, length, 1) for length in (queries, keys))
         return Call(
@@ -280,7 +290,7 @@ class FittedLayer:
         )
 
     def samples_in(self, batch: int) -> int | None:
-        """Return how many samples a call of `batch` rows holds: fewer on windowed layers, where rows are windows."""
+        """Return the number of samples in a call of `batch` rows if the rows are windows, or None."""
         if not self.site.windowed:
             return None
         samples = self.running().samples
@@ -289,12 +299,12 @@ class FittedLayer:
         if self.shared.bare:
             return None
         raise RuntimeError(
-            f"{self.site.name} attends in windows and its call has {batch} rows, which cannot be shared out to the "
+            f"{self.site.name} attends in windows and its call has {batch} rows, which cannot be divided among the "
             f"{samples} samples of the batch; call the whole model, not a part of it, or leave the site out with where="
         )
 
     def _check_heads(self, q: Tensor) -> None:
-        """Raise RuntimeError where a call has other heads than the layer was taken to have."""
+        """Raise RuntimeError if a call does not have the expected number of heads."""
         site = self.site
         if site.heads is None and q.shape[1] == 1:
             self._check_one_head()
@@ -309,7 +319,7 @@ class FittedLayer:
             )
 
     def _check_one_head(self) -> None:
-        """Raise RuntimeError where a layer that did not tell its heads has one, and a method no meaning there."""
+        """Raise RuntimeError if a layer turns out to have one head and a method does not apply to it."""
         self.site.heads = 1
         reasons = [(method, method.refuse(self.site)) for method in self.methods]
         self.site.heads = None
@@ -321,7 +331,7 @@ class FittedLayer:
                 )
 
     def _learn_causal(self) -> None:
-        """Take note that a layer whose host did not say so is causal; some methods have no meaning there."""
+        """Record that the layer is causal, and raise RuntimeError if a method does not apply to causal layers."""
         self.site.causal = True
         for method in self.methods:
             reason = method.refuse(self.site)
@@ -332,12 +342,12 @@ class FittedLayer:
                 )
 
     def running(self) -> Running:
-        """Return the forward of the whole model that runs now, or the last one."""
+        """Return the running forward of the whole model, or the last one."""
         return self.shared.forward.now()
 
     @property
     def kernels(self) -> set[str]:
-        """Return the names of the kernels that ran so far."""
+        """Return the names of the kernels that have run so far."""
         return set(self.ran.names())
 
     def active(self, training: bool) -> Sequence[Method]:
@@ -345,35 +355,34 @@ class FittedLayer:
         return [m for m in self.methods if m.acts_in(training)]
 
     def needs(self, stage: str) -> bool:
-        """Return whether any method here defines the stage."""
+        """Return whether any method of the layer defines the stage."""
         return any(m.overrides(stage) for m in self.methods)
 
     def needs_own_tokens(self) -> bool:
-        """Return whether a method here, or one above that gets these values, compares tokens with their own keys or
-        values."""
+        """Return whether a method of this layer, or one that uses its values, `reads_own_tokens`."""
         return not self.site.is_cross and (self.shares_values or any(m.reads_own_tokens() for m in self.methods))
 
-    def _place(self, method: object) -> int:
-        for place, known in enumerate(self.methods):
+    def _index(self, method: object) -> int:
+        for index, known in enumerate(self.methods):
             if known is method:
-                return place
+                return index
         raise KeyError(f"{method!r} does not act on {self.site.name}")
 
     def state_of(self, method: object) -> MethodState:
-        """Return what a method keeps on the layer."""
-        return self.states[self._place(method)]
+        """Return the method's state on the layer."""
+        return self.states[self._index(method)]
 
-    def _adds_nothing(self, method: Method) -> bool:
-        """Return whether a penalty's strength is 0 now: then the host's own computation stands, bit for bit.
+    def _has_zero_strength(self, method: Method) -> bool:
+        """Return whether the method is a penalty of strength 0, so that the host's own computation may run.
 
-        A compiled graph holds no value of a strength, so it reads the penalty all the same.
+        False in compiled graphs, which cannot read the value of a strength.
         """
         if torch.compiler.is_compiling() or not method.penalizes or method.neutral != {"strength": 0.0}:
             return False
         return float(self.state_of(method).value("strength")) == 0.0
 
     def open_pass(self) -> Pass:
-        """Count one pass through the layer, or find the one that it repeats."""
+        """Return a new pass through the layer, or the pass that this one repeats."""
         return self.passes.open()
 
     def first_values(self, call: Call) -> Tensor | None:
@@ -381,11 +390,13 @@ class FittedLayer:
         return shared_state.first_values(self.shared.forward, call)
 
 
-def _around(
+def _on_samples(
     kernel: Kernel, packed: Packed | None, own: tuple[Tensor, Tensor], repeated: tuple[Tensor, Tensor]
 ) -> Kernel:
-    """Return the host's kernel for the samples that methods see: packed again, and grouped where no method edited keys
-    or values."""
+    """Return the host's kernel as a function of unpacked samples with repeated keys and values.
+
+    It packs them again, and passes the grouped keys and values `own` if no method replaced the `repeated` ones.
+    """
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k is repeated[0] and v is repeated[1]:
@@ -399,21 +410,20 @@ def _around(
 
 
 def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
-    """Make what each method keeps on a layer; one that stands there twice keeps two states, the second of them
-    numbered."""
+    """Return the state of each method on a layer; the second of two methods with the same name gets a number."""
     states: list[MethodState] = []
-    for place, method in enumerate(methods):
+    for index, method in enumerate(methods):
         name = type(method).__name__
-        before = sum(type(m).__name__ == name for m in methods[:place])
+        before = sum(type(m).__name__ == name for m in methods[:index])
         strengths = {n: torch.tensor(method.at(n, 0, site), dtype=torch.float32) for n in method.live}
-        # By name and not by place: a method draws what it draws alone, whatever stands beside it.
+        # By name, not by index, so that a method's draws do not depend on the other methods.
         salt = mix(name, before) >> 1
         states.append(MethodState(site.module, f"{name}_{before + 1}" if before else name, seed, salt, strengths))
     return states
 
 
 def _shapes(site: Site, q: Tensor, k: Tensor, hidden: Tensor | None) -> dict[str, Any]:
-    """Return the fields of the site that a call's q (B, H, T, D), k (B, Hk, N, D) and hidden (B, T, C) show."""
+    """Return the fields of the site that follow from a call's q (B, H, T, D), k (B, Hk, N, D) and hidden (B, T, C)."""
     seen: dict[str, Any] = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
     if q.shape[2] != k.shape[2] and not site.is_cross:
         seen["pooled"] = True
@@ -428,8 +438,8 @@ def live_layers() -> list[FittedLayer]:
 
 
 def bare_layers(model: nn.Module) -> dict[nn.Module, FittedLayer]:
-    """Return the layers of a model that stand there without a handle, by their module."""
-    within = set(model.modules())
-    # A copy that failed half-way leaves layers without a module until it is collected.
+    """Return the fitted layers of a model that have no handle, by their module."""
+    modules = set(model.modules())
+    # A copy that failed half-way leaves layers without a module until they are garbage-collected.
     bare = [layer for layer in live_layers() if "module" in vars(layer.site) and layer.shared.bare]
-    return {layer.site.module: layer for layer in bare if layer.site.module in within}
+    return {layer.site.module: layer for layer in bare if layer.site.module in modules}

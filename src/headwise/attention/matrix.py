@@ -1,5 +1,4 @@
-"""Attention on the matrix A, as papers write methods: whole, or in blocks of queries that are made again in
-backward."""
+"""Attention on the matrix A, as papers write methods: whole, or in blocks of queries recomputed in backward."""
 
 from __future__ import annotations
 
@@ -19,31 +18,29 @@ from headwise.core.precision import at_least_fp32
 
 
 class MatrixReadings:
-    """What a method may read of A where the matrix is made: of a whole call or of a block of its queries."""
+    """Readings of A from the matrix of a whole call or of a block of its queries."""
 
     def __init__(self, call: Call, logits: Tensor, weights: Tensor) -> None:
         self.call, self.logits, self.weights = call, logits, weights
 
     def lse(self) -> Tensor:
-        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider, differentiable; 0 in a row without
-        any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
         none = (self.logits == float("-inf")).all(-1)
         allowed = self.call.allowed()
         if allowed is not None:
-            # An additive mask leaves its own level there, the lowest number of a dtype often, whose square is infinite.
+            # An additive mask leaves its own value there, often the lowest of a dtype, whose square is infinite.
             none = none | ~allowed.any(-1)
-        # Filled before the sum too: the gradient of a row of -inf is nan.
+        # Also filled before the sum, because the gradient of a row of -inf is nan.
         return self.logits.masked_fill(none[..., None], 0.0).logsumexp(-1).masked_fill(none, 0.0)
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider, differentiable; 0 in a row without any
-        key."""
+        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
         a = at_least_fp32(self.weights)
         # The clamp keeps the gradient finite where a weight is 0.
         return -(a * a.clamp(min=torch.finfo(a.dtype).tiny).log()).sum(-1)
 
     def sum_of_squares(self) -> Tensor:
-        """Return the sum of squared weights of each row, (B, H, T) in fp32 or wider, differentiable."""
+        """Return the sum of squared weights of each row, (B, H, T) in fp32 or wider."""
         return at_least_fp32(self.weights).square().sum(-1)
 
     def attend(self, z: Tensor) -> Tensor:
@@ -56,10 +53,10 @@ ON_ROWS = ("logits", "weights", "read", "read_free")
 
 
 def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: int) -> tuple[Tensor, Tensor | None]:
-    """Compute on the matrix, as the papers write it; in blocks of queries where it has more than `limit` entries.
+    """Return the output and weights computed on the matrix, in blocks of queries if it has more than `limit` entries.
 
-    A method that reads or writes the matrix has it whole unless it declares that it is rowwise, and so has a host that
-    wants the weights.
+    The matrix is computed whole if the host needs the weights, or if a method that reads or edits it is not `rowwise`.
+    Blocks return None for the weights.
     """
     size = call.batch * call.heads * call.keys
     together = any(not m.rowwise and any(map(m.overrides, ON_ROWS)) for m in active)
@@ -68,29 +65,30 @@ def on_matrix(call: Call, active: Sequence[Method], need_weights: bool, limit: i
         return _matrix(call, active, call.q, call.k, call.v)[:2]
     step = max(1, limit // size)
     outs, sums = [], []
-    # Blocks hold what they are cut from until backward: were the penalties there too, neither would ever be freed.
+    # Blocks keep `source` alive until backward, and the penalties keep the blocks alive: in one object this would be a
+    # reference cycle.
     source = copy.copy(call)
     source.penalties = []
-    # A block keeps nothing for backward but its queries: the memory stays that of one block.
+    # A checkpointed block keeps only its queries for backward, so that one block is in memory at a time.
     for start in range(0, call.queries, step):
         part = source.block(slice(start, min(start + step, call.queries)))
         run = partial(_part, part, active)
         if torch.is_grad_enabled():
-            out, *found = checkpoint(run, part.q, call.k, call.v, use_reentrant=False)
+            out, *penalties = checkpoint(run, part.q, call.k, call.v, use_reentrant=False)
         else:
-            out, *found = run(part.q, call.k, call.v)
+            out, *penalties = run(part.q, call.k, call.v)
         outs.append(out)
-        sums.append(found)
+        sums.append(penalties)
     merged = [torch.stack(terms).sum(0) for terms in zip(*sums, strict=True)]
     call.penalties.extend(zip(merged[::2], merged[1::2], strict=True))
     return torch.cat(outs, dim=2), None
 
 
-# Penalties leave a block as results: a checkpointed function may have no other effect, for it runs twice.
+# Penalties are returned, because a checkpointed function runs twice and so must have no side effects.
 def _part(part: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     out = _matrix(part, active, q, k, v)[0]
-    found, part.penalties = part.penalties, []
-    return (out, *(x for pair in found for x in pair))
+    penalties, part.penalties = part.penalties, []
+    return (out, *(x for pair in penalties for x in pair))
 
 
 def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,8 +102,8 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
             method.read(a, call)
         elif method.overrides("read_free") and method.read_free(MatrixReadings(call, s, a), call) is NotImplemented:
             raise TypeError(
-                f"{method!r} cannot read this call at {call.site.name}: its read_free() gave NotImplemented and it has "
-                "no read(a, call), which reads the matrix"
+                f"{method!r} cannot read this call at {call.site.name}: its read_free() returned NotImplemented and it "
+                "has no read(a, call), which reads the matrix; define one"
             )
     for method in active:
         if method.overrides("weights"):

@@ -1,4 +1,4 @@
-"""Attention without the matrix A: the methods' edits of the map v -> A v are collected, then the map is built once."""
+"""Attention without the matrix A: collects the methods' edits of the map v -> A v, then builds the map once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwise.core.method import Method
 
 
 class FusedMap:
-    """The map v -> A v by the fused kernel, for q, k, a mask and columns that are kept."""
+    """The map v -> A v computed by the fused kernel, from q, k, the call's mask and the keys to keep."""
 
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
         self.q, self.k, self.scale, self.dropout = q, k, call.scale, call.dropout
@@ -33,7 +33,7 @@ class FusedMap:
             else:
                 self._widen(keep)
         else:
-            # The kernel takes a mask or causality: one mask stands for both.
+            # The kernel takes either a mask or causality, so one mask expresses both.
             allowed = call.allowed()
             kept = keep if allowed is None else keep & allowed
             additive = self.mask is not None and self.mask.dtype != torch.bool
@@ -41,17 +41,15 @@ class FusedMap:
             self.causal = False
 
     def _takes_both(self, call: Call) -> bool:
-        """Return whether torch's own kernel for CPUs serves the call: it takes causality and a mask at once, which the
-        public function refuses."""
+        """Return whether torch's private CPU kernel, which takes causality and a mask together, supports the call."""
         plain = call.dropout == 0 and call.sinks is None and call.v.shape[-1] == self.q.shape[-1] and self.q.numel() > 0
         return plain and self.q.device.type == "cpu" and takes_causal_and_mask()
 
     def _widen(self, keep: Tensor) -> None:
-        # Causal with dropped columns: one more coordinate puts them at -infinity, so no T x N mask is needed.
-        # Up to the next multiple of 8, for which kernels are made.
+        # Causal with dropped columns: an extra coordinate lowers their logits so far that no T x N mask is needed.
+        # Padded to the next multiple of 8, which fast kernels require.
         self.width = 8 - self.q.shape[-1] % 8
-        # fp16 ends at 65,504. exp() of either is 0 in every dtype; infinities would make nan of 0 * inf in the
-        # products.
+        # fp16 ends at 65,504. exp() of either number is 0 in every dtype; with -inf, 0 * inf would give nan.
         far = -6e4 if self.k.dtype == torch.float16 else -1e9
         extra = torch.where(keep[:, :, 0, :, None], 0.0, far).to(self.k.dtype)
         self.k = torch.cat([self.k, F.pad(extra, (0, self.width - 1)).expand(*self.k.shape[:3], self.width)], dim=-1)
@@ -62,7 +60,7 @@ class FusedMap:
         size = v.shape[-1]
         if self.width:
             v = F.pad(v, (0, self.q.shape[-1] - size))
-        o = self._fused(v) if self.sinks is None else self._beside_a_sink(v)
+        o = self._fused(v) if self.sinks is None else self._with_sinks(v)
         return o[..., :size] if self.width else o
 
     def _fused(self, v: Tensor) -> Tensor:
@@ -70,14 +68,14 @@ class FusedMap:
         if self.columns is not None and v.shape[-1] == q.shape[-1]:
             return fused_causal(q, k, v, self.columns, scale)
         if self.columns is not None:
-            # That kernel takes values as wide as queries alone; wider ones, of several heads side by side, take a
-            # matrix anyway.
+            # That kernel needs values as wide as the queries. Values of several heads side by side are wider, and need
+            # a matrix anyway.
             order = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
             return fused(q, k, v, attn_mask=(self.columns == 0) & order, scale=scale)
         return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)
 
-    def _beside_a_sink(self, v: Tensor) -> Tensor:
-        """Return A v where one more column, of logit b and without a value, takes weight."""
+    def _with_sinks(self, v: Tensor) -> Tensor:
+        """Return A v with a sink per head: an extra column that takes weight and has no value."""
         assert self.sinks is not None
         out, lse, _, _ = attend_rows(self.q, self.k, v, self.mask, self.causal, self.scale)
         return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)
@@ -85,14 +83,15 @@ class FusedMap:
 
 @dataclass
 class Edits:
-    """What methods change of one call's map, as far as no matrix is needed for it.
+    """The methods' matrix-free edits of one call's map.
 
     Attributes:
         q, k: the queries and keys whose products are the logits.
-        keep: which keys stay before the softmax, bool, or None where all do.
-        kept_after: which keys stay after it with the rest renormalised, which is the same as before it.
+        keep: which keys stay before the softmax, bool, or None for all.
+        kept_after: which keys stay after it, bool, or None for all. As the rest is renormalised, dropping keys after
+            the softmax equals dropping them before it.
         maps: the methods that edit the map itself, in order.
-        replaced: whether the first of them stands for the softmax.
+        replaced: whether the first of `maps` replaces the softmax.
     """
 
     q: Tensor
@@ -104,16 +103,16 @@ class Edits:
 
     @property
     def of_weights(self) -> bool:
-        """Return whether anything edits the weights, so that the map is no longer A itself."""
+        """Return whether any edit acts on the weights, so that the map is no longer A itself."""
         return bool(self.maps) or self.kept_after is not None
 
     def all_kept(self) -> Tensor | None:
-        """Return the keys that stay in the end."""
+        """Return which keys stay after all edits, bool, or None for all."""
         return _both(self.keep, self.kept_after)
 
 
 def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
-    """Compute one call without the matrix, or give None where some method's matrix-free form is not exact here."""
+    """Return the output of one call without the matrix, or None if a method's matrix-free form is not exact here."""
     if call.sinks is not None and not _sinks_are_exact(call):
         return None
     edits = collect(call, active)
@@ -121,26 +120,25 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
     if any(m.replaces_logits for m in edits.maps) and any(_reads(m) for m in active):
-        # The closed forms are those of a softmax.
+        # The closed-form readings hold for a softmax only.
         return None
     if not read_without_matrix(call, active, readings):
         return None
-    made = readings.output()
-    if made is not None and not edits.of_weights and call.dropout == 0:
+    out = readings.output()
+    if out is not None and not edits.of_weights and call.dropout == 0:
         call.layer.ran.row_statistics = True
-        return made
+        return out
     return _build(call, edits)
 
 
 def _sinks_are_exact(call: Call) -> bool:
-    """Return whether a column without a value is one factor per row here: no kernel drops of it, and the mask learns
-    nothing by it."""
+    """Return whether a sink is exactly one factor per row: without dropout, and without a mask that gets gradients."""
     learned = call.mask is not None and call.mask.requires_grad
     return not learned and call.dropout == 0
 
 
 def collect(call: Call, active: Sequence[Method]) -> Edits | None:
-    """Collect what the methods change, or give None where one has no matrix-free form that is exact in this call."""
+    """Return the methods' edits, or None if a method has no matrix-free form that is exact in this call."""
     edits = Edits(call.q, call.k)
     for method in active:
         if method.overrides("logits"):
@@ -156,10 +154,10 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
 
 def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     if edits.replaced:
-        # The map that stands for the softmax knows nothing of further logits.
+        # A map that replaces the softmax does not use logits.
         return False
     if method.overrides("attend"):
-        # A map of its own in the place of the softmax: of the values alone, and of logits that nothing edited before.
+        # The map replaces the softmax, so no earlier method may have edited the logits or the map.
         untouched = edits.q is call.q and edits.k is call.k and edits.all_kept() is None and not edits.maps
         edits.replaced = True
         edits.maps.append(method)
@@ -168,18 +166,18 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     if scores is not None:
         edits.q, edits.k = scores
         return True
-    kept = method.keep(call) if method.overrides("keep") else None
-    if kept is not None:
-        edits.keep = _both(edits.keep, kept)
-    return kept is not None
+    keep = method.keep(call) if method.overrides("keep") else None
+    if keep is not None:
+        edits.keep = _both(edits.keep, keep)
+    return keep is not None
 
 
 def _collect_weights(edits: Edits, method: Method, call: Call) -> bool:
     if method.overrides("keep"):
-        # Renormalised dropping is a mask only where nothing edited the weights before it.
+        # Dropping with renormalisation equals a mask only if nothing edited the weights before.
         edits.kept_after = None if edits.of_weights else method.keep(call)
         return edits.kept_after is not None
-    # The kernel's own dropout acts on A, before the edit; in the paper it comes after.
+    # The kernel applies dropout to A before the edit, the textbook form after it.
     if not method.overrides("attend") or (call.dropout > 0 and not method.commutes_with_dropout):
         return False
     edits.maps.append(method)
@@ -197,29 +195,29 @@ def _reads(method: Method) -> bool:
 
 
 def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) -> bool:
-    """Let the methods read what they read of A; tell whether all of them could."""
+    """Run the methods' matrix-free readings and return whether all of them succeeded."""
     readers = [m for m in active if _reads(m)]
-    # The closed form gives no gradient to a mask, such as a learned bias of positions.
+    # The closed form computes no gradient for a mask, such as a learned position bias.
     if readers and call.mask is not None and call.mask.requires_grad:
         return False
     return all(m.overrides("read_free") and m.read_free(readings, call) is not NotImplemented for m in readers)
 
 
 def _build(call: Call, edits: Edits) -> Tensor | None:
-    """Build the edited map and apply it to the values, or give None where an edit is not exact after all."""
+    """Return the edited map applied to the values, or None if an edit turns out not to be exact."""
     base = FusedMap(call, edits.q, edits.k, edits.all_kept())
-    step: Callable[[Tensor], Tensor] = base
+    attend: Callable[[Tensor], Tensor] = base
     for method in edits.maps:
-        edited = method.attend(step, call)
+        edited = method.attend(attend, call)
         if edited is None:
             return None
-        step = edited
+        attend = edited
     ran = call.layer.ran
-    # Each field is written by its own name: compiled graphs follow no name that is computed.
+    # No setattr with a computed name: torch.compile cannot trace it.
     if edits.replaced:
         ran.own_map = True
     elif base.width:
         ran.fused_wider = True
     else:
         ran.fused = True
-    return step(call.v)
+    return attend(call.v)

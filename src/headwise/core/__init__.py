@@ -1,1 +1,1 @@
-"""The words that methods are written in: method, call, site, state, schedules, draws, recompute."""
+"""The types that methods are written with: method, call, site, state, schedules, random draws, recompute."""

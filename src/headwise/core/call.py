@@ -21,11 +21,10 @@ from headwise.core.site import Site
 
 @dataclass
 class KernelsRan:
-    """Which ways of computing attention ran so far.
+    """Flags for the kernels that have computed a layer's attention so far.
 
-    Compiled graphs write these fields too. Each stands there from the start and is only ever written by the
-    computation: a field that a graph never reads compiles without a guard, while a set that grows would be read, and
-    compiled again.
+    Compiled graphs write these fields too. The fields are fixed and the computation never reads them: a field that a
+    graph only writes needs no guard, whereas a growing set would be read, and each change would recompile the graph.
     """
 
     explicit: bool = False
@@ -36,8 +35,8 @@ class KernelsRan:
     host: bool = False
 
     def names(self) -> tuple[str, ...]:
-        """Return the names that reports show, sorted."""
-        shown = {
+        """Return the names of the kernels that ran, as reports show them."""
+        flags = {
             "explicit": self.explicit,
             "fused": self.fused,
             "fused, one coordinate wider": self.fused_wider,
@@ -45,12 +44,14 @@ class KernelsRan:
             "a map of its own": self.own_map,
             "the host's": self.host,
         }
-        return tuple(name for name, ran in shown.items() if ran)
+        return tuple(name for name, ran in flags.items() if ran)
 
 
 class CallLayer(Protocol):
-    """What a call asks of the fitted layer that it passes through, which knows methods, as a call does not: their
-    stages name it."""
+    """The part of a fitted layer that a call uses.
+
+    A protocol, because the fitted layer imports `Method`, and the stages of `Method` take a `Call`.
+    """
 
     site: Site
     ran: KernelsRan
@@ -61,11 +62,11 @@ class CallLayer(Protocol):
         ...
 
     def state_of(self, method: object) -> MethodState:
-        """Return what a method keeps on the layer."""
+        """Return the method's state on the layer."""
         ...
 
     def open_pass(self) -> Pass:
-        """Count one pass through the layer, or find the one that it repeats."""
+        """Return a new pass through the layer, or the pass that this one repeats."""
         ...
 
     def first_values(self, call: Call) -> Tensor | None:
@@ -84,16 +85,15 @@ class Call:
         dropout: the host's own attention dropout in this call.
         softcap: the host's c of c * tanh(s / c), or None.
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
-        hidden: (B, T, C) what entered the layer, where a host tells.
-        query_block: the slice of queries in a block, None when all are at hand.
-        text: where the tokens of a text stand among queries and keys that are those of an image otherwise, or None.
-        is_cross: whether the keys are other tokens than the queries: by the site, or by what the host saw of this call.
-        ahead: at the stage `output`, what the method's `ahead` made before attention was computed.
-        kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; its logits and weights
-            nobody edits.
-        packed: how the host's rows hold the samples of this call, where they hold several.
-        tokens: which of the tokens that entered the layer are real, bool (B, T), where the host tells it before
-            attention.
+        hidden: the layer's input (B, T, C), or None where the host does not provide it.
+        query_block: the slice of queries that a block holds; None for a call with all its queries.
+        text: the slice of text tokens among queries and keys whose other tokens belong to an image, or None.
+        is_cross: whether the keys belong to other tokens than the queries, according to the site or to the host.
+        ahead: during `output`, the value that the method's `ahead` returned before attention was computed.
+        kernel: the host's own kernel, (q, k, v) -> output (B, H, T, Dv), where it is kept; then no method edits logits
+            or weights.
+        packed: the packing of the samples of this call in the host's rows, where a row holds several samples.
+        tokens: bool (B, T), True for real tokens of the layer's input, where the host provides it before attention.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Call:
         self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
-        # Hosts that say nothing scale by the root of the head size, as torch's kernel does.
+        # The default of torch's kernel.
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.softcap, self.sinks = softcap, sinks
         self.training, self.hidden = training, hidden
@@ -135,21 +135,21 @@ class Call:
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
-        # set on a block of queries: the call it is cut from, and where its queries stand in it if they are no slice
+        # Set on a block of queries: the call it belongs to, and the positions of its queries where they are no slice.
         self.whole: Call | None = None
         self.positions: Tensor | None = None
         self._pass: Pass | None = None
-        # None is an answer too ("all keys"): the flag says whether the mask was asked already.
+        # None is a valid mask ("all keys"), so a flag records whether it has been computed.
         self._allowed: Tensor | None = None
         self._allowed_known = False
 
     @property
     def site(self) -> Site:
-        """Return the site the call passes through."""
+        """Return the call's site."""
         return self.layer.site
 
     def open_pass(self) -> Pass:
-        """Return the pass this call is, and open it when it is asked for first: opening one counts it."""
+        """Return the pass of this call. The first access opens it, which counts it."""
         if self._pass is None:
             self._pass = self.layer.open_pass()
         return self._pass
@@ -165,9 +165,9 @@ class Call:
     def uniform_draw(
         self, method: object, shape: tuple[int, ...], name: str = "", query_dim: int | None = None
     ) -> Tensor:
-        """Draw fp32 numbers in [0, 1): the same however often they are asked for in this pass.
+        """Return fp32 numbers drawn uniformly from [0, 1); repeated requests in one pass return the same numbers.
 
-        With `query_dim` (the place of the queries, the dimension before the last) a block of queries gets its part of
+        With `query_dim`, the dimension of the queries (always the last but one), a block of queries gets its part of
         the draw.
         """
         if query_dim is not None and query_dim != len(shape) - 2:
@@ -176,52 +176,53 @@ class Call:
         return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
 
     def normal_draw(self, method: object, shape: tuple[int, ...], name: str = "") -> Tensor:
-        """Draw fp32 numbers from N(0, 1): the same however often they are asked for in this pass."""
+        """Return fp32 numbers drawn from N(0, 1); repeated requests in one pass return the same numbers."""
         return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
 
     def salt(self, method: object, name: str) -> int:
-        """Return what tells the draws of a method and name from all others of the pass."""
+        """Return the salt that separates the draws of a method and name from all others of the pass."""
         return self.layer.state_of(method).salt ^ _crc(name)
 
     def per_sample(self, draw: Tensor) -> Tensor:
-        """Repeat a (samples, ...) tensor to (B, ...): on windowed hosts all windows of a sample share its draw."""
+        """Return a (samples, ...) tensor repeated to (B, ...): all windows of a sample share its draw."""
         times = self.batch // self.samples
         return draw if times == 1 else draw.repeat_interleave(times, dim=0)
 
     def take_dropout(self) -> float:
-        """Return the host's dropout of weights to a method whose paper drops before it edits; behind the edits none is
-        left then."""
+        """Return the host's attention dropout and set it to 0, for methods whose papers drop weights before editing."""
         p, self.dropout = self.dropout, 0.0
         return p
 
     def allowed(self) -> Tensor | None:
-        """Return which keys each query may see, bool (B|1, H|1, T|1, N), or None where it may see all.
+        """Return which keys each query may see, bool (B|1, H|1, T|1, N), or None where all queries see all keys.
 
-        An additive mask forbids what it lowers by 9,000 or more.
+        An additive mask forbids a key where its value is -9,000 or less.
         """
         if not self._allowed_known:
-            at_hand = slice(0, self.queries) if self.query_block is None else self.query_block
-            self._allowed = allowed_keys(self.mask, self.causal, at_hand, self.keys, self.q.device)
+            queries = slice(0, self.queries) if self.query_block is None else self.query_block
+            self._allowed = allowed_keys(self.mask, self.causal, queries, self.keys, self.q.device)
             self._allowed_known = True
         return self._allowed
 
     def allowed_counts(self) -> Tensor:
-        """Return how many keys each query may see, float (B|1, H|1, T|1, 1), at least 1."""
+        """Return the number of keys that each query may see, float (B|1, H|1, T|1, 1), at least 1."""
         allowed = self.allowed()
         if allowed is None:
             return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device)
         return allowed.sum(-1, keepdim=True).clamp(min=1).float()
 
     def uniform(self) -> Tensor:
-        """Return the uniform weights over allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without any."""
+        """Return uniform weights over the allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without allowed keys."""
         allowed = self.allowed()
         if allowed is None:
             return torch.full((1, 1, 1, self.keys), 1.0 / self.keys, device=self.q.device)
         return allowed.float() / self.allowed_counts()
 
     def mean_over_keys(self, v: Tensor) -> Tensor:
-        """Return the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D), without the T x N matrix under
-        causality."""
+        """Return the mean of v (B, H, N, D) over allowed keys, (B, H, T|1, D).
+
+        Causal calls without a mask need no T x N matrix.
+        """
         if self.mask is None and not self.causal:
             return masked.mean_over_all(v, self.keys)
         if self.mask is None:
@@ -231,8 +232,10 @@ class Call:
         return masked.mean_over_allowed(v, allowed, self.queries * self.keys)
 
     def towards_mean(self, out: Tensor, v: Tensor, share: Tensor) -> Tensor:
-        """Return (1 - share)·out + share·(mean of v over allowed keys), for out (B, H, T, D), v (B, H, N, D) and a 0-d
-        share."""
+        """Return (1 - share)·out + share·(mean of v over allowed keys).
+
+        Shapes: out (B, H, T, D), v (B, H, N, D), share 0-d.
+        """
         earlier = self.causal and self.mask is None and v.shape == out.shape
         plain = v.device.type == "cpu" and v.dtype == out.dtype == share.dtype and not share.requires_grad
         if earlier and plain and not torch.compiler.is_compiling():
@@ -242,7 +245,7 @@ class Call:
     def real_queries(self) -> Tensor | None:
         """Return which queries are real tokens, bool (B|1, T|1), or None where all are.
 
-        A padded token of a self attention is one that no query may see; on any site, a query without a key is not real.
+        In self attention a token that no query may see is padding; on any site, so is a query without allowed keys.
         """
         if self.packed is not None:
             return self.packed.real
@@ -251,61 +254,58 @@ class Call:
         allowed = self.allowed()
         assert allowed is not None
         real = allowed.any(-1).any(1)
-        # In a cache's call, or a block's, the keys are other tokens than the queries.
+        # With a cache, or in a block, the keys are not the same tokens as the queries.
         if not self.is_cross and self.queries == self.keys and self.whole is None:
             real = real & allowed.any(2).any(1)
         return real
 
     def penalize(self, method: object, value: Tensor, per: str = "query") -> None:
-        """Add to the loss: a mean over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
+        """Add the mean of `value` to the loss: over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
 
-        With `per="query of sample"` each sample's real queries are averaged first, and then the samples: a short one
-        counts as much as a long one. The handle's `loss()` divides sums by counts over all processes, so padded and
-        unequal shards weigh right.
+        With `per="query of sample"` the real queries of each sample are averaged first, then the samples, so that short
+        samples count as much as long ones. The handle's `loss()` divides sums by counts over all processes, so that
+        padding and unequal shards are weighted correctly.
         """
         value = at_least_fp32(value)
         if per == "sample":
             total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
-            # filled on the device: a tensor made of a number here would be copied there, for which the device is waited
-            # for
+            # Filled on the device: copying a host tensor there would wait for the device.
             weight = torch.full((), float(count), device=value.device)
         else:
             value = value.mean(1) if value.dim() == 3 else value
             share = self._shares(value, within_samples=per == "query of sample")
-            # Rows of padding may hold anything, nan too.
+            # Padded rows may hold any value, NaN included.
             total, weight = (value.masked_fill(share == 0, 0.0) * share).sum(), share.sum()
         if (layers := self.layer.state_of(method).layers) > 1:
             total = total / layers
         self.penalties.append((total, weight))
 
     def penalize_norm(self, method: object, squares: Tensor, count: Tensor, strength: Tensor) -> None:
-        """Add to the loss a strength times a norm over the whole batch: the root of a sum of squares (0-d), divided by
-        a count.
+        """Add strength · √squares / count to the loss, a norm over the whole batch from a 0-d sum of squares.
 
-        A root of sums is no sum of roots: over processes, sums and counts are reduced before the root is taken.
+        Sums and counts are reduced over processes before the root is taken, because a root of sums is not a sum of
+        roots.
         """
         if (layers := self.layer.state_of(method).layers) > 1:
             strength = strength / layers
-        # Cloned, for set() writes the next step's strength into the same tensor before backward may read this one.
+        # Cloned: set() writes the next step's strength into the same tensor, possibly before backward reads it.
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
     def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
-        """Return the weight of each query in a mean, (B, t); those of the blocks of a call add up to those of the
-        whole."""
+        """Return the weight of each query in a mean, (B, t); the weights of all blocks add up to those of the call."""
         real = self.real_queries_at_hand()
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
             return share
         # A block alone does not know how many real queries its sample has in all.
         whole = self.whole or self
-        every = whole.real_queries()
-        if every is None or every.shape[1] != whole.queries:
+        real = whole.real_queries()
+        if real is None or real.shape[1] != whole.queries:
             return share / whole.queries
-        return share / every.sum(1, keepdim=True).clamp(min=1)
+        return share / real.sum(1, keepdim=True).clamp(min=1)
 
     def real_queries_at_hand(self) -> Tensor | None:
-        """Return which of the queries at hand, a block's or all, are real tokens: bool (B|1, t|1), or None where all
-        are."""
+        """Return which queries of this call or block are real tokens, bool (B|1, t|1), or None where all are."""
         if self.query_block is None:
             return self.real_queries()
         assert self.whole is not None
@@ -313,20 +313,18 @@ class Call:
         return whole if whole is None or whole.shape[1] == 1 else whole[:, self.query_block]
 
     def query_positions(self) -> Tensor:
-        """Return where the queries at hand, a block's or all, stand among the queries of the whole call: int (B|1,
-        t)."""
+        """Return the positions of this block's queries among the queries of the whole call, int (B|1, t)."""
         if self.positions is not None:
             return self.positions
         start = 0 if self.query_block is None else self.query_block.start
         return torch.arange(start, start + self.queries, device=self.q.device)[None]
 
     def first_values(self) -> Tensor | None:
-        """Return the values (B, H, N, Dv) of the stack's first self attention in this forward; None on that site
-        itself."""
+        """Return the values (B, H, N, Dv) of the stack's first self attention in this forward, or None on that site."""
         return self.layer.first_values(self)
 
     def block(self, queries: slice) -> Call:
-        """Return the call restricted to a block of queries; draws are those of the whole."""
+        """Return the call restricted to a block of queries; its random draws are part of the whole call's."""
         mask = self.mask
         if mask is not None and mask.shape[-2] != 1:
             mask = mask[..., queries, :]
@@ -354,6 +352,6 @@ def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-# zlib cannot be traced; a name is constant in a graph, so its hash is too. This is what
+# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash. This is what
 # torch.compiler.assume_constant_result does, which imports the compiler: more than a second of each process.
 _crc._dynamo_marked_constant = True  # type: ignore[attr-defined]

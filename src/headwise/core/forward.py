@@ -1,7 +1,7 @@
-"""Forward: what belongs to one forward pass, apart for each thread that runs the model.
+"""Forward: the state of one forward pass, separate for each thread that runs the model.
 
-Code that is compiled cannot keep it apart: what it writes to a thread's own storage is lost at the end of its graph. It
-uses plain attributes, which code in eager mode keeps up to date too.
+Compiled code cannot keep it separate, because whatever a graph writes to thread-local storage is lost at its end. It
+uses plain attributes instead, which eager code keeps up to date too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Running:
     """One forward of the whole model.
 
     Attributes:
-        samples: the batch size of the model's first tensor, or None where it takes none.
-        running: whether the model's own forward runs now, and not a part of it alone.
-        carried: by stack, the values of its first self attention.
-        given: the sites, by index, that got these values outside the model's own forward.
-        compiled: whether compiled code began it.
-        may_pack: whether its rows may hold several sequences each, as far as its arguments tell.
-        positions: that the model was called with, where code is not compiled.
-        packings: by what tells them, the packings seen in it.
+        samples: batch size of the first tensor argument, or None without one.
+        running: whether the forward of the whole model is running, not just that of a layer.
+        carried: values of the first self attention, by stack.
+        given: indices of the sites that received these values outside a forward of the whole model.
+        compiled: whether compiled code began the forward.
+        may_pack: whether, judging by the arguments, a row may hold several sequences.
+        positions: the `position_ids` of the call; None in compiled code.
+        packings: the packings seen in this forward, by the arguments that define them.
     """
 
     samples: int | None = None
@@ -40,16 +40,16 @@ class Running:
 
 
 class Forward:
-    """Return the forward of the whole model that runs now in this thread."""
+    """The current forward of the whole model in each thread."""
 
     def __init__(self) -> None:
         self.latest = Running()
         self.mine = threading.local()
 
     def begin(self, samples: int | None, may_pack: bool = True, positions: Tensor | None = None) -> None:
-        """Begin a forward on a batch of so many samples, whose rows may hold several sequences each or do not."""
+        """Begin a forward on a batch of `samples`; `may_pack` says whether a row may hold several sequences."""
         if torch.compiler.is_compiling():
-            # One object that stays: a graph writes into it, and would guard on a new one at each call.
+            # Always the same object: a graph would guard on a new one at each call.
             latest = self.latest
             latest.samples, latest.running, latest.compiled, latest.may_pack = samples, True, True, may_pack
             latest.carried.clear()
@@ -57,19 +57,19 @@ class Forward:
             self.latest = self.mine.now = Running(samples, True, may_pack=may_pack, positions=positions)
 
     def end(self) -> None:
-        """End the forward; the batch size stays known for what backward runs again."""
+        """End the forward. The batch size stays available to layers that the backward pass recomputes."""
         now = self.now()
         now.running = False
         now.carried.clear()
 
     def now(self) -> Running:
-        """Return the forward that runs, or the last one."""
-        # Code between two graphs of one forward runs eagerly: it must read what the graph wrote.
+        """Return the running forward, or the last one."""
+        # Eager code between two graphs of one forward must read what the graph wrote.
         if torch.compiler.is_compiling() or self.latest.compiled:
             return self.latest
         return getattr(self.mine, "now", self.latest)
 
-    # What belongs to a thread's forward can be neither copied nor saved: copies and loaded models begin anew.
+    # Thread-local state can be neither copied nor pickled: copies and loaded models start with a new one.
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         return Forward()
 
@@ -78,7 +78,7 @@ class Forward:
 
 
 class Entered:
-    """Keeps one thing of a site's forward until a later stage of the same forward takes it."""
+    """A slot that keeps one value of a site's forward for a later stage of the same forward."""
 
     def __init__(self) -> None:
         self.latest: Any = None
@@ -91,17 +91,17 @@ class Entered:
             self.mine.x = x
 
     def take(self) -> Any:
-        """Return what was kept, once."""
-        # Emptied as it is read: what a failed forward left must not reach the next one.
+        """Return the kept value and empty the slot."""
+        # Emptied so that a value left by a failed forward does not reach the next one.
         x, self.latest = self.latest, None
         if not torch.compiler.is_compiling():
             mine, self.mine.x = getattr(self.mine, "x", None), None
-            # A graph that put it has no storage of this thread: then the plain attribute holds it.
+            # A compiled graph puts its value into the plain attribute alone.
             return x if mine is None else mine
         return x
 
     def look(self) -> Any:
-        """Return what was kept, and keep it."""
+        """Return the kept value without emptying the slot."""
         return self.latest if torch.compiler.is_compiling() else getattr(self.mine, "x", self.latest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entered:

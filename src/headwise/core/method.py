@@ -28,9 +28,9 @@ Attend = Callable[["Tensor"], "Tensor"]
 
 
 class Methods(list["Method"]):
-    """Methods in order of action; `A(...) + B(...)` makes one, and its text is what `parse` reads."""
+    """A list of methods in order of action, made by `A(...) + B(...)`; `parse` reads its repr."""
 
-    # A list's own + takes lists alone; here one method may follow too.
+    # list.__add__ takes lists only; here a single method may follow too.
     def __add__(self, other: Any) -> Methods:  # type: ignore[override]
         return Methods([*self, *([other] if isinstance(other, Method) else other)])
 
@@ -42,8 +42,8 @@ class Methods(list["Method"]):
 class Method:
     """One way to regularize attention: settings as fields, behaviour as overridden stages.
 
-    Subclassing makes the class a frozen dataclass with keyword fields and registers it by its name. A stage that is not
-    overridden does not exist for the core: what a method overrides decides what is computed.
+    Subclassing makes the class a frozen dataclass with keyword-only fields and registers it by its name. The stages
+    that a method overrides decide what is computed; a stage that it does not override is skipped.
 
     Shapes: B batch, H query heads, T queries, N keys, D head size, C hidden size.
 
@@ -60,76 +60,73 @@ class Method:
     """
 
     neutral: ClassVar[dict[str, Any] | None] = None
-    """Settings at which the method changes no bit of the host's output, or None where there are none. If it is wrong,
-    an ablation against this setting compares two different things; `{"strength": 0.0}` on a penalty also lets the
-    host's own kernel run."""
+    """Settings at which the method changes no bit of the host's output, or None if there are none. If wrong, an
+    ablation against this setting compares two different things. With `{"strength": 0.0}` on a penalty, the host's own
+    kernel runs."""
     no_neutral: ClassVar[str] = ""
-    """Why there is no neutral setting: the words stand on the method's page. A method needs either this or
+    """The reason why there is no neutral setting, shown on the method's page. A method needs either this or
     `neutral`."""
     strong: ClassVar[dict[str, Any]] = {}
-    """Settings at which the method visibly acts, beside the defaults of the other fields; `{}` where the defaults act.
-    Tests use them: if they are too weak, the tests cannot tell the method from none."""
+    """Settings at which the method visibly changes the output; fields that are not named keep their defaults, so `{}`
+    means the defaults. If they are too weak, the tests cannot tell whether the method acts."""
     live: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that may change while training. Read them with `call.value(self, name)`: one that is read as
-    `self.name` keeps its first value whatever `set()` says. A field that is not named here is refused by `set()` and
-    takes no schedule."""
+    """Names of the fields that may change during training. Read them with `call.value(self, name)`: `self.name` keeps
+    its first value whatever `set()` changes. `set()` and schedules refuse all other fields."""
     acts: ClassVar[Literal["train", "both"]] = "train"
-    """`"train"`: in training alone; `"both"`: in evaluation too. With `"train"`, a method that its paper keeps in
-    evaluation is missing there, and `fold()` takes it off. `acts_in` decides by the settings instead."""
+    """`"train"`: only in training; `"both"`: also in evaluation. With `"train"`, `fold()` removes the method, so a
+    method whose paper keeps it in evaluation needs `"both"`. Override `acts_in` if it depends on the settings."""
     random: ClassVar[bool] = False
-    """Whether the method draws random numbers. If it is left False, each block of a large matrix draws numbers of its
-    own, and others again in backward: values and gradients are wrong in silence. `draws` decides by the settings
-    instead."""
+    """Whether the method draws random numbers. If wrongly False, each block of a large matrix draws its own numbers,
+    and different ones again in backward: values and gradients are silently wrong. Override `draws` if it depends on the
+    settings."""
     penalizes: ClassVar[bool] = False
-    """Whether the method calls `call.penalize`. If it is left False, nothing warns where `loss()` is forgotten, or
-    where reentrant checkpointing runs the layer twice."""
+    """Whether the method calls `call.penalize`. If wrongly False, there is no warning when `loss()` is never called, or
+    when reentrant checkpointing runs the layer twice."""
     carries: ClassVar[bool] = False
-    """Whether the method reads `call.first_values()`. If it is left False, the first layer keeps no values and the call
-    raises RuntimeError. The method is refused where these values are not those of the same tokens."""
+    """Whether the method reads `call.first_values()`. If wrongly False, the first layer keeps no values and the call
+    raises RuntimeError. Sites where these values belong to other tokens are refused."""
     self_only: ClassVar[bool] = False
-    """Whether the method has a meaning only where queries and keys are the same tokens: cross attention is refused
-    then. If it is left False, such a method mixes tokens of two sequences by their place, or fails on their lengths."""
+    """Whether the method requires queries and keys to be the same tokens; cross attention is then refused. If wrongly
+    False, the method mixes tokens of two sequences by position, or fails on their lengths."""
     learns: ClassVar[bool] = False
-    """Whether `build` makes parameters. If it is left False, `regularize` neither asks for the shapes they need nor do
-    `remove()` and the warnings about optimizers know of them: they may stay untrained or be lost."""
+    """Whether `build` makes parameters. If wrongly False, `regularize` does not ask for the shapes they need, and
+    `remove()` and the warnings about optimizers ignore them: they may stay untrained or be lost."""
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
-    """Fields of `Site` that `build` of a method that learns reads. Where one is unknown, `regularize` asks for
-    `example=`; a shape that is not named here may reach `build` as None."""
+    """Fields of `Site` that `build` reads, for a method that learns. `regularize` asks for `example=` if one is
+    unknown; a field that is not named here may be None in `build`."""
     commutes_with_dropout: ClassVar[bool] = False
-    """Whether `attend` gives the same if the host drops weights before the edit instead of after it. If it is wrongly
-    True, the fast form differs from the textbook one wherever the host has dropout; False costs the matrix there and is
-    always right. A map in the place of the softmax says so where it drops weights by `call.dropout` itself."""
+    """Whether `attend` gives the same result if the host drops weights before the edit instead of after it. If wrongly
+    True, the fast form differs from the textbook form wherever the host has dropout; False computes the matrix there
+    and is always correct. Also True for a map that replaces the softmax and applies `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
-    """Whether a query's row of the matrix is read and written without the rows of other queries, so that a large matrix
-    may be made in blocks of queries. `call.penalize` puts the figures of blocks together, and a method that keeps a
-    largest value compares it with the block before: both are rowwise. It is not asked of a method that touches no
-    matrix. If it is wrongly True, results change with the size of the call; False takes memory and is always right."""
+    """Whether a query's row of the matrix is read and written independently of other rows, so that a large matrix may
+    be computed in blocks of queries. `call.penalize` combines the blocks, and a maximum that a method keeps may be
+    updated block by block: such methods are rowwise too. Methods that never touch the matrix need not set it. If
+    wrongly True, results change with the size of the call; False takes more memory and is always correct."""
     replaces_logits: ClassVar[bool] = False
-    """Whether `logits` makes logits of its own instead of editing those it gets. If it is wrongly False, edits of
-    methods before it are lost in silence; where it is True, `regularize` refuses such an order."""
+    """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
+    it that edit logits; if wrongly False, their edits are silently lost."""
     only_rounding: ClassVar[bool] = False
-    """Whether the method changes nothing but rounding, at any setting. If it is wrongly True, no check asks whether the
-    method acts; if it is left False, the check of its strong setting fails."""
+    """Whether the method changes nothing but rounding, at any setting. If wrongly True, no check asks whether the
+    method acts; if wrongly False, the check of its strong setting fails."""
     over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
-    """Whether penalties of several layers are summed or averaged: with the wrong one the paper's strength is off by
-    their number."""
+    """Whether penalties are summed or averaged over layers. If wrong, the paper's strength is off by the number of
+    layers."""
     cost: ClassVar[Literal["edit", "edit by each head"]] = "edit"
-    """What `attend` costs: an edit of one map, or one map by each head. It chooses up to which size the matrix is the
-    faster way on a CPU; a wrong one costs time and changes no result."""
+    """Whether `attend` edits one map, or computes one map per head. It sets the size up to which the matrix is faster
+    on a CPU; a wrong value costs time and changes no result."""
     paper: ClassVar[str] = ""
-    """The source: the second paragraph of the docstring, read when the class is made. Do not set it."""
+    """The source: the second paragraph of the docstring, filled in when the class is defined. Do not set it."""
     kinds: ClassVar[dict[str, frozenset[Any]]] = {}
-    """The types that each field may hold, read from its annotation when the class is made. Do not set it."""
+    """The types that each field accepts, from its annotation, filled in when the class is defined. Do not set it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if Method not in cls.__bases__:
-            raise TypeError(
-                f"{cls.__name__} must derive from Method itself: a method is abstract or final, never in between"
-            )
+            raise TypeError(f"{cls.__name__} must derive from Method itself: subclasses of a method are not supported")
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
         cls.kinds = declared_types(cls)
-        # A user's class may be defined again, in a notebook; headwise's own names stay.
+        # A user's class may be redefined, as in a notebook, but must not replace one of headwise.
         if not cls.__module__.startswith("headwise."):
             existing = REGISTRY.get(cls.__name__)
             if existing is not None and existing.__module__.startswith("headwise."):
@@ -138,13 +135,13 @@ class Method:
         cls.paper = " ".join(parts[1].split()) if len(parts) > 1 else ""
         REGISTRY[cls.__name__] = cls
 
-    # Only to say it better than the __init__ that dataclass writes; copies and pickles give no settings here.
-    def __new__(cls, *given: Any, **settings: Any) -> Self:
-        """Raise TypeError for a setting without a name, and for one that the method has not."""
+    # Gives clearer errors than the __init__ of a dataclass. Copies and pickles pass no settings here.
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Raise TypeError for a positional argument or an unknown setting."""
         known = list(getattr(cls, "__dataclass_fields__", {}))
-        if given:
+        if args:
             name = known[0] if known else "name"
-            raise TypeError(f"{cls.__name__} takes its settings by name, such as {name}={given[0]!r}")
+            raise TypeError(f"{cls.__name__} takes its settings by name, such as {name}={args[0]!r}")
         for key in settings:
             if key not in known:
                 raise TypeError(no_setting(cls.__name__, key, known))
@@ -156,19 +153,19 @@ class Method:
             name = field.name
             value = plain(getattr(self, name), kinds[name])
             check_type(type(self).__name__, field, value, kinds[name], neutral.get(name))
-            # The class is frozen: this is the one place that may still write.
+            # The class is frozen; only this bypass can write.
             object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError where a setting is out of its range."""
+        """Raise ValueError if a setting is out of range."""
 
     def __add__(self, other: Method | list[Method]) -> Methods:
-        """Compose: this method first, then the other."""
+        """Return the composition: this method first, then the other."""
         return Methods([self]) + other
 
     def require(self, condition: bool, message: str) -> None:
-        """Raise ValueError with the class's name before `message` unless `condition` holds."""
+        """Raise ValueError with `message`, prefixed by the class name, unless `condition` holds."""
         if not condition:
             raise ValueError(f"{type(self).__name__}: {message}")
 
@@ -178,7 +175,7 @@ class Method:
         self.require(value in allowed, f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
     def refuse(self, site: Site) -> str | None:
-        """Say why the method has no meaning on `site`, or None where it has."""
+        """Return the reason why the method does not apply to `site`, or None if it does."""
         return None
 
     def at(self, name: str, step: int, site: Site) -> float:
@@ -186,155 +183,150 @@ class Method:
         return float(getattr(self, name))
 
     def acts_in(self, training: bool) -> bool:
-        """Return whether the method acts in this mode with its settings; by default what `acts` says of the class."""
+        """Return whether the method acts in this mode with its settings; by default as `acts` declares."""
         return self.acts == "both" or (self.acts == "train" and training)
 
     def counts_batches(self) -> bool:
-        """Return whether a training forward is counted into what the method keeps, so that a repeated one would count
-        twice; by default not."""
+        """Return whether each training forward updates the method's state, so that a recompute would count twice.
+
+        False by default.
+        """
         return False
 
     def draws(self) -> bool:
-        """Return whether the method draws random numbers with its settings; by default what `random` says of the
-        class."""
+        """Return whether the method draws random numbers with its settings; by default as `random` declares."""
         return self.random
 
     def reads_own_tokens(self) -> bool:
-        """Return whether the method compares a query with its own key or value, which then is among the last
-        `call.queries` of the keys.
+        """Return whether the method compares a query with its own key or value; by default as `carries` declares.
 
-        By default what `carries` says of the class. Hosts bring keys into that order where a cache or extra keys stand
-        otherwise.
+        If so, hosts with a cache or extra keys reorder the keys so that those of the queries are the last.
         """
         return self.carries
 
-    # The stages. They are declared for the type checker and for readers; `overrides` asks whether a class defines them.
+    # The stages, declared for type checkers and readers only: `overrides` asks whether a class defines them.
     if TYPE_CHECKING:
 
         def build(self, site: Site, state: MethodState) -> None:
-            """Make the parameters and reparametrizations of one site, with `state.parameter`, `state.buffer` or
-            `state.module`.
+            """Make the parameters and reparametrizations of one site.
 
-            What is put elsewhere is in no state dict, on no device and stays after `remove()`.
+            Register them with `state.parameter`, `state.buffer` or `state.module`. Anything stored elsewhere is missing
+            from state dicts, does not move between devices, and stays after `remove()`.
             """
             ...
 
         def unbuild(self, site: Site, state: MethodState) -> None:
-            """Take back what `build` changed of the host's own modules; what `state` holds goes by itself.
+            """Undo the changes that `build` made to the host's own modules.
 
-            Without it, `remove()` leaves such changes behind.
+            Without it, `remove()` leaves such changes behind. The contents of `state` are removed automatically.
             """
             ...
 
         def fold(self, site: Site, state: MethodState) -> None:
-            """Write what the method does in evaluation into the host's plain weights, with the same bits.
+            """Write the method's effect in evaluation into the host's plain weights, bit for bit.
 
-            Without it, `fold()` keeps a method that acts in evaluation.
+            Without it, `fold()` leaves a method that acts in evaluation in place.
             """
             ...
 
         def hidden(self, x: Tensor, call: Call) -> Tensor:
-            """Return what enters the layer, x (B, T, C), edited.
+            """Return the edited input of the layer, for x (B, T, C).
 
-            `call` holds no queries and keys yet: only `hidden`, batch, device and draws.
+            `call` has no queries and keys yet: only `hidden`, batch, device and random draws.
             """
             ...
 
         def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-            """Return q (B, H, T, D), k (B, H, N, D) and v (B, H, N, Dv), edited, with their shapes and dtypes kept."""
+            """Return the edited q (B, H, T, D), k (B, H, N, D) and v (B, H, N, Dv), with the same shapes and dtypes."""
             ...
 
         def logits(self, s: Tensor, call: Call) -> Tensor:
-            """Return the masked, scaled logits s (B, H, T, N), edited.
+            """Return the edited logits, for scaled and masked logits s (B, H, T, N).
 
-            What is -inf must stay so: a finite number there lets a query see a key that its mask forbids.
+            Entries of -inf must stay -inf: a finite number lets a query see a key that its mask forbids.
             """
             ...
 
         def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
-            """Return the q and k whose products are the edited logits, or None where that is not exact; the fast form
-            of `logits`.
+            """Return q and k whose products are the edited logits, or None where this is not exact.
 
-            Where it does not give what `logits` gives, results depend on the size of the call.
+            The fast form of `logits`. If the two disagree, results depend on the size of the call.
             """
             ...
 
         def keep(self, call: Call) -> Tensor | None:
-            """Return which keys stay, bool, broadcastable to (B, H, T, N), or None where a mask is not exact: the fast
-            form of `logits` that drop and of `weights` that drop and renormalise.
+            """Return which keys stay, bool, broadcastable to (B, H, T, N), or None where a mask is not exact.
 
-            The draw must be the one that the textbook form makes.
+            The fast form of `logits` that drops keys, and of `weights` that drops and renormalises. It must use the
+            same random draw as the textbook form.
             """
             ...
 
         def weights(self, a: Tensor, call: Call) -> Tensor:
-            """Return the attention weights a (B, H, T, N), edited, in their dtype.
+            """Return the edited attention weights, for weights a (B, H, T, N), in their dtype.
 
-            A padded key has weight 0 and must keep it: use `call.uniform()` and `call.allowed()`.
+            Padded keys have weight 0 and must keep it: use `call.uniform()` and `call.allowed()`.
             """
             ...
 
         def attend(self, attend: Attend, call: Call) -> Attend | None:
-            """Return the edited map of values (B, H, N, Dv) to outputs (B, H, T, Dv), or None where that is not exact:
-            the fast form of `weights`.
+            """Return the edited map of values (B, H, N, Dv) to outputs (B, H, T, Dv), or None where it is not exact.
 
-            Beside `logits` alone it is a map in the place of the softmax. Where it does not give what `weights` gives,
-            results depend on the size of the call.
+            The fast form of `weights`. If the two disagree, results depend on the size of the call. In a class with
+            `logits` and without `weights`, the map replaces the softmax.
             """
             ...
 
         def read(self, a: Tensor, call: Call) -> None:
-            """Read the weights a (B, H, T, N) that act, before any method edits them; penalise with `call.penalize`.
+            """Penalise, with `call.penalize`, the weights a (B, H, T, N) before any method edits them.
 
-            What it returns is not used: an edit belongs into `weights`.
+            The return value is ignored: edits belong in `weights`.
             """
             ...
 
         def read_free(self, rows: RowReadings, call: Call) -> Any:
-            """Read what `rows` offers instead of the matrix; return NotImplemented where that is not enough, and `read`
-            is asked.
+            """Penalise the readings of `rows` instead of the matrix; the fast form of `read`.
 
-            A method that declines without a `read` raises TypeError.
+            Return NotImplemented to have `read` called instead; without a `read` that raises TypeError.
             """
             ...
 
         def ahead(self, call: Call) -> Tensor | None:
-            """Return what `output` finds in `call.ahead`, made before attention so that its gradient is made after
-            attention's.
+            """Return a tensor that `output` reads as `call.ahead`.
 
-            It may read nothing of the attention's own output.
+            It is computed before attention, so that its gradient is computed after that of attention. It must not
+            depend on attention's output.
             """
             ...
 
         def output(self, o: Tensor, call: Call) -> Tensor:
-            """Return what each head gives, o (B, H, T, Dv), edited, before the output projection."""
+            """Return the edited output of the heads, for o (B, H, T, Dv), before the output projection."""
             ...
 
         def branch(self, y: Tensor, call: Call) -> Tensor:
-            """Return what leaves the layer, y (B, T, C), edited, before the residual.
+            """Return the edited output of the layer, for y (B, T, C), before the residual is added.
 
-            `call` holds the mask and no queries and keys of its own. Where the residual is inside of the layer, the
-            site is refused.
+            `call` has a mask but no queries and keys. Layers that add the residual themselves are refused.
             """
             ...
 
         def after_step(self, site: Site, state: MethodState) -> None:
-            """Change weights or values after the optimizer step, under `torch.no_grad()`.
+            """Change weights or state after the optimizer step, under `torch.no_grad()`.
 
-            It runs once a step, and only where the training loop calls `after_step()` of the handle.
+            It runs once per step, and only if the training loop calls `after_step()` of the handle.
             """
             ...
 
         def penalty(self, site: Site, state: MethodState) -> Tensor:
-            """Return a penalty of the site's weights, 0-d, added by `loss()` once a step; one that reads tokens belongs
-            into `call.penalize`.
+            """Return a 0-d penalty on the site's weights, which `loss()` adds once per step.
+
+            Penalties on tokens belong in `call.penalize`.
             """
             ...
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:
-        """Exchange between processes, in one call, what `after_step` needs of all: called before it with the states of
-        all sites."""
+        """Exchange between processes what `after_step` needs; called before it, once, with the states of all sites."""
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
@@ -343,12 +335,12 @@ class Method:
 
     @classmethod
     def summary(cls) -> str:
-        """Return the first sentence of the docstring: the operation in one line."""
+        """Return the first paragraph of the docstring, which states the operation, as one line."""
         return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
     @classmethod
     def matrix_free(cls) -> bool:
-        """Return whether the method runs without the attention matrix (under the conditions its docstring names)."""
+        """Return whether the method has a matrix-free form; its docstring states where that form is exact."""
         return all(
             any(cls.overrides(twin) for twin in TWINS[stage])
             for stage in ("logits", "weights", "read")
@@ -356,7 +348,7 @@ class Method:
         )
 
     def replace(self, **changes: Any) -> Method:
-        """Return the same method with some settings changed; they are checked again."""
+        """Return the method with some settings changed and checked again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # a subclass is a dataclass
 
     def settings(self) -> dict[str, Any]:
@@ -367,15 +359,14 @@ class Method:
         return self.written({})
 
     def written(self, texts: Mapping[str, str]) -> str:
-        """Return the text of the method, in which the fields named in `texts` are written so, a schedule for
-        example."""
-        shown = []
+        """Return the repr of the method with `texts` in place of some fields' values, such as a schedule's repr."""
+        arguments = []
         for index, field in enumerate(dataclasses.fields(self)):  # type: ignore[arg-type]  # as above
             value = getattr(self, field.name)
-            # The first field names the strength and is always shown; the rest only where it was chosen.
+            # The first field is the strength and is always shown, the others only if they differ from their default.
             if index == 0 or field.name in texts or value != field.default:
-                shown.append(f"{field.name}={texts.get(field.name) or _literal(value)}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                arguments.append(f"{field.name}={texts.get(field.name) or _literal(value)}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def _literal(value: Any) -> str:
@@ -383,5 +374,5 @@ def _literal(value: Any) -> str:
 
 
 def touches_call(method: Method) -> bool:
-    """Return whether a method acts on the attention call itself (not only on what enters, leaves, or on weights)."""
+    """Return whether a method acts on the attention call itself, not just on the layer's input, output or weights."""
     return any(method.overrides(stage) for stage in CALL_STAGES)

@@ -7,22 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Kinds of numbers that optimizers train: a learned parameter beside quantized weights takes none of theirs.
+# Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# The name of an empty buffer. Loading into a plain model fails on it, and torch's error then names it: it is the
-# remedy.
+# The name of an empty buffer. Loading the state dict into a plain model fails, and torch's error shows this name, which
+# states the remedy.
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
 class MethodState:
-    """A method's own parameters and modules on one site; they live under the site's module as `headwise.<Method>`.
+    """A method's own parameters and modules on one site, kept under the site's module as `headwise.<Method>`.
 
     Attributes:
-        seed: of the methods, alike in all processes: from it a method draws what its parameters start from.
-        salt: what tells its draws from those of all other methods on the site.
-        strengths: the method's live settings by name, 0-d fp32 tensors: a changed one is a changed value, never a
-            changed graph.
-        layers: over how many layers its penalties are averaged; 1 where they are summed.
+        seed: seed of the initial parameters, the same in all processes.
+        salt: separates the method's draws from those of all other methods on the site.
+        strengths: the method's live settings by name, 0-d fp32 tensors, so that a change does not recompile graphs.
+        layers: number of layers over which its penalties are averaged; 1 where they are summed.
     """
 
     def __init__(
@@ -44,37 +43,39 @@ class MethodState:
             root.add_module(self._name, nn.Module())
         return root.get_submodule(self._name)
 
-    def _served(self) -> Tensor | None:
-        """Return a parameter of the layer itself whose kind of number can be trained: quantized weights cannot."""
+    def _trainable_weight(self) -> Tensor | None:
+        """Return a parameter of the layer itself in a trainable dtype, which quantized weights are not."""
         own = (p for name, p in self._owner.named_parameters() if not name.startswith("headwise."))
         return next((p for p in own if p.dtype in TRAINED), None)
 
     def mark(self) -> None:
-        """Leave an empty entry in the state dict: a plain model that meets it names it, and so says what to do."""
+        """Add an empty entry to the state dict, whose name tells users who load it into a plain model what to do."""
         if not hasattr(self._home(), ADVICE):
             self._home().register_buffer(ADVICE, torch.empty(0))
 
     def parameter(self, name: str, value: Tensor) -> nn.Parameter:
-        """Register a learned parameter beside the site's own, on their device and in their dtype."""
-        served = self._served()
+        """Register a learned parameter, in the device and dtype of the site's own parameters, and return it."""
+        like = self._trainable_weight()
         self.mark()
-        parameter = nn.Parameter(value if served is None else value.to(served.device, served.dtype))
+        parameter = nn.Parameter(value if like is None else value.to(like.device, like.dtype))
         self._home().register_parameter(name, parameter)
         return parameter
 
     def module(self, name: str, module: nn.Module) -> nn.Module:
-        """Register a learned module beside the site's own."""
+        """Register a learned module and return it."""
         self.mark()
         self._home().add_module(name, module)
         return module
 
     def buffer(self, name: str, value: Tensor, saved: bool = False) -> Tensor:
-        """Register a buffer; with `saved` it is part of the state dict, and stands on the device of the site's own
-        parameters."""
+        """Register a buffer and return it.
+
+        With `saved` it is part of the state dict, and is moved to the device of the site's own parameters.
+        """
         if saved:
-            served = self._served()
+            like = self._trainable_weight()
             self.mark()
-            value = value if served is None else value.to(served.device)
+            value = value if like is None else value.to(like.device)
         self._home().register_buffer(name, value, persistent=saved)
         return value
 
@@ -82,10 +83,9 @@ class MethodState:
         """Return the parameter or buffer of this name.
 
         Raises:
-            AttributeError: naming the method, where it keeps none of this name here.
+            AttributeError: if the method has neither on this site.
         """
-        # Spelled out, and not by get_submodule(): inside compiled graphs each step is a guard, and texts are not cut up
-        # there.
+        # get_submodule() would add guards to compiled graphs, which cannot split its dotted name either.
         root = self._owner._modules.get("headwise")
         home = None if root is None else root._modules.get(self._name)
         value = None if home is None else getattr(home, name, None)
@@ -94,24 +94,24 @@ class MethodState:
         return value
 
     def keep(self, name: str, value: Any) -> None:
-        """Keep a plain value (never saved, never trained)."""
+        """Keep a plain value, which is neither saved nor trained."""
         self._kept[name] = value
 
     def kept(self, name: str) -> Any:
-        """Return the plain value of this name."""
+        """Return the value that was kept under this name."""
         return self._kept[name]
 
     @property
     def learns(self) -> bool:
-        """Return whether anything is kept under the site's module."""
+        """Return whether the method has parameters, modules or buffers on the site."""
         root = self._owner._modules.get("headwise")
         return root is not None and self._name in root._modules
 
     def clear(self) -> None:
-        """Take everything away from the site's module."""
+        """Remove the method's parameters, modules and buffers from the site's module."""
         root = self._owner._modules.get("headwise")
         if root is not None:
             root._modules.pop(self._name, None)
             if not root._modules:
-                # Plain models know no such module: the last method to go takes it along.
+                # The last method removes the root, so that the module has its plain names again.
                 del self._owner._modules["headwise"]

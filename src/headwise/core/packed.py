@@ -1,8 +1,7 @@
-"""Packed: rows that hold several sequences, laid out as the samples of a batch and back.
+"""Packed: conversion between rows that hold several sequences and a batch with one sequence per sample.
 
-Training on packed or padding-free batches puts sequences behind each other in one row. Methods, penalties and
-statistics are of sequences: each becomes a sample of its own, padded on the right, and what methods make is laid back
-into the row.
+Packed and padding-free batches concatenate sequences in one row. Methods, penalties and statistics are defined for
+single sequences: each becomes a sample, padded on the right, and the results are written back into the row.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Packed:
-    """Where the sequences of packed rows lie: S sequences of at most L tokens in B rows of T tokens.
+    """The positions of S sequences of at most L tokens in B packed rows of T tokens.
 
     Attributes:
         rows, tokens: B and T.
-        starts, lengths: (S,) int, the first place of each sequence in the rows laid end to end, and its tokens.
+        starts, lengths: (S,) int, index of the first token of each sequence in the flattened rows, and its length.
         longest: L.
-        real: (S, L) bool, which places hold a token.
-        places: (S, L) int, where in the rows laid end to end each of them is read from.
+        real: (S, L) bool, True for tokens, False for padding.
+        places: (S, L) int, the index of each token in the flattened rows.
     """
 
     rows: int
@@ -39,21 +38,20 @@ class Packed:
     def __post_init__(self) -> None:
         offsets = torch.arange(self.longest, device=self.starts.device)[None]
         self.real = offsets < self.lengths[:, None]
-        # Padding reads the first token of its sequence, and what it read is set to 0.
+        # Padding reads the first token of its sequence, a valid index; `unpack` then sets it to 0.
         self.places = self.starts[:, None] + torch.where(self.real, offsets, 0)
         sequence = self._sequence()
         every = torch.arange(self.rows * self.tokens, device=self.starts.device)
         self._back = sequence * self.longest + every - self.starts[sequence]
 
     def _sequence(self) -> Tensor:
-        """Return to which sequence each place of the rows laid end to end belongs, (B·T,)."""
+        """Return the index of the sequence of each token of the flattened rows, (B·T,)."""
         marks = torch.zeros(self.rows * self.tokens, dtype=torch.long, device=self.starts.device)
         return marks.index_fill(0, self.starts, 1).cumsum(0) - 1
 
     @classmethod
     def of_starts(cls, first: Tensor) -> Packed | None:
-        """Return the packing of rows whose sequences begin where `first` (B, T) is True, or None where each row is one
-        sequence."""
+        """Return the packing of rows whose sequences start where `first` (B, T) is True, or None if no row has two."""
         first = first.clone()
         first[:, 0] = True
         starts = first.flatten().nonzero()[:, 0]
@@ -62,7 +60,7 @@ class Packed:
 
     @classmethod
     def of_bounds(cls, starts: Tensor, rows: int, tokens: int) -> Packed:
-        """Return the packing of B rows of T tokens whose sequences begin at `starts` (S,) and reach to the next one."""
+        """Return the packing of B rows of T tokens whose sequences begin at `starts` (S,), without gaps."""
         ends = torch.cat([starts[1:], starts.new_full((1,), rows * tokens)])
         lengths = ends - starts
         starts, lengths = starts[lengths > 0].long(), lengths[lengths > 0].long()
@@ -70,17 +68,17 @@ class Packed:
 
     @property
     def sequences(self) -> int:
-        """Return how many sequences the rows hold."""
+        """Return the number of sequences."""
         return self.starts.shape[0]
 
     def holds(self, x: Tensor) -> bool:
-        """Return whether x (B, T, ...) is of these rows."""
+        """Return whether the first dimensions of x are those of these rows, (B, T)."""
         return x.dim() >= 2 and tuple(x.shape[:2]) == (self.rows, self.tokens)
 
     def unpack(self, x: Tensor) -> Tensor:
         """Return x (B, T, ...) as (S, L, ...), 0 in padding."""
-        laid = x.flatten(0, 1)[self.places]
-        return laid.masked_fill(~self.real.view(*self.real.shape, *[1] * (x.dim() - 2)), 0)
+        samples = x.flatten(0, 1)[self.places]
+        return samples.masked_fill(~self.real.view(*self.real.shape, *[1] * (x.dim() - 2)), 0)
 
     def pack(self, y: Tensor) -> Tensor:
         """Return y (S, L, ...) as (B, T, ...)."""
@@ -95,27 +93,28 @@ class Packed:
         return self.pack(y.transpose(1, 2)).transpose(1, 2)
 
     def unpack_matrix(self, mask: Tensor) -> Tensor:
-        """Return what a mask (B|1, H|1, T|1, T) holds of each sequence, (S, H|1, L, L); what is padding is forbidden
-        there."""
+        """Return a mask (B|1, H|1, T|1, T) for each sequence, (S, H|1, L, L), with padded keys forbidden."""
         row, place = self.starts // self.tokens, self.places % self.tokens
         mask = mask.expand(-1, -1, self.tokens, -1)
         row = row if mask.shape[0] > 1 else torch.zeros_like(row)
         # Advanced indices on both sides of a slice put their dimensions first: (S, L, L, H|1).
         own = mask[row[:, None, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
-        beyond = ~self.real[:, None, None, :]
-        return own.masked_fill(beyond, False if own.dtype == torch.bool else float("-inf"))
+        padding = ~self.real[:, None, None, :]
+        return own.masked_fill(padding, False if own.dtype == torch.bool else float("-inf"))
 
     def pack_matrix(self, weights: Tensor) -> Tensor:
         """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences."""
         sequence, place = (
             x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest)
         )
-        laid = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
-        return laid.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
+        rows = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
+        return rows.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
 
     def mask(self, causal: bool, window: int | None) -> Tensor:
-        """Return which keys each query may see, (S, 1, L|1, L) bool: its own sequence's, earlier ones under causality,
-        fewer than `window` places away."""
+        """Return which keys of its sequence each query may see, (S, 1, L|1, L) bool.
+
+        These are earlier keys if `causal`, and keys less than `window` positions away if `window` is not None.
+        """
         if (causal, window) not in self._masks:
             self._masks[causal, window] = self.real[:, None, None, :] & order(
                 self.longest, self.longest, causal, window, self.real.device
@@ -123,29 +122,30 @@ class Packed:
         return self._masks[causal, window]
 
     def allows_across(self, allowed: Callable[[Tensor, Tensor], Tensor]) -> bool:
-        """Return whether a mask lets a token see another sequence, or not see itself: then these are no sequences to
-        the host.
+        """Return whether a mask lets a token see another sequence or hides it from itself.
+
+        Then the host does not treat these as separate sequences.
 
         Args:
-            allowed: of rows (R,) and of queries (q,) in them, which keys they see, bool (R, q, T).
+            allowed: takes rows (R,) and query positions (q,); returns which keys they may see, bool (R, q, T).
         """
         device = self.starts.device
         sequence = self._sequence().view(self.rows, self.tokens)
         wrong = torch.zeros((), dtype=torch.bool, device=device)
         rows = torch.arange(self.rows, device=device)
         places = torch.arange(self.tokens, device=device)
-        for at in places.split(1024):
-            seen = allowed(rows, at).expand(self.rows, len(at), self.tokens)
-            apart = sequence[:, at, None] != sequence[:, None, :]
-            itself = at[:, None] == places
-            wrong = wrong | (seen & apart).any() | (~seen & itself).any()
+        for queries in places.split(1024):
+            seen = allowed(rows, queries).expand(self.rows, len(queries), self.tokens)
+            foreign = sequence[:, queries, None] != sequence[:, None, :]
+            itself = queries[:, None] == places
+            wrong = wrong | (seen & foreign).any() | (~seen & itself).any()
         return bool(wrong)
 
 
 def order(queries: int, keys: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
-    """Return which keys are in reach of each query, the last of which stand on the last keys: bool (T|1, N)."""
+    """Return which keys each query may see, bool (T|1, N); the last query is at the position of the last key."""
     if not causal and window is None:
         return torch.ones(1, keys, dtype=torch.bool, device=device)
-    ahead = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
-    return seen if window is None else seen & (ahead.abs() < window)
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen if window is None else seen & (distance.abs() < window)

@@ -1,8 +1,8 @@
-"""Random draws: numbers as a pure function of where they are used.
+"""Random draws: numbers that are a pure function of where they are used.
 
-A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators, so a
-method shifts no other draw of the training, a recomputed layer sees the same bits, blocks of queries see their part of
-the whole, and eager and compiled code agree.
+A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators. Therefore
+a method changes no other random number of the training, a recomputed layer draws the same bits, a block of queries gets
+its part of the whole draw, and eager and compiled code agree.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import zlib
 import torch
 from torch import Tensor
 
-# Hashes have 32 bits, in int64: products of two of them wrap, which keeps their low 32 bits right on every device.
+# 32-bit hashes in int64: a product of two may overflow, but its low 32 bits are correct on every device.
 MASK = 0xFFFFFFFF
-# 2**32 over the golden ratio, made odd: neighbouring numbers land far apart.
+# 2**32 divided by the golden ratio, made odd: it spreads neighbouring numbers far apart.
 GOLDEN = 0x9E3779B1
 
 
 def mix(*parts: int | str) -> int:
-    """Hash whole numbers and texts to 32 bits (the finalizer of MurmurHash3 over each part)."""
-    # The first digits of pi: any number would do, but results on disk rest on this one.
+    """Return a 32-bit hash of integers and strings (the finalizer of MurmurHash3 over each part)."""
+    # The first digits of pi. Any number would do, but results on disk depend on this one.
     h = 0x243F6A88
     for part in parts:
         value = zlib.crc32(part.encode()) if isinstance(part, str) else part
@@ -39,7 +39,7 @@ def _finish(h: int) -> int:
 
 
 def _scramble(h: Tensor) -> Tensor:
-    # The same finalizer on int64 tensors that hold 32-bit values: products wrap, the mask cuts them back.
+    # The same finalizer on int64 tensors of 32-bit values; the mask removes what overflows.
     h = h ^ (h >> 16)
     h = (h * 0x85EBCA6B) & MASK
     h = h ^ (h >> 13)
@@ -50,21 +50,21 @@ def _scramble(h: Tensor) -> Tensor:
 def uniform(
     key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, block: slice | None = None
 ) -> Tensor:
-    """Draw fp32 numbers uniform in [0, 1).
+    """Return fp32 numbers drawn uniformly from [0, 1).
 
     Args:
-        key: the pass's key, a whole number or a 0-d int64 tensor.
-        salt: tells draws of one pass apart.
-        shape: of the whole draw.
-        device: where the numbers are needed.
-        block: a part of the dimension before the last; the numbers are those of the whole draw at that place.
+        key: the pass's key, an integer or a 0-d int64 tensor.
+        salt: separates the draws of one pass.
+        shape: shape of the whole draw.
+        device: device of the result.
+        block: slice of the last dimension but one; only that part of the whole draw is returned.
     """
     index = _positions(shape, device, block)
     if isinstance(key, Tensor) and key.device != device:
         key = key.to(device, non_blocking=True)
     h = _scramble((index * GOLDEN + key) & MASK)
     h = _scramble((h + salt) & MASK)
-    # The upper 24 bits, as many as fp32 holds exactly: the result never rounds up to 1.
+    # The upper 24 bits, which fp32 represents exactly: the result never rounds up to 1.
     return (h >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
@@ -78,8 +78,8 @@ def _positions(shape: tuple[int, ...], device: torch.device, block: slice | None
 
 
 def normal(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Draw fp32 numbers from N(0, 1) (Box-Muller on two uniform draws)."""
-    # Two draws of one place, told apart by any constant in the salt. log1p(-u) is finite, for u is below 1.
+    """Return fp32 numbers drawn from N(0, 1), by Box-Muller on two uniform draws."""
+    # An arbitrary constant in the salt separates the two draws. log1p(-u) is finite because u is below 1.
     radius = uniform(key, salt, shape, device)
     angle = uniform(key, salt ^ 0x5BD1E995, shape, device)
     return torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos((2.0 * math.pi) * angle)

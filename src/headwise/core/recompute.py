@@ -1,7 +1,7 @@
-"""Recompute: which checkpointed region runs now, and whether it runs for the first time.
+"""Recompute: detection of the checkpointed region that is running, and of whether it is being recomputed.
 
-Activation checkpointing runs a layer again in the backward. Its draws must then be those of the first time, and its
-penalties must not count again. The saved-tensor hooks that checkpointing itself installs tell both.
+Activation checkpointing runs a layer again in backward. The second run must repeat the draws of the first, and its
+penalties must not count again. Both runs are recognised by the saved-tensor hooks that checkpointing installs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from torch import Tensor
 
 @dataclass
 class Region:
-    """What one checkpointed region remembers of its first run."""
+    """The record of a checkpointed region's first run.
+
+    Attributes:
+        keys: keys of the passes through each layer, by the number of its `Passes`.
+        replay: for each recompute, by its id, how many passes of each layer it has repeated.
+        carried: values of the first self attention, by stack.
+        sites: adapters of the sites whose fused attention calls it made.
+    """
 
     keys: dict[int, list[int]] = field(default_factory=dict)
     replay: dict[Any, dict[int, int]] = field(default_factory=dict)
@@ -24,45 +31,44 @@ class Region:
     sites: list[Any] = field(default_factory=list)
 
 
-# By the frame object that checkpointing makes for each region: a region is forgotten when its graph is.
+# Keyed by the frame object that checkpointing makes for each region, so that a region is freed with its graph.
 _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
 def _pack_functions() -> list[Any]:
-    """Return the pack functions of the saved-tensor hooks in force, the innermost first; the hooks stay as they were.
+    """Return the pack functions of the active saved-tensor hooks, innermost first, and leave the hooks unchanged.
 
-    The young private functions stand here alone. Where they are missing, no region is seen, and a recompute is refused
-    as a reentrant one is.
+    This is the only use of torch's private functions for it. Without them no region is detected, and a recompute is
+    refused like a reentrant one.
     """
-    autograd, taken = torch._C._autograd, []
+    autograd, popped = torch._C._autograd, []
     if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
         return []
     try:
         while (hooks := autograd._top_saved_tensors_default_hooks(False)) is not None:
             autograd._pop_saved_tensors_default_hooks()
-            taken.append(hooks)
+            popped.append(hooks)
     except (RuntimeError, TypeError):
         return []
     finally:
-        # There is no way to look at the stack but to take it apart: it is put together again in every case.
-        for hooks in reversed(taken):
+        # The stack can only be read by popping it; it is restored in every case.
+        for hooks in reversed(popped):
             autograd._push_saved_tensors_default_hooks(*hooks)
-    return [hooks[0] for hooks in taken]
+    return [hooks[0] for hooks in popped]
 
 
 def regions() -> tuple[list[Region], Region | None, Any]:
-    """Return the checkpointed regions in their first run, the one that is recomputed or None, and the recompute's id.
+    """Return the regions that run for the first time, the region being recomputed or None, and the recompute's id.
 
     Regions may be nested: while an outer one is recomputed, its inner ones run for the first time.
     """
     first: list[Region] = []
     for pack in _pack_functions():
-        # Dynamo wraps the function; its closure is in the one inside.
+        # Dynamo wraps the function, whose closure is needed here.
         pack = getattr(pack, "_torchdynamo_orig_callable", pack)
         names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
         cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
-        # torch closes the hooks of the first run over `frame`, and those of the recompute over a reference to that
-        # frame.
+        # The hooks of the first run are closures over `frame`, those of the recompute over a reference to that frame.
         if "frame" in cells:
             first.append(_regions.setdefault(cells["frame"], Region()))
         elif "target_frame_ref" in cells:
@@ -71,23 +77,23 @@ def regions() -> tuple[list[Region], Region | None, Any]:
 
 
 def region() -> tuple[Region | None, Any]:
-    """Return the region that is recomputed with the recompute's id, or the outermost that runs first, or None."""
+    """Return the region being recomputed and the recompute's id, else the outermost region that runs first, or None."""
     first, repeated, recompute = regions()
     return (repeated, recompute) if repeated is not None else (first[-1] if first else None, None)
 
 
 def in_backward() -> bool:
     """Return whether the code runs inside autograd's backward."""
-    # -1 says that no backward runs in this thread.
+    # The id is -1 if no backward runs in this thread.
     current = getattr(torch._C, "_current_graph_task_id", None)
     return current is not None and current() != -1
 
 
 @dataclass
 class Pass:
-    """One pass: the key of its draws and whether it repeats an earlier one.
+    """One pass through a layer: the key of its draws, and whether it repeats an earlier pass.
 
-    `key` is a whole number, or inside a compiled graph a 0-d int64 tensor; there `again` is a tensor too.
+    `key` is an integer and `again` a bool; inside a compiled graph both are 0-d int64 tensors.
     """
 
     key: int | Tensor

@@ -1,4 +1,4 @@
-"""What a method may read of the attention weights, with or without the T x N matrix."""
+"""Readings of the attention weights that do not need the T x N matrix."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 
 class RowReadings(Protocol):
-    """Readings of A (after masks and logit edits, before weight edits), each differentiable and made when asked for.
+    """Differentiable readings of the attention weights A, after masks and logit edits and before weight edits.
 
-    They are of the logits that act and the weights that these make, beside a sink too, whether the matrix is made or
-    not. In a block of queries they hold its rows. A sink's logit is in no row of logits.
+    Each is computed on request, and is the same with and without the matrix. Weights include the effect of a sink; the
+    rows of logits do not include the sink's logit. In a block of queries the readings hold the rows of that block.
     """
 
     def lse(self) -> Tensor:
-        """Return the log-sum-exp of each row of logits, (B, H, T); 0 in a row without any key."""
+        """Return the log-sum-exp of each row of logits, (B, H, T); 0 in a row without allowed keys."""
         ...
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row in nats, (B, H, T); 0 in a row without any key."""
+        """Return the entropy of each row in nats, (B, H, T); 0 in a row without allowed keys."""
         ...
 
     def sum_of_squares(self) -> Tensor:

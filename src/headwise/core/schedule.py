@@ -1,4 +1,4 @@
-"""Schedules: strengths that change while training, without recompiling."""
+"""Schedules: strengths that change during training without recompiling."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import TYPE_CHECKING, Any
 from headwise.core.site import Site
 
 if TYPE_CHECKING:
-    # Settings are declared as numbers and take a schedule each: type checkers are to accept `DropHead(p=VShape(...))`.
+    # Fields declared as numbers also take schedules, so type checkers must accept `DropHead(p=VShape(...))`.
     Strength = float
 else:
     Strength = object
 
 
 def number(value: Any) -> Any:
-    """Return a number of another library, such as numpy's float32, as Python's own: what is printed and saved is
-    plain."""
+    """Return a number of another library, such as numpy's float32, as Python's own, for printing and saving."""
     if type(value) in (bool, int, float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def _plain(one: Any) -> None:
-    for field in fields(one):
-        object.__setattr__(one, field.name, number(getattr(one, field.name)))
-    if not all(math.isfinite(getattr(one, field.name)) for field in fields(one)):
-        raise ValueError(f"{type(one).__name__} needs finite numbers, got {one!r}")
+def _normalise(schedule: Any) -> None:
+    for field in fields(schedule):
+        object.__setattr__(schedule, field.name, number(getattr(schedule, field.name)))
+    if not all(math.isfinite(getattr(schedule, field.name)) for field in fields(schedule)):
+        raise ValueError(f"{type(schedule).__name__} needs finite numbers, got {schedule!r}")
 
 
 @dataclass(frozen=True)
 class VShape(Strength):
-    """Falls from `start` to 0 over `warmup` steps, then rises to `end` at step `total`.
+    """A schedule that falls from `start` to 0 over `warmup` steps, then rises to `end` at step `total`.
 
     The schedule of DropHead: Zhou et al. 2020, arXiv 2004.13342.
 
@@ -51,7 +50,7 @@ class VShape(Strength):
     total: int
 
     def __post_init__(self) -> None:
-        _plain(self)
+        _normalise(self)
         if not 0 < self.warmup < self.total:
             raise ValueError(f"VShape needs 0 < warmup < total, got warmup={self.warmup}, total={self.total}")
 
@@ -64,7 +63,7 @@ class VShape(Strength):
 
 @dataclass(frozen=True)
 class ByDepth(Strength):
-    """Goes linearly from `first` at the first layer of a stack to `last` at its last.
+    """A schedule over depth: linear from `first` at the first layer of a stack to `last` at its last.
 
     The decreasing ratio of DropKey: Li et al. 2023, arXiv 2208.02646.
 
@@ -80,7 +79,7 @@ class ByDepth(Strength):
     last: float
 
     def __post_init__(self) -> None:
-        _plain(self)
+        _normalise(self)
 
     def value(self, step: int, site: Site) -> float:
         """Return the strength at the depth of `site`."""
@@ -89,7 +88,7 @@ class ByDepth(Strength):
 
 @dataclass(frozen=True)
 class Ramp(Strength):
-    """Stays at `start` for `begin` optimizer steps, goes linearly to `end` over `steps` further ones, then stays.
+    """A schedule that stays at `start` for `begin` optimizer steps, then changes linearly to `end` over `steps` steps.
 
     Example:
         >>> import torch, headwise
@@ -105,7 +104,7 @@ class Ramp(Strength):
     begin: int = 0
 
     def __post_init__(self) -> None:
-        _plain(self)
+        _normalise(self)
         if self.steps < 1:
             raise ValueError(f"Ramp needs steps >= 1, got {self.steps}")
 
@@ -118,11 +117,10 @@ Schedule = VShape | ByDepth | Ramp
 
 
 def extremes(value: float | Schedule) -> tuple[float, ...]:
-    """Return the strengths between which a number or a schedule moves; all that it comes to lies between two of
-    them."""
+    """Return strengths that bound a number or a schedule: all its values are between the smallest and the largest."""
     if isinstance(value, ByDepth):
         return value.first, value.last
     if isinstance(value, VShape):
-        # Its lowest point lies in the middle.
+        # It reaches 0 between its ends.
         return value.start, 0.0, value.end
     return (value.start, value.end) if isinstance(value, Ramp) else (value,)

@@ -1,4 +1,4 @@
-"""Settings: the fields of a method, checked against the types that the class declares."""
+"""Settings: checks of a method's fields against the types that its class declares."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headwise.core.schedule import Schedule, number
 def declared_types(cls: type) -> dict[str, frozenset[Any]]:
     """Return the types that each field of a dataclass may hold: `int | None` gives int and NoneType."""
     fields = {field.name: field.type for field in dataclasses.fields(cls)}
-    # The fields alone: other annotations of the class may name what is imported for type checkers only.
-    stand_in = type(cls.__name__, (), {"__annotations__": fields})
-    hints = typing.get_type_hints(stand_in, globalns=vars(sys.modules[cls.__module__]))
+    # Only the fields: other annotations of the class may use names that are imported for type checkers only.
+    holder = type(cls.__name__, (), {"__annotations__": fields})
+    hints = typing.get_type_hints(holder, globalns=vars(sys.modules[cls.__module__]))
     return {name: _members(hint) for name, hint in hints.items()}
 
 
@@ -28,9 +28,9 @@ def _members(hint: Any) -> frozenset[Any]:
 
 
 def plain(value: Any, allowed: frozenset[Any]) -> Any:
-    """Return a setting as it is kept: other libraries' numbers as Python's own, and a float where one is declared.
+    """Return a setting with numbers of other libraries as Python's own, and integers as floats where declared.
 
-    One method has one text: DropHead(p=0) is DropHead(p=0.0).
+    So each method has one repr: DropHead(p=0) is DropHead(p=0.0).
     """
     value = number(value)
     whole = isinstance(value, int) and not isinstance(value, bool)
@@ -38,17 +38,20 @@ def plain(value: Any, allowed: frozenset[Any]) -> Any:
 
 
 def check_type(owner: str, field: dataclasses.Field[Any], value: Any, allowed: frozenset[Any], neutral: Any) -> None:
-    """Raise TypeError or ValueError where a value is not of its field's kind.
+    """Raise TypeError or ValueError if a value does not have its field's type.
 
-    The default tells the kind; where it is None, the method's own `check` does.
+    The type is that of the default; fields whose default is None are left to the method's own `check`.
 
     Args:
         owner: the class's name, for the message.
-        neutral: the neutral value of this field, or None: it alone may be infinite.
+        field: the field.
+        value: the value to check.
+        allowed: the types in the field's annotation.
+        neutral: the neutral value of this field, or None; only this value may be infinite.
     """
     default, name = field.default, f"{owner}.{field.name}"
     if isinstance(default, bool) or isinstance(value, bool):
-        # Python counts True as the number 1.
+        # In Python, bool is a subclass of int.
         if isinstance(value, bool) != isinstance(default, bool) and default is not None:
             raise TypeError(f"{name} must be of type {field.type}, got {value!r}")
     elif isinstance(default, int | float):
@@ -63,7 +66,7 @@ def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) 
     if isinstance(value, Schedule):
         owner, _, setting = name.partition(".")
         raise TypeError(
-            f"{name} must be a number, got {value!r}: a schedule is set once the model is regularized, "
+            f"{name} must be a number, got {value!r}: set a schedule after the model is regularized, with "
             f"regularized.set({owner}, {setting}=...)"
         )
     if not isinstance(value, int | float):
@@ -77,12 +80,12 @@ def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) 
 
 
 def no_setting(owner: str, name: str, known: list[str]) -> str:
-    """Say that a method has no setting of this name, with the nearest and all that it has."""
+    """Return the message that a method has no setting of this name, with the nearest name and all known names."""
     return f"{owner} has no setting {name!r}.{suggest(name, known)} Its settings: {', '.join(known) or 'none'}."
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """Return ` Did you mean ...?` for the nearest known name, or nothing."""
+    """Return " Did you mean ...?" with the nearest known name, or an empty string."""
     lower = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" Did you mean {lower[near[0]]!r}?" if near else ""

@@ -1,5 +1,4 @@
-"""What the fitted layers of one model share: the seed of their draws, the forward that runs now, the penalties not yet
-read."""
+"""State that the fitted layers of one model share: the seed, the current forward, the penalties not yet read."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from headwise.core.forward import Forward
 
 
 def share(forward: Forward, call: Call) -> None:
-    """Keep the values of a stack's first self attention for the layers above.
+    """Store the values of a stack's first self attention for the layers above.
 
     Raises:
-        RuntimeError: where that layer computes attention twice in one forward.
+        RuntimeError: if that layer computes attention twice in one forward.
     """
     if call.open_pass().again is True:
         return
@@ -25,7 +24,7 @@ def share(forward: Forward, call: Call) -> None:
     if now.running and call.site.stack in now.carried:
         raise RuntimeError(
             f"{call.site.name} computes attention more than once in a forward (for each image, or for parts of its "
-            "values), so that the layers above it could get values of other tokens: methods that carry values do not "
+            "values), so the layers above it could get the values of other tokens: methods that carry values do not "
             "work on this model"
         )
     now.carried[call.site.stack] = call.v
@@ -34,23 +33,22 @@ def share(forward: Forward, call: Call) -> None:
 
 
 def first_values(forward: Forward, call: Call) -> Tensor | None:
-    """Return the values of the first self attention of the call's stack in this forward, (B, H, N, D); None on that
-    site itself.
+    """Return the values (B, H, N, D) of the first self attention of the call's stack in this forward, or None there.
 
     Raises:
-        RuntimeError: where that site did not run in this forward, or has other tokens or heads.
+        RuntimeError: if that site did not run in this forward, or has other tokens or heads.
     """
-    stack, this = call.site.stack, call.open_pass()
+    stack, opened = call.site.stack, call.open_pass()
     if call.layer.shares_values:
         return None
-    if this.again is True and this.region is not None:
-        for inner in this.first_runs:
-            inner.carried[stack] = this.region.carried[stack]
-        return this.region.carried[stack]
+    if opened.again is True and opened.region is not None:
+        for inner in opened.first_runs:
+            inner.carried[stack] = opened.region.carried[stack]
+        return opened.region.carried[stack]
     now = forward.now()
     values = now.carried.get(stack)
     if not now.running and not torch.compiler.is_compiling():
-        # Layers that are called one by one get the values once: a second time they are those of an earlier input.
+        # When layers are called one by one, each gets the values once: later they would belong to an earlier input.
         values = None if call.site.index in now.given else values
         now.given.add(call.site.index)
     if values is None:
@@ -58,17 +56,17 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
             f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not "
             "run in this forward; call the whole model, or the layers in their order"
         )
-    _same_tokens(call, values)
-    # A recompute must not reach into the graph of the first run: it gets the values cut off from it.
-    for region in this.first_runs:
+    _check_same_tokens(call, values)
+    # Detached, because a recompute must not reach into the graph of the first run.
+    for region in opened.first_runs:
         region.carried[stack] = values.detach().requires_grad_(values.requires_grad)
     return values
 
 
-def _same_tokens(call: Call, values: Tensor) -> None:
+def _check_same_tokens(call: Call, values: Tensor) -> None:
     cached = call.queries < call.keys
     same = values.shape[:2] == call.v.shape[:2] and values.shape[3] == call.v.shape[3]
-    # With a cache only the new tokens' own values are compared, and sliding layers keep fewer of the old ones.
+    # With a cache only the new tokens matter, and sliding layers keep fewer of the old ones.
     if not same or (values.shape[2] != call.v.shape[2] and not cached):
         raise RuntimeError(
             f"{call.site.name} has values of shape {tuple(call.v.shape)} but the first self attention of its stack has "
@@ -77,13 +75,12 @@ def _same_tokens(call: Call, values: Tensor) -> None:
         )
 
 
-# (sum, count, whether the call repeats an earlier one, the factor of the root where the sum is one of squares, else
-# None)
+# (sum, count, whether the call repeats an earlier one, for a sum of squares the factor of its root, else None)
 Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None]
 
 
 class Penalties:
-    """The penalties of the training forwards since the loss was last read."""
+    """The penalties of all training forwards since the loss was last read."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -92,11 +89,11 @@ class Penalties:
         return len(self.entries)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Penalties:
-        # They belong to the graph of this model's forwards: a copy of the model has none yet.
+        # The entries belong to the graphs of this model's forwards; a copy of the model starts without any.
         return Penalties()
 
     def record(self, call: Call) -> None:
-        """Take the penalties of a call, unless the call repeats an earlier one or is not differentiated."""
+        """Add the penalties of a call, unless the call repeats an earlier one or gradients are disabled."""
         again = call.open_pass().again
         if again is True or not torch.is_grad_enabled():
             return
@@ -104,21 +101,21 @@ class Penalties:
         self.entries += [(squares, count, again, strength) for squares, count, strength in call.norms]
 
     def take(self) -> list[Entry]:
-        """Return them, and begin anew."""
-        taken, self.entries = self.entries, []
-        return taken
+        """Return the entries and clear them."""
+        entries, self.entries = self.entries, []
+        return entries
 
 
 class SharedState:
-    """What the fitted layers of one model share.
+    """The state that the fitted layers of one model share.
 
     Attributes:
-        seed: of the run's draws.
-        bare: whether no handle fitted them: they stand for a watch, or for a look at an example.
-        forward: the forward of the whole model that runs now.
-        penalties: of the training forwards since the loss was read.
-        fresh: whether a training forward came by since the loss was read; layers set it.
-        differentiates: whether a training forward of the whole model with gradients runs now.
+        seed: seed of the run's random draws.
+        bare: whether the layers were fitted without a handle, for a watch or to inspect an example.
+        forward: the current forward of the whole model.
+        penalties: the penalties of the training forwards since the loss was last read.
+        fresh: whether a training forward has run since the loss was last read; set by the layers.
+        differentiates: whether a training forward of the whole model with gradients is running.
     """
 
     def __init__(self, seed: int = 0, *, bare: bool = False) -> None:
@@ -128,21 +125,21 @@ class SharedState:
         self._hooks: list[Any] = []
 
     def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Begin a forward of the whole model with these arguments: the first tensor tells how many samples it holds."""
+        """Begin a forward of the whole model; the first tensor among its arguments determines the batch size."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         samples = tensors[0].size(0) if tensors else None
         self.forward.begin(samples, may_pack(model, args, kwargs), kwargs.get("position_ids"))
 
     def follow(self, model: nn.Module) -> None:
-        """Follow the forwards of a model that has no handle."""
+        """Register hooks that track the forwards of a model without a handle."""
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
-            # A forward that failed half-way ends too.
+            # Also called for a forward that raised an exception.
             model.register_forward_hook(self._after, always_call=True),
         ]
 
     def unfollow(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -154,14 +151,16 @@ class SharedState:
         self.forward.end()
 
 
-# What tells where the sequences of a packed row begin, among a model's arguments.
-TELL = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+# The arguments of models that define where the sequences of a packed row begin.
+PACKING_ARGUMENTS = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def may_pack(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether the rows of a forward may hold several sequences: a model that takes positions and got none has
-    one in each."""
-    if len(args) > 2 or any(kwargs.get(name) is not None for name in TELL):
+    """Return whether the rows of a forward may hold several sequences.
+
+    If a model takes `position_ids` and got none, each row holds one sequence.
+    """
+    if len(args) > 2 or any(kwargs.get(name) is not None for name in PACKING_ARGUMENTS):
         return True
-    # A graph that is being compiled cannot ask for signatures.
-    return not torch.compiler.is_compiling() and TELL[0] not in inspect.signature(model.forward).parameters
+    # torch.compile cannot trace inspect.signature.
+    return not torch.compiler.is_compiling() and PACKING_ARGUMENTS[0] not in inspect.signature(model.forward).parameters

@@ -16,30 +16,31 @@ class Site:
 
     Attributes:
         name: qualified name of the attention module in the model, such as `blocks.3.attn`.
-        module: the attention module itself.
+        module: the attention module.
         depth: index among the sites of the same stack and kind, 0 for the first.
         stack: qualified name of the stack the layer belongs to, such as `encoder.layers`.
         is_cross: whether queries and keys come from different sequences.
-        heads: query heads; None until the host or an example told.
-        kv_heads: key/value heads (fewer under grouped queries).
-        head_dim: size of one head's query and key.
-        hidden: size of the tokens that enter the layer.
+        heads: number of query heads; None until known from the host or an example.
+        kv_heads: number of key/value heads (fewer under grouped queries).
+        head_dim: size of one head's queries and keys.
+        hidden: size of the layer's input tokens.
         layers: number of sites in the same stack and kind.
-        causal: whether the host declares the layer causal; None where it does not say.
+        causal: whether the host declares the layer causal; None if it does not declare it.
         host: "transformers", "torch", "diffusers" or "fused".
-        windowed: whether a call sees windows of the sample instead of the whole of it.
-        shifted: whether its windows are shifted, so that an additive mask of -100 keeps regions apart.
-        row_order: how the rows of a call belong to samples where they are not one to one, as far as it was seen
-            ("sample-major", "window-major", ...); empty where it was not.
+        windowed: whether a call attends within windows of the sample instead of the whole sample.
+        shifted: whether the windows are shifted, so that an additive mask of -100 separates regions.
+        row_order: the order of a call's rows if a sample has several, once it has been observed ("sample-major",
+            "window-major", ...); otherwise empty.
         pooled: whether queries or keys are pooled, so that they are not the same tokens.
         qk_norm: whether the host normalises queries and keys itself.
-        joint: whether tokens of an image and of a text enter apart and attend to each other as one sequence.
-        rope: whether rotary positions stand between the projections and the scores.
-        kernel: the name of the host's own kernel (flash, flex, one that a user registered), where the layer has one.
-        own_attention: whether headwise computes the attention in its place, as `regularize(..., attention="headwise")`
-            asks.
+        joint: whether image and text tokens enter separately and attend to each other as one sequence.
+        rope: whether rotary position embeddings are applied between the projections and the scores.
+        kernel: name of the host's own kernel (flash, flex, one that a user registered), if the layer has one.
+        own_attention: whether headwise computes the attention instead of that kernel, as requested by
+            `regularize(..., attention="headwise")`.
+        index: index among all sites of the model.
         model: the model the layer belongs to.
-        example: a batch for it while methods are being fitted, None afterwards.
+        example: an example batch for the model while methods are being fitted, None afterwards.
 
     Example:
         >>> import torch, headwise
@@ -80,7 +81,7 @@ class Site:
 
     @property
     def relative_depth(self) -> float:
-        """Return the depth as a share of the stack, 0 at the first layer and 1 at the last."""
+        """Return the depth as a fraction of the stack, 0 at the first layer and 1 at the last."""
         return self.depth / (self.layers - 1) if self.layers > 1 else 0.0
 
     def __repr__(self) -> str:
@@ -89,18 +90,19 @@ class Site:
 
 
 def stack_of(name: str) -> str:
-    """Return the part of a qualified name before its last layer index: `encoder.layers.3.attn` lies in
-    `encoder.layers`."""
-    match = re.match(r"(.*?)\.?(?:^|(?<=\.))\d+(?:\..*)?$", name)
-    found = [m.start() for m in re.finditer(r"(?:^|\.)\d+(?=\.|$)", name)]
-    if not match or not found:
-        return name.rpartition(".")[0]
-    return name[: found[0]]
+    """Return the part of a qualified name before its first layer index: `encoder.layers` for `encoder.layers.3.attn`.
+
+    A name without an index belongs to the stack of its parent module.
+    """
+    index = re.search(r"(?:^|\.)\d+(?=\.|$)", name)
+    return name[: index.start()] if index else name.rpartition(".")[0]
 
 
 def number(sites: list[Site]) -> None:
-    """Number the sites of each stack, self and cross attention apart, in the order in which the model lists them."""
-    # A decoder's cross attentions are layers of their own count: depth 3 is the fourth of its kind.
+    """Number the sites of each stack in the order of the model's modules.
+
+    Self and cross attention are counted separately: depth 3 is the fourth layer of its kind.
+    """
     groups: dict[tuple[str, bool], list[Site]] = {}
     for index, site in enumerate(sites):
         site.index, site.stack = index, stack_of(site.name)

@@ -1,6 +1,6 @@
 """The methods of the literature, one file and one class each. Importing this package fills the registry.
 
-One line a method: it makes the name public here and as `headwise.<name>`, for type checkers too.
+Each import makes a method public here and as `headwise.<name>`, also for type checkers.
 """
 
 from typing import TYPE_CHECKING
@@ -49,6 +49,6 @@ from headwise.methods.weight_norm import WeightNorm as WeightNorm
 from headwise.methods.xsa import XSA as XSA
 from headwise.methods.z_loss import ZLoss as ZLoss
 
-# Type checkers take the names from the lines above, and cannot read a list that is made.
+# Type checkers read the imports above and do not support a computed list.
 if not TYPE_CHECKING:
     __all__ = sorted(name for name, value in globals().items() if isinstance(value, type))

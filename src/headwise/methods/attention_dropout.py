@@ -14,8 +14,8 @@ class AttentionDropout(Method):
 
     Vaswani et al. 2017, arXiv 1706.03762 (plain attention dropout, as hosts offer it).
 
-    Drawn per sample, head, query and key while training; the scale is the same for all rows, which then no longer sum
-    to 1. It needs the matrix.
+    Drawn per sample, head, query and key while training. All rows have the same scale, so they no longer sum to 1. It
+    needs the matrix.
     """
 
     p: float = 0.1

@@ -17,12 +17,12 @@ class AttentionNormPenalty(Method):
 
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
-    By default the norm of all maps of the batch together, ‖A‖ / numel(A), as there: about 1e-5 and falling with
-    1/√(batch·heads), so that it hardly acts, and a batch split in two forwards gives other numbers than the whole
-    (split over processes it gives the same: squares are summed before the root). `per_map=True` takes each map's own
-    norm and number and averages: independent of batch and heads. Layers add up, each being one term of the loss; the
-    blog does not say (for `Decorrelation`, which averages, neither). Padded queries and keys count in neither.
-    Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log of the row's sum of exponentials.
+    By default the norm of all maps of the batch together, ‖A‖ / numel(A), as in the blog. It is about 1e-5 and falls
+    with 1/√(batch·heads), so it hardly acts, and a batch split in two forwards gives a different penalty than the
+    whole; a batch split over processes gives the same, as squares are summed before the root. `per_map=True` averages
+    ‖A‖ / numel(A) of the single maps, which does not depend on batch and heads. The penalties of the layers are summed;
+    the blog does not specify this, nor for `Decorrelation`, which averages. Padded queries and keys count neither in
+    norms nor in sizes. Matrix-free: Σ_j A_ij² = exp(L(2s) - 2·L(s)) with L the log-sum-exp of the row.
     """
 
     strength: float = 1.0
@@ -32,7 +32,7 @@ class AttentionNormPenalty(Method):
     strong = {"strength": 1000.0}
     live = ("strength",)
     penalizes = True
-    # One root is taken over all queries: blocks of them cannot be read apart.
+    # One root over all queries: blocks cannot be read separately.
     rowwise = False
 
     def check(self) -> None:
@@ -47,12 +47,12 @@ class AttentionNormPenalty(Method):
     def _penalize(self, squares: Tensor, call: Call) -> None:
         squares = only_real_rows(squares.unsqueeze(-1), call)[..., 0].sum(2)
         size = (query_counts(call).to(squares.dtype) * key_counts(call)).expand(call.batch)
-        # The root's gradient at 0 is infinite, and a call without any real query sums up to 0.
+        # The gradient of the root is infinite at 0, the sum of a call without real queries.
         tiny = torch.finfo(squares.dtype).tiny
         if self.per_map:
             norm = squares.clamp(min=tiny).sqrt() / size[:, None]
         else:
-            # The strength stays outside of the root: at strength 0 the root's gradient would be infinite.
+            # The strength is passed separately: inside the root, strength 0 would give an infinite gradient.
             call.penalize_norm(
                 self, squares.sum().clamp(min=tiny), size.sum() * call.heads, call.value(self, "strength")
             )

@@ -16,9 +16,9 @@ class AttentionSink(Method):
 
     The learned sink of gpt-oss (OpenAI 2025); with `learned=False` and logit 0 the off-by-one softmax (Miller 2023).
 
-    out·σ(L - b) with L the log-sum-exp of the query's logits and b the sink's, in training and evaluation; exact
-    without the matrix. `logit` is what b starts from: the lower, the less a trained model changes at once. Hosts that
-    have sinks of their own are refused.
+    out·σ(L - b) with L the log-sum-exp of the query's logits and b the sink's logit, in training and evaluation; exact
+    without the matrix. `logit` is the initial b: the lower it is, the less a trained model changes at first. Hosts with
+    sinks of their own are refused.
     """
 
     logit: float = 0.0

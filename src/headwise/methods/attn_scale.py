@@ -16,9 +16,9 @@ class AttnScale(Method):
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    A' = U + (1 + gain)·(A - U), U uniform over the allowed keys, in training and evaluation; gain starts at 0, where
-    nothing changes. A gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V - gain·mean(V),
-    exact while the host drops no weights.
+    A' = U + (1 + gain)·(A - U) with U uniform over the allowed keys, in training and evaluation. The gain starts at 0,
+    where nothing changes; a gain of -g equals `RelaxedAttention(gamma=g)`. Matrix-free as (1 + gain)·A·V -
+    gain·mean(V), exact if the host drops no weights.
     """
 
     neutral = {}

@@ -13,7 +13,7 @@ class BranchDrop(Method):
 
     Huang et al. 2016, arXiv 1603.09382 (stochastic depth), on the attention branch alone.
 
-    Drawn per sample while training, where the branch enters the residual. A control: it drops more than any head.
+    Drawn per sample while training, where the branch enters the residual. A control, as it drops all heads at once.
     """
 
     p: float = 0.1
@@ -28,5 +28,5 @@ class BranchDrop(Method):
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         p = call.value(self, "p")
-        kept = (call.uniform_draw(self, (call.samples,)) >= p) / (1 - p)
-        return y * call.per_sample(kept).view(-1, *[1] * (y.dim() - 1)).to(y.dtype)
+        factor = (call.uniform_draw(self, (call.samples,)) >= p) / (1 - p)
+        return y * call.per_sample(factor).view(-1, *[1] * (y.dim() - 1)).to(y.dtype)

@@ -14,7 +14,7 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.layer_input import branch_channels
 
-# of the layer norm, as in the authors' code
+# Epsilon of the layer norm, as in the authors' code.
 EPS = 1e-6
 
 
@@ -23,12 +23,12 @@ class ContraNorm(Method):
 
     Guo et al. 2023, arXiv 2303.06562.
 
-    x - strength·softmax(x̂x̂ᵀ/temperature)·x, x̂ the tokens at length 1, or with `identity=True` (the authors' form for
-    BERT) (1 + strength)·x minus the same; in training and evaluation. It acts where the branch enters the residual, the
-    third of the places in the authors' code, which tried strengths of 0.005 to 0.2. `norm=True` puts a learned layer
-    norm behind it, as their vision transformers have. The softmax runs over the tokens that a query may see: the
-    original looks at padding and the future. One fused call, no matrix. Layers with a cache have no earlier branch at
-    hand and are refused.
+    x - strength·softmax(x̂x̂ᵀ/temperature)·x with x̂ the tokens at length 1, or with `identity=True` (the authors' form
+    for BERT) (1 + strength)·x minus the same, in training and evaluation. It acts where the branch enters the residual,
+    the third of the positions in the authors' code, which tried strengths from 0.005 to 0.2. `norm=True` adds a learned
+    layer norm after it, as in their vision transformers. The softmax runs over the tokens that a query may see, whereas
+    the original includes padding and later tokens. One fused call, no matrix. Calls with a cache, which does not hold
+    the branch of earlier tokens, are refused.
     """
 
     strength: float = 0.1
@@ -64,19 +64,19 @@ class ContraNorm(Method):
                 f"{call.keys} keys; run it without a cache (use_cache=False) and without extra keys"
             )
         strength = call.value(self, "strength").to(y.dtype)
-        alike = self._alike(y, call)
-        moved = y + strength * (y - alike) if self.identity else y - strength * alike
+        mean = self._mean_of_similar(y, call)
+        moved = y + strength * (y - mean) if self.identity else y - strength * mean
         if not self.norm:
             return moved
         state = call.state(self)
         gain, shift = (state.tensor(name).to(y.dtype) for name in ("gain", "shift"))
         return F.layer_norm(moved, y.shape[-1:], gain, shift, EPS)
 
-    def _alike(self, y: Tensor, call: Call) -> Tensor:
-        """Return the mean of the tokens weighed by how alike they are, (B, T, C); 0 for a token that may see none."""
+    def _mean_of_similar(self, y: Tensor, call: Call) -> Tensor:
+        """Return the mean of the tokens weighted by similarity, (B, T, C); 0 for a token that may see none."""
         tokens = y.unsqueeze(1)
         unit = F.normalize(at_least_fp32(tokens), dim=-1).to(y.dtype)
-        # The kernel takes a mask or causality: `allowed` holds both.
+        # The kernel takes either a mask or causality; `allowed` combines both.
         mask = None if call.mask is None else call.allowed()
         causal = call.causal and call.mask is None
         return fused(unit, unit, tokens, attn_mask=mask, is_causal=causal, scale=1 / self.temperature).squeeze(1)

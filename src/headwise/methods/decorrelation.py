@@ -19,13 +19,13 @@ class Decorrelation(Method):
 
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
-    What it measures is how few columns take the weight, and not how alike two heads are: with N = T tokens a pair of
-    permutations gives 1/N whether equal or different, uniform weights give the least, 1/N², and weights that all lie in
-    one column give 1, in the same column or in another. For alikeness of heads use `Disagreement`. Averaged over
-    samples and layers: the blog names neither reduction nor coefficient, and its term grows with the pairs of heads
-    already, so that a mean keeps one strength fit for any depth (`AttentionNormPenalty`, a tiny term, adds up). Padded
-    queries and keys do not count. Exact by ½(‖Σ G_h‖² - Σ‖G_h‖²), G_h = A_h·A_hᵀ, which needs the weights. `probes=n`
-    gives instead an unbiased estimate from n random signs per head and key, matrix-free.
+    It measures the concentration of weight on few columns, not the similarity of heads: with N = T tokens a pair of
+    permutations gives 1/N, equal or not; uniform weights give the minimum, 1/N²; and two maps with all their weight in
+    one column each give 1, in the same column or not. For the similarity of heads use `Disagreement`. Averaged over
+    samples and layers: the blog specifies neither a reduction nor a coefficient, and its term already grows with the
+    number of pairs, so with a mean one strength suits any depth (`AttentionNormPenalty`, a tiny term, is summed).
+    Padded queries and keys do not count. Computed exactly as ½(‖Σ G_h‖² - Σ‖G_h‖²) with G_h = A_h·A_hᵀ, which needs the
+    weights. `probes=n` computes an unbiased matrix-free estimate from n random signs per head and key instead.
     """
 
     strength: float = 1.0
@@ -35,7 +35,7 @@ class Decorrelation(Method):
     strong = {"strength": 1000.0}
     live = ("strength",)
     penalizes = True
-    # A Gram matrix pairs all queries of a map: blocks of them cannot be read apart.
+    # A Gram matrix pairs all queries of a map: blocks cannot be read separately.
     rowwise = False
     over_layers = "mean"
 
@@ -56,7 +56,7 @@ class Decorrelation(Method):
         if self.probes is not None:
             return self._penalize(self._estimate(at_least_fp32(a) @ at_least_fp32(self._signs(call)), call), call)
         a = only_real_rows(at_least_fp32(a), call)
-        # One product for each head, and none for each pair of them.
+        # One product per head instead of one per pair of heads.
         grams = a @ a.mT
         total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
         return self._penalize(total / 2, call)
@@ -70,11 +70,11 @@ class Decorrelation(Method):
         shape = (call.samples, call.heads, call.keys, int(self.probes or 0))
         return (call.per_sample(call.uniform_draw(self, shape)) < 0.5).to(call.q.dtype) * 2 - 1
 
-    def _estimate(self, seen: Tensor, call: Call) -> Tensor:
-        # E (y_iᵀy_j)² = ‖A_iᵀA_j‖² for y = A·ω with an ω of its own per head; one ω for both would be biased.
-        seen = only_real_rows(seen, call)
-        heads, probes = seen.shape[1], seen.shape[3]
-        flat = seen.transpose(1, 2).flatten(2)
+    def _estimate(self, products: Tensor, call: Call) -> Tensor:
+        # E (y_iᵀy_j)² = ‖A_iᵀA_j‖² for y_h = A_h·ω_h with independent ω_h; a common ω would be biased.
+        products = only_real_rows(products, call)
+        heads, probes = products.shape[1], products.shape[3]
+        flat = products.transpose(1, 2).flatten(2)
         squares = (flat.mT @ flat).square().unflatten(1, (heads, probes)).unflatten(3, (heads, probes))
         pairs = squares.mean((2, 4))
         return (pairs.sum((1, 2)) - pairs.diagonal(dim1=1, dim2=2).sum(-1)) / 2

@@ -16,10 +16,10 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.layer_input import JOINT, tokens_of_queries
 
-# of the root-mean-square norm, as in the authors' code
+# Epsilon of the root-mean-square norm, as in the authors' code.
 EPS = 1e-5
 
-# Standard deviation from which the vectors of λ start.
+# Standard deviation of the initial vectors of λ.
 SPREAD = 0.1
 
 VECTORS = ("query_1", "key_1", "query_2", "key_2")
@@ -30,18 +30,18 @@ class DifferentialAttention(Method):
 
     Ye et al. 2024, arXiv 2410.05258 (Differential Transformer).
 
-    (A₁ - λA₂)·[V₁, V₂] for heads 2j and 2j + 1, which are the halves of one of the paper's heads, so that shapes and
-    rotary positions stay those of the host; λ = exp(λ_q1·λ_k1) - exp(λ_q2·λ_k2) + start, one per layer. Each pair's
-    output is divided by its root mean square, times a learned gain per channel and 1 - start. In training and
-    evaluation. `start` is 0.8 - 0.6·exp(-0.3·depth), depth 0 for the first layer, or the number given. Two maps, no
-    matrix. A trained model becomes another one at once: it is meant for training from the start. An odd number of
-    heads, or of heads of values, cannot be paired and is refused.
+    (A₁ - λA₂)·[V₁, V₂] for heads 2j and 2j + 1, the halves of one head of the paper, so that the host keeps its shapes
+    and rotary positions; λ = exp(λ_q1·λ_k1) - exp(λ_q2·λ_k2) + start, one per layer. Each pair's output is divided by
+    its root mean square and multiplied by a learned gain per channel and by 1 - start. In training and evaluation.
+    `start` is a number, or by default 0.8 - 0.6·exp(-0.3·depth) with depth 0 for the first layer. Two maps, no matrix.
+    It changes the function of a trained model at once and is meant for training from scratch. Layers with an odd number
+    of heads, or of value heads, are refused.
 
-    `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V, with a factor of its
-    own for each query, no norm and no gain. Both queries of a pair attend on one head of keys and values, the one of
-    the pair's first head: where each query head has its own, the second's keys and values are left unread. The result
-    stands in the places of both heads, so that the output projection adds up two blocks of columns, which are one block
-    in the authors' layer. W starts at 0, so that the factor starts at ½; it needs the layer's input.
+    `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V with one factor per
+    query, no norm and no gain. Both query heads of a pair use the key and value head of the pair's first head; if each
+    query head has its own, the keys and values of the second are ignored. Both heads of a pair output the same result,
+    so the output projection sums two blocks of columns, which are one block in the authors' layer. W starts at 0 and so
+    the factor at ½; it needs the layer's input.
     """
 
     start: float | None = None
@@ -69,9 +69,9 @@ class DifferentialAttention(Method):
         counts = {"heads": site.heads}
         if self.version == 1:
             counts["heads of keys and values"] = site.kv_heads
-        for what, heads in counts.items():
+        for kind, heads in counts.items():
             if heads is not None and heads % 2:
-                return f"pairs heads, and this layer has {heads} {what}"
+                return f"pairs heads, and this layer has {heads} {kind}"
         return JOINT if site.joint and self.version == 2 else None
 
     def build(self, site: Site, state: MethodState) -> None:
@@ -82,12 +82,12 @@ class DifferentialAttention(Method):
             if site.hidden is None:
                 raise ValueError(
                     f"DifferentialAttention(version=2) reads the layer's input, whose size at {site.name} is not "
-                    "known; give example="
+                    "known; pass example=batch to regularize()"
                 )
             state.parameter("factor", torch.zeros(site.heads // 2, site.hidden))
             return
         for name in VECTORS:
-            # From the methods' seed and no generator of torch's: the host's own initial weights stay what they are.
+            # Without torch's generators, so that the host's own initial weights do not change.
             key = random_draws.mix("DifferentialAttention", state.seed, site.index, name)
             state.parameter(name, SPREAD * random_draws.normal(key, 0, (site.head_dim,), torch.device("cpu")))
         state.parameter("gain", torch.ones(2 * site.head_dim))
@@ -99,8 +99,8 @@ class DifferentialAttention(Method):
         shared = call.heads // (call.site.kv_heads or call.heads)
         if shared == 1:
             return q, k, v
-        # Under grouped queries both heads of a pair may share one head of values. The paper's pair has two: those that
-        # follow one another among the host's own.
+        # With grouped queries both heads of a pair may share one value head. A pair of the paper has two: here two
+        # consecutive value heads of the host.
         pair = torch.arange(call.heads, device=v.device) // 2
         own = 2 * (pair // shared) + torch.arange(call.heads, device=v.device) % 2
         return q, k, v[:, own * shared]
@@ -113,7 +113,7 @@ class DifferentialAttention(Method):
         factor = self._factor(call)
 
         def difference(v: Tensor) -> Tensor:
-            # Each head's weights on its own values, and on those of the other head of its pair.
+            # Each head attends to its own values, and to those of the other head of its pair.
             own, other = attend(v).unflatten(1, (-1, 2)), attend(_swapped(v)).unflatten(1, (-1, 2))
             on_first = own[:, :, 0] - factor.to(v.dtype) * other[:, :, 1]
             on_second = other[:, :, 0] - factor.to(v.dtype) * own[:, :, 1]
@@ -137,8 +137,7 @@ class DifferentialAttention(Method):
         return pairs.transpose(2, 3).flatten(1, 2).to(o.dtype)
 
     def _factor(self, call: Call) -> Tensor:
-        """Return the factor of the second map: a 0-d tensor, or one of each query (B, H/2, T, 1) in the second
-        version."""
+        """Return the factor of the second map: 0-d, or in version 2 one per query, (B, H/2, T, 1)."""
         state = call.state(self)
         if self.version == 2:
             x = tokens_of_queries(self, call)
@@ -151,5 +150,5 @@ class DifferentialAttention(Method):
 
 
 def _swapped(v: Tensor) -> Tensor:
-    """Return the values (B, H, N, D) with the heads of each pair in the place of one another."""
+    """Return the values (B, H, N, D) with the heads of each pair swapped."""
     return v.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)

@@ -20,12 +20,12 @@ class Disagreement(Method):
 
     Li et al. 2018, arXiv 1810.10183.
 
-    The loss gains -strength·D. `on="output"` and `"values"`: D = -mean over all pairs of heads (a head with itself
-    included) of the cosine of their outputs or values, in each token, averaged over real tokens; `flatten=True` takes
-    the cosine of a whole sample's vectors at once (the paper does not say which). `on="position"`: D = -mean over pairs
-    of Σ A_i⊙A_j, summed over all queries and keys: N for identical one-hot maps, 1 for uniform ones; a sample weighs by
-    its real queries. It reads the weights by blocks of queries; the other two need no weights. The paper's best was
-    "output".
+    Adds -strength·D to the loss. `on="output"` and `"values"`: D = -mean over all pairs of heads (including a head with
+    itself) of the cosine of their outputs or values in each token, averaged over real tokens; `flatten=True` takes the
+    cosine of a whole sample's concatenated vectors (the paper does not specify which). `on="position"`: D = -mean over
+    pairs of Σ A_i⊙A_j, summed over all queries and keys: N for identical one-hot maps, 1 for uniform ones. Samples are
+    weighted by their number of real queries. It reads the weights in blocks of queries; the other two need no weights.
+    The best in the paper was "output".
     """
 
     on: str = "output"
@@ -63,17 +63,16 @@ class Disagreement(Method):
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.on == "position":
-            # Σ_ij Σ_n A_i A_j = Σ_n (Σ_h A_h)². The mean over real queries that follows is undone by their number.
+            # Σ_ij Σ_n A_i A_j = Σ_n (Σ_h A_h)². The number of real queries turns the mean in penalize() into a sum.
             overlap = at_least_fp32(a).mean(1).square().sum(-1) * query_counts(call)[:, None]
             call.penalize(self, call.value(self, "strength") * overlap)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
-        # The logsumexp of all pairs of heads is exact too, but slower than blocks of queries and wrong with additive
-        # masks.
+        # A log-sum-exp over all pairs of heads would be slower than blocks of queries, and wrong with additive masks.
         return NotImplemented if self.on == "position" else None
 
 
 def _agreement(x: Tensor, flatten: bool) -> Tensor:
-    # Σ_ij cos(x_i, x_j) = ‖Σ_h x̂_h‖²; vectors of 0 have no direction and add nothing.
+    # Σ_ij cos(x_i, x_j) = ‖Σ_h x̂_h‖²; zero vectors add nothing.
     unit = F.normalize(at_least_fp32(x).flatten(2) if flatten else at_least_fp32(x), dim=-1)
     return unit.mean(1).square().sum(-1)

@@ -15,12 +15,12 @@ class DropAttention(Method):
 
     Zehui et al. 2019, arXiv 1907.11065.
 
-    `unit="column"` drops keys for all queries of a head, `"element"` each weight apart; `window` neighbouring keys fall
-    together, a fall starting with probability p / window. The paper likes columns with a large p and a small window.
-    Rescaling with its gradient equals removing the key before the softmax, so columns run matrix-free as a mask;
-    elements need the matrix. With `detach_normalizer=True` (no gradient through the row's sum; a later study found it
-    the worst variant) the matrix is needed too. A query that would lose every key it may see gets the first of them
-    back.
+    `unit="column"` drops keys for all queries of a head, `"element"` each weight separately. `window` neighbouring keys
+    are dropped together; such a window starts at a key with probability p / window. The paper prefers columns with a
+    large p and a small window. Rescaling, including its gradient, equals removing the keys before the softmax, so
+    columns run matrix-free as a mask; elements need the matrix, and so does `detach_normalizer=True` (no gradient
+    through the row's sum; a later study found it the worst variant). A query that would lose all keys it may see gets
+    the first of them back.
     """
 
     p: float = 0.1
@@ -41,11 +41,11 @@ class DropAttention(Method):
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         kept = a * self._kept(call).to(a.dtype)
-        # A row has what it had, which is 1 unless a method before this one took weight away. Sizes are summed: where
-        # one made weights negative, their sum may be nearly 0.
+        # Each row keeps its sum, which is 1 unless an earlier method removed weight. The sum is of absolute values,
+        # because that of negative and positive weights may be close to 0.
         before, total = a.abs().sum(-1, keepdim=True), kept.abs().sum(-1, keepdim=True)
         if call.sinks is not None:
-            # The sink's weight stands in no column of `a`, is never dropped, and is part of the row's sum.
+            # The sink's weight is not in `a`, is never dropped, and is part of the row's sum.
             before, total = torch.ones_like(total), total + (1 - before)
         share = before / total.masked_fill(total == 0, 1.0)
         return kept * (share.detach() if self.detach_normalizer else share)

@@ -14,8 +14,8 @@ class DropColumn(Method):
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog, after Zehui et al.
     2019).
 
-    Drawn per sample, head and key while training; the weights that stay are not scaled up, and a query may lose all of
-    its weight. A·diag(m)·V = A·(m⊙V), so it costs one product with the values and the fused kernel stays.
+    Drawn per sample, head and key while training. The remaining weights are not scaled up, and a query may lose all its
+    weight. As A·diag(m)·V = A·(m⊙V), it costs one elementwise product with the values and keeps the fused kernel.
     """
 
     p: float = 0.2
@@ -24,7 +24,7 @@ class DropColumn(Method):
     strong = {"p": 0.7}
     live = ("p",)
     random = True
-    # Both multiply single weights, so that their order does not matter.
+    # Both multiply single weights, in either order.
     commutes_with_dropout = True
     rowwise = True
 

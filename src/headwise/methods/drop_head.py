@@ -14,9 +14,9 @@ class DropHead(Method):
 
     Zhou et al. 2020, arXiv 2004.13342.
 
-    Drawn per sample and query head while training, before the output projection. One head always stays; a layer
-    that has no other is refused. `rescale=False` leaves the rest as it is: the blog's form (Meindl 2023), which names
-    no rescale. The paper lets p fall to 0 and rise again: `regularized.set(DropHead, p=VShape(...))`.
+    Drawn per sample and query head while training, before the output projection. At least one head stays; layers with
+    one head are refused. `rescale=False` does not scale the rest: the form of the blog (Meindl 2023), which mentions no
+    rescaling. In the paper p falls to 0 and rises again: `regularized.set(DropHead, p=VShape(...))`.
     """
 
     p: float = 0.2
@@ -35,7 +35,7 @@ class DropHead(Method):
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         draw = call.uniform_draw(self, (call.samples, call.heads))
-        # The head with the largest number always stays: each head is that one equally often.
+        # The head with the largest number always stays, which is every head equally often.
         kept = ((draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))).float()
         factor = kept * (call.heads / kept.sum(1, keepdim=True)) if self.rescale else kept
         return o * call.per_sample(factor)[:, :, None, None].to(o.dtype)

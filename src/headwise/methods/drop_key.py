@@ -15,10 +15,10 @@ class DropKey(Method):
 
     Li et al. 2023, arXiv 2208.02646.
 
-    `unit="element"` draws for each query, head and sample, as in the paper, and needs the matrix; `"column"` draws for
-    all queries of a head at once and runs matrix-free as a mask. `end_p` is the p of the last layer of a stack, reached
-    linearly with depth (the paper found a decreasing p best; it does not print the end). A query that would lose every
-    key it may see gets the first of them back.
+    `unit="element"` draws for each query, head and sample, as in the paper, and needs the matrix; `"column"` draws once
+    for all queries of a head and runs matrix-free as a mask. With `end_p`, p changes linearly with depth to `end_p` at
+    the last layer of a stack (the paper found a decreasing p best and does not give its last value). A query that would
+    lose all keys it may see gets the first of them back.
     """
 
     p: float = 0.1

@@ -19,11 +19,11 @@ class EntropyPenalty(Method):
     Attanasio et al. 2022, arXiv 2203.09192 (entropy-based attention regularization); the band: Jha and Reagen 2025,
     arXiv 2501.03489 (Entropy-Guided Attention).
 
-    Without a target: strength · mean(-H) in nats over real queries and heads, summed over layers. With a `target`: (H -
-    target·log n)² where H lies further than band·log n from target·log n, 0 inside; n counts the keys the query may see
-    (the paper learns a target per head). `head_mean=True` takes the entropy of a second softmax over the head-averaged
-    weights, as the authors' code of the first paper does (it hardly moves: about 2.72 to 2.77 at 16 keys), and, as
-    there, averages over each sentence's real queries and then over sentences; it needs the matrix, the rest runs
+    Without a target: strength · mean(-H) in nats over real queries and heads, summed over layers. With a `target`:
+    (H - target·log n)² if H is further than band·log n from target·log n, else 0, where n is the number of keys that
+    the query may see (the paper learns a target per head). `head_mean=True` uses the entropy of a second softmax over
+    the head-averaged weights, which hardly varies (about 2.72 to 2.77 at 16 keys), and averages over the real queries
+    of each sentence and then over sentences, both as in the code of the first paper; it needs the matrix. Otherwise
     matrix-free.
     """
 
@@ -63,8 +63,8 @@ class EntropyPenalty(Method):
         if self.target is None:
             return call.penalize(self, -strength * entropy, per)
         largest = call.allowed_counts().to(entropy.dtype).log().squeeze(-1)
-        away = entropy - self.target * largest
-        return call.penalize(self, strength * away.square().masked_fill(away.abs() <= self.band * largest, 0.0), per)
+        off = entropy - self.target * largest
+        return call.penalize(self, strength * off.square().masked_fill(off.abs() <= self.band * largest, 0.0), per)
 
 
 def _second_softmax(a: Tensor, call: Call) -> Tensor:
@@ -72,5 +72,5 @@ def _second_softmax(a: Tensor, call: Call) -> Tensor:
     if allowed is None:
         return mean.softmax(-1)
     allowed = allowed.any(1, keepdim=True)
-    # Finite instead of -inf: a query without keys stays free of nan, and its row is no real query's.
+    # A finite number, as -inf would give nan for queries without allowed keys, whose rows do not count.
     return mean.masked_fill(~allowed, torch.finfo(mean.dtype).min).softmax(-1) * allowed

@@ -13,15 +13,15 @@ from headwise.methods.layer_input import branch_channels
 
 
 class FeatScale(Method):
-    """Scales the mean over tokens and the rest of the branch's output apart, by learned factors per channel.
+    """Scales the mean over tokens and the rest of the branch's output separately, by learned factors per channel.
 
     Wang et al. 2022, arXiv 2203.05962.
 
-    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)), where the branch enters the residual: after the output
-    projection and its dropout, before a LayerScale and stochastic depth, as the authors' code has it, in training and
-    evaluation. Hosts that drop there by a function call, behind which nothing can stand, are refused unless that
-    dropout is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
-    authors' files adds it twice). The mean runs over the tokens a query may see: real ones under padding, the past
+    y' = y + mean_gain⊙mean(y) + rest_gain⊙(y - mean(y)) where the branch enters the residual: after the output
+    projection and its dropout, before a LayerScale and stochastic depth, as in the authors' code, in training and
+    evaluation. Hosts that apply this dropout by a function call, after which no code can be inserted, are refused
+    unless it is 0. Both gains start at 0, where nothing changes. The term is added once, as in the paper (one of the
+    authors' files adds it twice). The mean is over the tokens that a query may see: real ones under padding, the past
     under causality.
     """
 
@@ -33,16 +33,13 @@ class FeatScale(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:
-            return (
-                "its mean over tokens would run over the decoder's future ones, which no mask of a cross attention "
-                "tells"
-            )
+            return "its mean over tokens would include the decoder's future ones, which a cross attention does not mask"
         if site.causal:
-            return "its mean over tokens needs all of them, and a causal layer generates with only the new one at hand"
+            return "its mean over tokens needs all of them, and a causal layer generates with only the new one present"
         if site.pooled:
             return "its mean over tokens needs queries and keys of the same tokens, and this layer pools one of them"
         if site.windowed:
-            return "its mean over tokens would be one over a window"
+            return "its mean over tokens would be that of a window"
         return None
 
     def build(self, site: Site, state: MethodState) -> None:

@@ -12,8 +12,9 @@ from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.layer_input import JOINT, tokens_of_queries
+from headwise.methods.real_tokens import whole_of
 
-# Numbers of a half precision whose sum holds an fp32 number: bf16 has 8 bits, fp32 24.
+# An fp32 number (24 bits) is the sum of this many bf16 numbers (8 bits).
 TERMS = 3
 
 
@@ -22,14 +23,14 @@ class ForgettingAttention(Method):
 
     Lin et al. 2025, arXiv 2503.02130 (Forgetting Transformer).
 
-    s_ij + c_i - c_j in training and evaluation, c the running sum of log f and f = σ(w·x + b) one gate for each token
-    and head, of the layer's input. w starts at 0 (the authors draw it) and b at `bias`, the authors' 0: every gate is ½
-    and the reach a few tokens. For a trained model take 6 or more, where a gate is 0.998. Positions of the host stay;
-    the paper trains with and without them. Two more coordinates of queries and keys serve causal calls without the
-    matrix: c_i and 1 beside 1 and -c_j. Sums are kept in fp32, in bf16 as three coordinates that add up to it (fp16,
-    whose range ends at 65,504, takes the matrix). Layers that are not causal forget both ways, by -|c_i - c_j|, which
-    is ours; it needs the matrix, as masks do where the host does not say that it is causal. The gates of past tokens
-    are in no cache: generate with use_cache=False.
+    s_ij + c_i - c_j in training and evaluation, with c the running sum of log f, and f = σ(w·x + b) a gate per token
+    and head computed from the layer's input x. w starts at 0 (the authors draw it) and b at `bias`, 0 as in the paper:
+    every gate is ½, and attention reaches a few tokens back. For a trained model use 6 or more, where a gate is 0.998.
+    The host keeps its positions; the paper trains with and without them. Causal calls need no matrix: queries get the
+    additional coordinates c_i and 1, keys 1 and -c_j. The sums are kept in fp32, in bf16 as three coordinates that add
+    up to them; fp16, whose range ends at 65,504, needs the matrix. Layers that are not causal forget in both directions
+    by -|c_i - c_j|, which is not in the paper and needs the matrix, as do masks if the host does not declare itself
+    causal. Caches do not hold the gates of past tokens: generate with use_cache=False.
     """
 
     bias: float = 0.0
@@ -63,11 +64,11 @@ class ForgettingAttention(Method):
     def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
         if not _one_way(call) or q.dtype == torch.float16:
             return None
-        # c_i too, which a softmax does not see, but a sink beside it and whoever reads the logits do.
+        # c_i cancels in the softmax, but sinks and readers of the logits depend on it.
         sums = self._sums(call) / call.scale
         own, past = _terms(sums, q.dtype), _terms(-sums, k.dtype)
         ones = torch.ones_like(own)
-        # Up to the next multiple of 8, for which kernels are made.
+        # Padding to the next multiple of 8, which fast kernels require.
         spare = (0, -(q.shape[-1] + 2 * own.shape[-1]) % 8)
         return torch.cat([q, F.pad(torch.cat([own, ones], -1), spare)], -1), torch.cat(
             [k, F.pad(torch.cat([ones, past], -1), spare)], -1
@@ -75,7 +76,7 @@ class ForgettingAttention(Method):
 
     def _sums(self, call: Call) -> Tensor:
         """Return the running sums of the gates' logarithms, (B, H, N) in fp32 or wider."""
-        whole = call if call.whole is None else call.whole
+        whole = whole_of(call)
         if whole.queries != whole.keys:
             raise ValueError(
                 f"ForgettingAttention needs the gates of all keys at {call.site.name}, got {whole.queries} tokens and "
@@ -87,16 +88,16 @@ class ForgettingAttention(Method):
 
 
 def _terms(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers of a dtype (..., 1 or TERMS) whose sum is x, in fp32."""
+    """Return numbers of a dtype (..., 1 or TERMS) that add up to x in fp32."""
     if torch.finfo(dtype).bits >= 32:
         return x[..., None].to(dtype)
-    found = []
+    terms = []
     for _ in range(TERMS):
-        found.append(x.to(dtype))
-        x = x - found[-1]
-    return torch.stack(found, dim=-1)
+        terms.append(x.to(dtype))
+        x = x - terms[-1]
+    return torch.stack(terms, dim=-1)
 
 
 def _one_way(call: Call) -> bool:
-    """Return whether no query sees what comes after it."""
+    """Return whether no query sees later keys."""
     return call.causal or bool(call.site.causal)

@@ -18,12 +18,12 @@ class GatedOutput(Method):
 
     Qiu et al. 2025, arXiv 2505.06708.
 
-    out⊙σ(x·W + b) before the output projection, in training and evaluation; one gate per head, or with `per="element"`
-    one per channel of a head. W starts at 0 and `start` says what the gate is then: "open" has b = 4, so that every
-    gate starts at 0.982 and a trained model hardly changes (the paper trains from scratch and starts near ½); "half" is
-    σ(x·W) without b, at ½; "one" is 2σ(x·W), at exactly 1, so that a trained model does not change at all, and a gate
-    may reach 2. With `channels` the gate reads the first of the input's channels alone: 12 of them with "half" are the
-    sparse gate of pull request 117 of KellerJordan/modded-nanogpt (2025).
+    out⊙σ(x·W + b) before the output projection, in training and evaluation, with x the layer's input; one gate per
+    head, or with `per="element"` one per channel of a head. W starts at 0, and `start` determines the initial gate:
+    "open" has b = 4, so that every gate starts at 0.982 and a trained model hardly changes (the paper trains from
+    scratch and starts near ½); "half" is σ(x·W) without b, at ½; "one" is 2σ(x·W), at exactly 1, so that a trained
+    model does not change at first, and gates may reach 2. With `channels` the gate reads only the first channels of the
+    input: 12 of them with "half" are the sparse gate of pull request 117 of KellerJordan/modded-nanogpt (2025).
     """
 
     per: str = "head"

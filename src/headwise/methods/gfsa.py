@@ -16,9 +16,9 @@ class GFSA(Method):
 
     Choi et al. 2024, arXiv 2312.04234.
 
-    A + gain·(A + (order - 1)(A² - A)) per head, the second term a first-order estimate of A^order; gain starts at 0,
-    where nothing changes, in training and evaluation. A²V = A(AV): two maps, no matrix. Layers with a cache, and any
-    whose queries and keys are of different tokens, have no A².
+    A + gain·(A + (order - 1)(A² - A)) per head, where the second term is a first-order estimate of A^order, in training
+    and evaluation; the gain starts at 0, where nothing changes. A²V = A(AV) takes two maps and no matrix. A² does not
+    exist with a cache, or if queries and keys are different tokens; such calls are refused.
     """
 
     order: int = 4
@@ -42,11 +42,11 @@ class GFSA(Method):
         state.parameter("gain", torch.zeros(site.heads))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
-        self._square(call)
+        self._check_square(call)
         return a + self._gain(call, a) * (a + (self.order - 1) * (a @ a - a))
 
     def attend(self, attend: Attend, call: Call) -> Attend:
-        self._square(call)
+        self._check_square(call)
 
         def filtered(v: Tensor) -> Tensor:
             once = attend(v)
@@ -54,7 +54,7 @@ class GFSA(Method):
 
         return filtered
 
-    def _square(self, call: Call) -> None:
+    def _check_square(self, call: Call) -> None:
         if call.queries != call.keys:
             raise ValueError(
                 f"GFSA needs as many queries as keys at {call.site.name}, got {call.queries} and {call.keys}: run it "

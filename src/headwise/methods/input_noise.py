@@ -16,17 +16,17 @@ from headwise.core.site import Site
 
 
 class InputNoise(Method):
-    """Adds normal noise to what enters the attention layer.
+    """Adds normal noise to the input of the attention layer.
 
     Meindl 2023, "Regularization Techniques for Attention Layers in Transformer Models" (a blog).
 
-    x + scale·level(x)·N(0, 1) while training; level is the median as in the blog, the standard deviation, or the median
-    absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole tensor, as
-    `median(x)` reads in the blog; tokens that the host tells to be padding do not count. The median of a layer-normed
-    sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so that the blog's noise is about 1e-4 of the
-    input's deviation: for more use "std" or "mad". `per_head=True` gives each head noise of its own: (x + n_h)·W_h =
-    x·W_h + n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections: refused
-    behind rotary positions and query-key norms; on cross attention it reaches the queries alone, as without it.
+    x + scale·level(x)·N(0, 1) while training. The level is the median as in the blog, the standard deviation, or the
+    median absolute deviation, over the tokens and channels of each sample, or with `over="batch"` over the whole
+    tensor, the literal meaning of the blog's `median(x)`; known padding does not count. The median of a layer-normed
+    sample is about 1e-2 in size (over a whole batch 1e-4 to 1e-2), so the blog's noise is about 1e-4 of the input's
+    deviation: for more use "std" or "mad". `per_head=True` gives each head its own noise: (x + n_h)·W_h = x·W_h +
+    n_h·W_h, one head at a time, redrawn in backward and never stored. It needs plain projections, so rotary positions
+    and query-key norms are refused. On cross attention only the queries get noise, with and without `per_head`.
     """
 
     scale: float = 0.01
@@ -48,9 +48,9 @@ class InputNoise(Method):
         if not self.per_head:
             return None
         if site.rope:
-            return "rotary positions stand between the projections and the scores; use per_head=False"
+            return "rotary positions are applied between the projections and the scores; use per_head=False"
         if site.qk_norm:
-            return "a norm stands between the projections and the scores; use per_head=False"
+            return "a norm is applied between the projections and the scores; use per_head=False"
         return "a window's tokens are not those of the layer's input; use per_head=False" if site.windowed else None
 
     def build(self, site: Site, state: MethodState) -> None:
@@ -72,32 +72,34 @@ class InputNoise(Method):
             raise ValueError(
                 f"{self!r} needs the layer's input (B, T, C) at {call.site.name}, got {shape}; use per_head=False"
             )
-        made = (q,) if call.site.is_cross else (q, k, v)
-        noisy = self._per_head(x, made, call)
+        projected = (q,) if call.site.is_cross else (q, k, v)
+        noisy = self._per_head(x, projected, call)
         return noisy if len(noisy) == 3 else (noisy[0], k, v)
 
-    def _per_head(self, x: Tensor, made: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
-        found = projections.of(call.site)
-        # `build` has asked for all of them.
-        read = [block for block in (found.q, found.k, found.v)[: len(made)] if block is not None]
-        blocks = [(block.by_head(x.dtype), block.bias()) for block in read]
-        factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(made, blocks)]
+    def _per_head(self, x: Tensor, projected: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
+        layer = projections.of(call.site)
+        # `build` has checked that none of them is None.
+        parts = [block for block in (layer.q, layer.k, layer.v)[: len(projected)] if block is not None]
+        blocks = [(block.by_head(x.dtype), block.bias()) for block in parts]
+        factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(projected, blocks)]
         level = call.value(self, "scale") * self._level(x, call.tokens)
         sizes = [weight.shape[1] for weight, _ in blocks]
         key = torch.as_tensor(call.open_pass().key, device=x.device)
-        added: list[tuple[Tensor, ...]] = []
+        noise: list[tuple[Tensor, ...]] = []
         for head in range(call.heads):
-            # Grouped keys and values are repeated by now: each query head's copy gets that head's noise.
+            # Grouped keys and values have been repeated: the copy of each query head gets that head's noise.
             rows = [weight[head * weight.shape[0] // call.heads] for weight, _ in blocks]
             salt = call.salt(self, f"head {head}")
-            added.append(_HeadNoise.apply(torch.cat(rows), level, key, salt, tuple(x.shape)).split(sizes, dim=-1))
-        parts = (torch.stack(part, dim=1) for part in zip(*added))
-        return tuple(tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(made, factors, parts))
+            noise.append(_HeadNoise.apply(torch.cat(rows), level, key, salt, tuple(x.shape)).split(sizes, dim=-1))
+        stacked = (torch.stack(part, dim=1) for part in zip(*noise))
+        return tuple(
+            tensor + (factor * part).to(tensor.dtype) for tensor, factor, part in zip(projected, factors, stacked)
+        )
 
     def _level(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         flat = x.detach().float()
         if tokens is not None:
-            # Padding may hold anything, and is no part of a sample.
+            # Padding may hold any value and is not part of a sample.
             flat = flat.masked_fill(~tokens.unsqueeze(-1), float("nan"))
         flat = flat.flatten().unsqueeze(0) if self.over == "batch" else flat.flatten(1)
         if self.unit == "std":
@@ -116,12 +118,12 @@ def _median(flat: Tensor, whole: bool) -> Tensor:
 
 
 def _deviation(flat: Tensor) -> Tensor:
-    """Return the standard deviation of the numbers in each row that are no nan."""
+    """Return the standard deviation of the numbers in each row that are not nan."""
     return (flat - flat.nanmean(1, keepdim=True)).square().nanmean(1).sqrt()
 
 
 class _HeadNoise(torch.autograd.Function):
-    """noise · weightᵀ of one head, (B, T, D), with the noise drawn again in backward."""
+    """noise · weightᵀ of one head, (B, T, D), with the noise redrawn in backward."""
 
     @staticmethod
     def forward(weight: Tensor, level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Tensor:
@@ -145,23 +147,23 @@ def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Ten
 
 
 @torch.no_grad()
-def _factor(x: Tensor, made: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Return the factor by which a host scales x·Wᵀ + b on the way to `made` (OPT and Whisper scale their queries).
+def _factor(x: Tensor, projected: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    """Return the factor by which a host scales x·Wᵀ + b to get `projected` (OPT and Whisper scale their queries).
 
     Raises:
-        ValueError: where `made` is no multiple of the projection, seen on one token; not looked at while compiling.
+        ValueError: if `projected` is not a multiple of x·Wᵀ + b, checked on one token; unchecked while compiling.
     """
-    # One token tells: the last of the first sample, or the first where the last may be padding.
-    at = -1 if call.packed is None else 0
-    expected = (weight.flatten(0, 1) @ x[0, at].to(weight.dtype)).float()
+    # One token suffices: the last of the first sample, or with packing, where the last may be padding, the first.
+    position = -1 if call.packed is None else 0
+    expected = (weight.flatten(0, 1) @ x[0, position].to(weight.dtype)).float()
     if bias is not None:
         expected = expected + bias.float()
     expected = expected.unflatten(0, weight.shape[:2]).repeat_interleave(call.heads // weight.shape[0], dim=0)
-    seen = made[0, :, at].float()
+    actual = projected[0, :, position].float()
     # Least squares; the clamp is for a token of zeros.
-    factor = (seen * expected).sum() / expected.square().sum().clamp(min=1e-20)
-    # Rounding in bfloat16 stays far within a twentieth; a rotation or a norm does not.
-    if not torch.compiler.is_compiling() and float((seen - factor * expected).norm()) > 0.05 * float(seen.norm()):
+    factor = (actual * expected).sum() / expected.square().sum().clamp(min=1e-20)
+    # Rounding in bfloat16 is far below a twentieth, the effect of a rotation or a norm above.
+    if not torch.compiler.is_compiling() and float((actual - factor * expected).norm()) > 0.05 * float(actual.norm()):
         raise ValueError(
             f"InputNoise(per_head=True) cannot add its noise at {call.site.name}: queries, keys or values there are no "
             "multiple of the projection of the layer's input; use per_head=False"

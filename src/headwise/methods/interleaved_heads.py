@@ -19,14 +19,14 @@ class InterleavedHeads(Method):
 
     Interleaved Head Attention: Duvvuri et al. 2026, arXiv 2602.21371, with one pseudo-head for each head.
 
-    W_h ← Σ_g M[h, g]·W_g for queries, keys and, unless `values=False`, values, each with an M of its own, over key
-    heads under grouped queries; in training and evaluation. M is the identity plus a learned matrix, which starts at
-    `spread` times normal noise: at 0 a trained model does not change, and weight decay pulls towards the identity.
-    Biases, free in each head anyway, stay. Mixed in the weights, it costs nothing by token, stands before the host's
-    norms and rotary positions, as in the paper, and folds into plain weights, bit for bit. The paper's several
-    pseudo-heads for each head, which make the sequence as many times longer and have maps of their own, are no edit of
-    a layer that exists and are left out; with one, it is the form that pull request 69 of qlabs-eng/slowrun trained
-    with.
+    W_h ← Σ_g M[h, g]·W_g for queries, keys and, unless `values=False`, values, each with its own M, over key heads
+    under grouped queries; in training and evaluation. M is the identity plus a learned matrix that starts at `spread`
+    times normal noise: at 0 a trained model does not change at first, and weight decay pulls towards the identity.
+    Biases, which each head learns anyway, are not mixed. Because the weights are mixed, it costs nothing per token,
+    acts before the host's norms and rotary positions, as in the paper, and folds into plain weights, bit for bit. The
+    paper also has several pseudo-heads per head, which have their own maps and make the sequence that many times
+    longer; an existing layer cannot be changed in this way, so this is left out. One per head is the form that pull
+    request 69 of qlabs-eng/slowrun trained.
     """
 
     values: bool = True
@@ -66,12 +66,12 @@ class InterleavedHeads(Method):
 
 
 class Mixed(nn.Module):
-    """Computes a weight whose rows of each head are a mix of those of all heads of its block; other rows stay.
+    """A parametrization that mixes the rows of a weight across the heads of each block; other rows stay.
 
     Args:
         weight: the parameter.
         blocks: its parts that are mixed.
-        starts: of each kind of block, what its mix is beside the identity at first.
+        starts: for each kind of block, the initial mix minus the identity.
     """
 
     def __init__(self, weight: Tensor, blocks: list[Block], starts: dict[str, Tensor]) -> None:
@@ -91,18 +91,17 @@ class Mixed(nn.Module):
             for kind in self.kinds:
                 place = getattr(self, f"rows_{kind}")
                 heads = at_least_fp32(rows[place]).unflatten(0, (self._off(kind).shape[0], -1))
-                # Beside the identity, so that what is not mixed keeps its bits.
+                # The identity is added separately, so that unmixed heads keep their bits.
                 mixed = heads + torch.tensordot(self._off(kind).to(heads.dtype), heads, dims=1)
                 rows = rows.index_copy(0, place, mixed.flatten(0, 1).to(rows.dtype))
             return rows.transpose(0, self.axis)
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
-        """Multiply rows of what is computed by factors, alike within a head, which the mix takes; along the inputs, the
-        weight does.
+        """Multiply the computed weight by factors along an axis: output rows through the mix, inputs in `weight`.
 
         Raises:
-            RuntimeError: where the rows of one head have several factors.
+            RuntimeError: if the output rows of one head have several factors.
         """
         if axis != self.axis:
             shape = [1] * weight.dim()
@@ -111,13 +110,13 @@ class Mixed(nn.Module):
             return
         for kind in self.kinds:
             off = self._off(kind)
-            of_heads = factors[getattr(self, f"rows_{kind}")].unflatten(0, (off.shape[0], -1))
-            if not (of_heads == of_heads[:, :1]).all():
+            by_row = factors[getattr(self, f"rows_{kind}")].unflatten(0, (off.shape[0], -1))
+            if not (by_row == by_row[:, :1]).all():
                 raise RuntimeError(
-                    "rows of one head cannot be scaled apart while heads are mixed: fold or remove InterleavedHeads "
-                    "first"
+                    "rows of one head cannot be scaled separately while heads are mixed: fold or remove "
+                    "InterleavedHeads first"
                 )
-            by_head, eye = of_heads[:, :1].to(off), torch.eye(off.shape[0], dtype=off.dtype, device=off.device)
+            by_head, eye = by_row[:, :1].to(off), torch.eye(off.shape[0], dtype=off.dtype, device=off.device)
             off.copy_(by_head * (eye + off) - eye)
 
     def _off(self, kind: str) -> nn.Parameter:

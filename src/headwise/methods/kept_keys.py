@@ -1,4 +1,4 @@
-"""Which keys a draw leaves: by column or element, in windows, and never none of a query's allowed keys."""
+"""Random choice of the keys that stay: by column or element, in windows, with at least one key for each query."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headwise.methods.real_tokens import whole_of
 
 
 def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1) -> Tensor:
-    """Draw which keys stay.
+    """Return a random choice of the keys that stay.
 
-    A query that would lose every key it may see gets the first of them back; in columns it comes back for all queries,
-    so that the draw stays a mask of columns. Under causality this means that column 0 is never dropped.
+    A query that would lose all keys it may see gets the first of them back. With columns that key comes back for all
+    queries of the head, so that the mask still consists of columns; under causality column 0 is never dropped.
 
     Args:
-        method: whose draw it is.
-        call: the call, or a block of it: a block sees its part of the whole draw.
-        p: 0-d, the probability that a unit is dropped; with a window, that the drop of one starts `p / window`.
-        unit: "column" drops a key for all queries of a head, "element" for each query apart.
-        window: so many neighbouring keys are dropped together.
+        method: the method that draws.
+        call: the call, or a block of it, which gets its part of the whole draw.
+        p: probability that a unit is dropped, 0-d; a window of dropped keys starts with probability `p / window`.
+        unit: "column" drops a key for all queries of a head, "element" for each query separately.
+        window: number of neighbouring keys that are dropped together.
 
     Returns:
         bool, True for keys that stay: (B, H, 1, N) for columns, (B, H, T, N) for elements.
@@ -38,7 +38,7 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
 def _outside_windows(starts: Tensor, window: int) -> Tensor:
     if window == 1:
         return ~starts
-    # A key falls where one of the last `window` keys starts a fall: where the count has grown within the window.
+    # A key is dropped if a window starts at one of the last `window` keys, i.e. if the count has grown since then.
     count = starts.cumsum(-1)
     before = torch.nn.functional.pad(count, (window, 0))[..., : count.shape[-1]]
     return count == before
@@ -47,11 +47,11 @@ def _outside_windows(starts: Tensor, window: int) -> Tensor:
 def _with_columns_back(keep: Tensor, call: Call) -> Tensor:
     if call.mask is None:
         first = torch.arange(call.keys, device=keep.device) == 0
-        # Under causality the first query sees column 0 alone, so that this column always comes back.
+        # Under causality the first query sees only column 0, which therefore always comes back.
         return keep | (first if call.causal else first & ~keep.any(-1, keepdim=True))
     allowed = call.allowed()
     assert allowed is not None
-    # How many of a query's keys stay, for all queries and heads by one product: no (B, H, T, N) tensor.
+    # The number of keys left to each query, by one product without a (B, H, T, N) tensor.
     if allowed.shape[1] == 1:
         left = (allowed[:, 0].float() @ keep[:, :, 0].float().mT).mT
     else:

@@ -1,4 +1,4 @@
-"""What entered the layer, one token a query, and how wide the branch is that leaves it."""
+"""The input tokens of a layer's queries, and the width of its output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from headwise import projections
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.site import Site
+from headwise.methods.real_tokens import whole_of
 from headwise.projections import ProjectionError
 
 
 def branch_channels(site: Site, method: str) -> int:
-    """Return the channels that leave the layer: in hierarchical models not always those that enter it."""
+    """Return the number of output channels of the layer, which may differ from its inputs in hierarchical models."""
     try:
         return projections.output(site, method).width
     except ProjectionError:
@@ -20,16 +21,16 @@ def branch_channels(site: Site, method: str) -> int:
         return site.hidden
 
 
-JOINT = "reads the tokens that enter a layer, and here those of an image and of a text enter apart"
+JOINT = "reads the input tokens of a layer, and here those of an image and of a text enter separately"
 
 
 def tokens_of_queries(method: Method, call: Call) -> Tensor:
-    """Return what entered the layer (B, t, C), one token for each query of the call, or of the block at hand.
+    """Return the layer's input (B, t, C), one token for each query of this call or block.
 
     Raises:
-        ValueError: where the layer's input is not known, or its tokens are not those of the queries.
+        ValueError: if the layer's input is unknown, or its tokens are not those of the queries.
     """
-    x, whole = call.hidden, call if call.whole is None else call.whole
+    x, whole = call.hidden, whole_of(call)
     if x is None or x.shape[:2] != (whole.batch, whole.queries):
         shape = None if x is None else tuple(x.shape)
         raise ValueError(

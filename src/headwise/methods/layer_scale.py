@@ -17,8 +17,8 @@ class LayerScale(Method):
 
     Touvron et al. 2021, arXiv 2103.17239 (CaiT).
 
-    gain⊙y where the branch enters the residual, in training and evaluation. `start` is what every gain starts from:
-    CaiT takes 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6 beyond; 1 changes nothing at once.
+    gain⊙y where the branch enters the residual, in training and evaluation. `start` is the initial value of all gains:
+    0.1 up to 18 layers in CaiT, 1e-5 up to 24 and 1e-6 beyond; with 1 nothing changes at first.
     """
 
     start: float = 1e-5

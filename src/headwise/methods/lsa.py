@@ -10,17 +10,19 @@ from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
+from headwise.methods.real_tokens import whole_of
 
 
 class LSA(Method):
-    """Takes each token's own key away from it and divides the logits by a learned temperature.
+    """Hides each token's own key from it and divides the logits by a learned temperature.
 
     Locality self-attention: Lee, Lee and Song 2021, arXiv 2112.13492 (vision transformers on small data sets).
 
     In training and evaluation. The temperature is one number per head, as in the authors' code, or with `per="layer"`
-    one for all heads; it starts at 1 on top of the host's own scale, as the paper's starts at √d. `diagonal=False`
-    learns the temperature alone. Causal layers are refused, for the first token sees nothing but itself. Matrix-free
-    with a mask of the diagonal. State dicts of headwise 0.2 hold one number per layer: `per="layer"` loads them.
+    one for all heads. It starts at 1 in addition to the host's own scale, which equals the paper's start at √d.
+    `diagonal=False` only learns the temperature. Causal layers are refused, because the first token sees only itself.
+    Matrix-free with a mask of the diagonal. State dicts of headwise 0.2 hold one number per layer: `per="layer"` loads
+    them.
     """
 
     diagonal: bool = True
@@ -40,11 +42,11 @@ class LSA(Method):
     def refuse(self, site: Site) -> str | None:
         if self.diagonal and site.causal:
             return (
-                "leaves a first token without a key, for it sees itself alone here; LSA(diagonal=False) learns the "
-                "temperature alone"
+                "leaves the first token without a key, because it sees only itself here; LSA(diagonal=False) only "
+                "learns the temperature"
             )
         if self.diagonal and site.pooled:
-            return "its queries and keys are of different tokens, for this layer pools one of them"
+            return "its queries and keys are different tokens: this layer pools one of them"
         return None
 
     def reads_own_tokens(self) -> bool:
@@ -52,28 +54,28 @@ class LSA(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        # One number in a vector, where it is one: FSDP2 shards no scalars.
+        # A vector even for one number, because FSDP2 cannot shard scalars.
         state.parameter("temperature", torch.ones(site.heads if self.per == "head" else 1))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        # One number for all queries: its gradient is a long sum, which half precision would round away.
+        # The gradient of a temperature is a sum over all queries, too long for half precision.
         temperature = call.state(self).tensor("temperature")[:, None, None]
         return (at_least_fp32(q) / temperature).to(q.dtype), k, v
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
-        kept = self.keep(call)
-        return s if kept is None else s.masked_fill(~kept, float("-inf"))
+        keep = self.keep(call)
+        return s if keep is None else s.masked_fill(~keep, float("-inf"))
 
     def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
-        # With nothing to mask, the logits stay as they are.
+        # Without the mask of the diagonal, the logits do not change.
         return None if self.diagonal else (q, k)
 
     def keep(self, call: Call) -> Tensor | None:
-        """Return all keys but a query's own, bool (B|1, 1, T, N); one that may see no other keeps it."""
+        """Return all keys but a query's own, bool (B|1, 1, T, N); a query that may see no other key keeps its own."""
         if not self.diagonal:
             return None
-        # With a cache or extra keys the queries' own are the last.
-        whole = call.whole or call
+        # With a cache or extra keys, the queries' own keys are the last.
+        whole = whole_of(call)
         query = call.query_positions() + (whole.keys - whole.queries)
         own = query[:, None, :, None] == torch.arange(call.keys, device=call.q.device)
         return ~own | (call.allowed_counts() <= 1)

@@ -14,10 +14,10 @@ class NeuTRENO(Method):
 
     Nguyen et al. 2023, arXiv 2312.00751.
 
-    A·V + strength·(V⁰ - V) before the output projection, in training and evaluation; V⁰ are the values of the stack's
-    first self attention, which stays plain, and carry gradient. Published: 0.6 for DeiT and Segmenter, 0.4 for a
-    language model. `warmup_steps` raises the strength from 0 over so many optimizer steps: for adapting a trained
-    model, whose function would otherwise change at once.
+    A·V + strength·(V⁰ - V) before the output projection, in training and evaluation. V⁰ are the values, with gradient,
+    of the stack's first self attention, which is left unchanged. Published strengths: 0.6 for DeiT and Segmenter, 0.4
+    for a language model. With `warmup_steps` the strength rises linearly from 0 over that many optimizer steps, so that
+    the function of a trained model does not change at once.
     """
 
     strength: float = 0.6
@@ -41,7 +41,7 @@ class NeuTRENO(Method):
         first = call.first_values()
         if first is None:
             return None
-        # With a cache the values hold past tokens too, fewer of them on sliding layers; the new ones are the last.
+        # With a cache the values include past tokens, fewer of them on sliding layers; the new ones are the last.
         new, first_new = call.keys - call.queries, first.shape[2] - call.queries
         return call.value(self, "strength") * (first[:, :, first_new:] - call.v[:, :, new:])
 

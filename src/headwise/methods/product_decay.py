@@ -17,9 +17,9 @@ class ProductDecay(Method):
 
     Khodak et al. 2021, arXiv 2105.01029 (Frobenius decay).
 
-    Adds strength / 2·(‖W_Q·W_Kᵀ‖² + ‖W_O·W_V‖²), summed over heads, to the loss, once per loss. From the Gram matrices
-    of the factors, without the products: ‖Aᵀ·B‖² = ⟨A·Aᵀ, B·Bᵀ⟩. With rotary positions the product is that of
-    tokens at the same position. Attention's own weight decay is best set to 0 beside it.
+    Adds strength / 2·(‖W_Q·W_Kᵀ‖² + ‖W_O·W_V‖²), summed over heads, to the loss, once per loss. Computed from the Gram
+    matrices of the factors without the products: ‖Aᵀ·B‖² = ⟨A·Aᵀ, B·Bᵀ⟩. With rotary positions the product is that of
+    tokens at the same position. Set the optimizer's weight decay of the attention weights to 0 when using it.
     """
 
     strength: float = 0.01
@@ -42,6 +42,6 @@ class ProductDecay(Method):
 
 def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖Aᵀ·B‖² of factors (H, d, C), (H, d, C'), as (H,)."""
-    # The sum of squares of a half-precision product would be rounded to three digits.
+    # In half precision the sum of squares would have about three digits.
     with torch.autocast(a.device.type, enabled=False):
         return ((a @ a.mT) * (b @ b.mT)).sum((-1, -2))

@@ -19,7 +19,7 @@ from headwise.projections.adapted import base_of
 from headwise.projections.block import Block
 from headwise.projections.spectral import Spectral
 
-# The key, in the `__dict__` of a module, of the states of all sites that use its weights.
+# The key in a module's `__dict__` under which the states of all sites that use its weights are stored.
 SHARING = "_headwise_qk_clip"
 
 
@@ -29,12 +29,12 @@ class QKClip(Method):
     Kimi K2, Moonshot AI 2025, arXiv 2507.20534.
 
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
-    biases included. S_max is the exact largest scaled logit q·k over allowed keys in the training forwards of the step,
-    on all processes, without position biases and before a soft-cap; padded queries count as little as padded keys.
-    Under grouped queries the group's largest counts. In latent attention (DeepSeek) W_UQ and W_UK of a head are the
-    two, its rotary W_QR *= eta, and W_KR, which all heads share, stays. Joint attention scales those of image and text
-    tokens alike. Hosts that normalise queries and keys are refused: their logits do not depend on the size of these
-    weights.
+    including biases. S_max is the exact maximum of the scaled logits q·k over allowed keys in the training forwards of
+    the step, on all processes, without position biases and before a soft-cap; padded queries and keys do not count.
+    Under grouped queries it is the maximum of the group. In latent attention (DeepSeek) W_UQ and W_UK of a head are
+    scaled like W_q and W_k, its rotary W_QR *= eta, and W_KR, which all heads share, stays. In joint attention the
+    weights for image and text tokens are scaled by the same factors. Hosts that normalise queries and keys are refused:
+    their logits do not depend on the size of these weights.
     """
 
     threshold: float = 100.0
@@ -52,16 +52,16 @@ class QKClip(Method):
         if site.qk_norm:
             return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
         try:
-            written = [block for block, share in _shares(site, self.balance) if share > 0]
+            scaled = [block for block, power in _powers(site, self.balance) if power > 0]
         except ProjectionError as error:
             return str(error)
-        frozen = next((block.frozen() for block in written if block.frozen()), "")
+        frozen = next((block.frozen() for block in scaled if block.frozen()), "")
         if frozen:
-            plain = self.balance > 0 and not any(b.frozen() for b, share in _shares(site, 0.0) if share > 0)
-            other = " QKClip(balance=0.0) writes keys alone." if plain else ""
+            keys_alone = self.balance > 0 and not any(b.frozen() for b, power in _powers(site, 0.0) if power > 0)
+            alternative = " QKClip(balance=0.0) writes keys alone." if keys_alone else ""
             return (
                 f"would rewrite {frozen}, which is frozen (requires_grad=False), and an adapter alone cannot take the "
-                f"factor: train it, or bound the logits with QKNorm, SoftCap or Temperature.{other}"
+                f"factor: train it, or bound the logits with QKNorm, SoftCap or Temperature.{alternative}"
             )
         return None
 
@@ -70,51 +70,51 @@ class QKClip(Method):
             for chain in getattr(module, "parametrizations", {}).values():
                 if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
                     raise ValueError(
-                        f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm holds: use one of them"
+                        f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm fixes: use one of them"
                     )
-        query = _shares(site, self.balance)[0][0]
+        query = _powers(site, self.balance)[0][0]
         device = getattr(query.module, query.name).device
         state.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
-        for known in _sharing(site):
-            known.append(state)
+        for states in _sharing(site):
+            states.append(state)
 
     def unbuild(self, site: Site, state: MethodState) -> None:
-        for known in _sharing(site):
-            known[:] = [other for other in known if other is not state]
+        for states in _sharing(site):
+            states[:] = [other for other in states if other is not state]
         for module in _modules(site):
             if not module.__dict__[SHARING]:
                 del module.__dict__[SHARING]
 
     def read_free(self, rows: RowReadings, call: Call) -> None:
-        # What the weights made, before other methods edit it; a position bias is no part of what the weights can
-        # shrink.
-        hard = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
-        mask, causal = (call.mask, call.causal) if hard else (call.allowed(), False)
-        seen = call.state(self).tensor("largest")
-        tallest = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_queries_at_hand()).amax(0)
-        # A maximum counts a recomputed layer once, and keeps all passes of an accumulated step.
-        seen.copy_(torch.maximum(seen, tallest.to(seen)))
+        # The logits of the weights, without edits by other methods and without position biases, which scaling the
+        # weights does not shrink.
+        plain = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
+        mask, causal = (call.mask, call.causal) if plain else (call.allowed(), False)
+        largest = call.state(self).tensor("largest")
+        now = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_queries_at_hand()).amax(0)
+        # A maximum is correct for recomputed layers and for the passes of an accumulated step.
+        largest.copy_(torch.maximum(largest, now.to(largest)))
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:
-        """Take the maxima of all layers over all processes, packed into one tensor."""
+        """Reduce the maxima of all layers over all processes, packed into one tensor."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
-        seen = [state.tensor("largest") for state in states]
-        packed = torch.cat([largest.float() for largest in seen])
+        maxima = [state.tensor("largest") for state in states]
+        packed = torch.cat([largest.float() for largest in maxima])
         torch.distributed.all_reduce(packed, op=torch.distributed.ReduceOp.MAX)
-        for largest, everywhere in zip(seen, packed.split([x.numel() for x in seen]), strict=True):
-            largest.copy_(everywhere)
+        for largest, reduced in zip(maxima, packed.split([x.numel() for x in maxima]), strict=True):
+            largest.copy_(reduced)
 
     def after_step(self, site: Site, state: MethodState) -> None:
-        # Layers that share these weights have one maximum, and the first of them clips for all.
-        sharers = list({id(other): other for known in _sharing(site) for other in known}.values())
+        # Layers that share these weights have a common maximum, and the first of them clips for all.
+        sharers = list({id(other): other for states in _sharing(site) for other in states}.values())
         largest = torch.stack([other.tensor("largest") for other in sharers]).amax(0).float()
         groups = largest.view(projections.of(site).kv_heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
-        for block, share in _shares(site, self.balance):
-            if share > 0:
-                block.scale_(eta.repeat_interleave(block.heads // len(eta)) ** share)
+        for block, power in _powers(site, self.balance):
+            if power > 0:
+                block.scale_(eta.repeat_interleave(block.heads // len(eta)) ** power)
         for other in sharers:
             other.tensor("largest").fill_(float("-inf"))
 
@@ -124,18 +124,18 @@ def clipped(site: Site) -> bool:
     return any(SHARING in module.__dict__ for module in _modules(site))
 
 
-def _shares(site: Site, balance: float) -> list[tuple[Block, float]]:
-    """Return the blocks that take a head's factor, queries first, each with the power of it that it takes.
+def _powers(site: Site, balance: float) -> list[tuple[Block, float]]:
+    """Return the blocks to be scaled, queries first, each with its power of a head's factor.
 
     Raises:
-        ProjectionError: naming the site, the reason and the remedy, where they cannot be told or read.
+        ProjectionError: if the weights cannot be identified or read, with the site, the reason and the remedy.
     """
-    found = projections.of(site)
-    if not found.latent:
-        pairs = [one.need("qk", "QKClip", of="rows") for one in found.streams()]
+    layer = projections.of(site)
+    if not layer.latent:
+        pairs = [stream.need("qk", "QKClip", of="rows") for stream in layer.streams()]
         return [part for query, key in pairs for part in ((query, balance), (key, 1 - balance))]
     powers = {"up_q": balance, "up_k": 1 - balance, "rotary_q": 1.0}
-    parts = [(found.latent[kind], power) for kind, power in powers.items() if kind in found.latent]
+    parts = [(layer.latent[kind], power) for kind, power in powers.items() if kind in layer.latent]
     for block, _ in parts:
         if reason := block.unreadable():
             raise ProjectionError(f"QKClip needs the factors of latent attention; {block.where} {reason}")
@@ -143,11 +143,11 @@ def _shares(site: Site, balance: float) -> list[tuple[Block, float]]:
 
 
 def _modules(site: Site) -> list[nn.Module]:
-    """Return the modules that make the site's queries and keys, each once."""
-    bases = [base_of(block.module) for block, _ in _shares(site, 0.5)]
+    """Return the modules that compute the site's queries and keys, without duplicates."""
+    bases = [base_of(block.module) for block, _ in _powers(site, 0.5)]
     return list({id(base): base for base in bases}.values())
 
 
 def _sharing(site: Site) -> list[list[MethodState]]:
-    """Give, for each of these modules, the states of all sites that use it."""
+    """Return, for each of these modules, the list of the states of all sites that use it."""
     return [module.__dict__.setdefault(SHARING, []) for module in _modules(site)]

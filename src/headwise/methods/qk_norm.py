@@ -21,13 +21,13 @@ class QKNorm(Method):
 
     Dehghani et al. 2023, arXiv 2302.05442 (ViT-22B); RMS as in Qwen3 and Gemma 3.
 
-    In training and evaluation. One gain per query head, starting at `start`, and one per key head, starting at 1; a
-    single number per head, where the published ones learn one per channel, so that it gives the same before and after
-    rotary positions, behind which it stands. Small language models start it at 1.5 to 4 (pull request 1125 of
-    openai/parameter-golf, 2026), for sharper maps from the first step. `norm="layer"` subtracts each vector's mean
-    first, as ViT-22B's layer norm on queries and keys; behind rotary positions that is another function than before
-    them, so there it is refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and keys
-    themselves are refused.
+    In training and evaluation. One gain per query head, starting at `start`, and one per key head, starting at 1. The
+    published versions learn one gain per channel; here it is one number per head, because the norm acts after rotary
+    positions, and so gives the same result as before them. Small language models start it at 1.5 to 4 (pull request
+    1125 of openai/parameter-golf, 2026) for sharper maps from the first step. `norm="layer"` subtracts each vector's
+    mean first, like ViT-22B's layer norm on queries and keys; this differs before and after rotary positions, so layers
+    with rotary positions are refused. It bounds the logits by scale·D·gain_q·gain_k. Hosts that normalise queries and
+    keys themselves are refused.
     """
 
     norm: str = "rms"
@@ -44,7 +44,7 @@ class QKNorm(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.rope and self.norm == "layer":
-            return 'a layer norm behind rotary positions is not the one before them; use norm="rms"'
+            return 'a layer norm after rotary positions differs from one before them; use norm="rms"'
         return "the host normalises queries and keys itself" if site.qk_norm else None
 
     def build(self, site: Site, state: MethodState) -> None:

@@ -13,8 +13,7 @@ from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 
-# of the batch norm, as in torch and the authors' code: what is added to the variance, and the share of a new batch in
-# the kept ones
+# Epsilon and momentum of the batch norm, as in torch and the authors' code.
 EPS = 1e-5
 MOMENTUM = 0.1
 
@@ -25,12 +24,12 @@ class ReAttention(Method):
     Zhou et al. 2021, arXiv 2103.11886 (DeepViT).
 
     A'_h = norm(Σ_g mix[h, g]·A_g) in training and evaluation; mix starts at the identity. `norm="batch"` is the paper's
-    batch norm over samples, queries and keys: by the batch while training (under DDP by that of each process, as
-    torch's batch norm), by the kept mean and variance in evaluation. With `norm="none"` a trained model does not change
-    at once. What no query may see stays 0 and out of mean and variance, which the original's norm fills. The host's own
-    dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left out, for the norm takes
-    it away. Matrix-free where nothing is read from the batch, as Σ_g mix[h, g]·A_g·V_h, one map for each head; quicker
-    only where the matrix is large. Batch statistics need it.
+    batch norm over samples, queries and keys: with the statistics of the batch in training (under DDP those of each
+    process, like torch's batch norm), and with the running ones in evaluation. With `norm="none"` a trained model does
+    not change at first. Forbidden entries stay 0 and do not count in the statistics; in the original the norm fills
+    them. The host's own dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left
+    out, because the norm cancels it. Matrix-free if no batch statistics are needed, as Σ_g mix[h, g]·A_g·V_h with one
+    map per head, which is faster only if the matrix is large; batch statistics need the matrix.
     """
 
     norm: str = "batch"
@@ -75,7 +74,7 @@ class ReAttention(Method):
 
         def mixed(v: Tensor) -> Tensor:
             mix = self._mix(call, v)
-            # All maps on the values of one head at a time: side by side no fused kernel takes them.
+            # All maps on the values of one head at a time: concatenated values are too wide for fused kernels.
             own = [torch.einsum("g,bgtd->btd", mix[h], attend(v[:, h : h + 1].expand_as(v))) for h in range(call.heads)]
             o = torch.stack(own, dim=1)
             if self.norm == "none":
@@ -89,29 +88,29 @@ class ReAttention(Method):
         return call.state(self).tensor("mix").to(like.dtype)
 
     def _of_batch(self, mixed: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of each head over what real queries may see, and keep a running mean of both."""
-        wide, counted = at_least_fp32(mixed), _counted(call)
-        if counted is None:
+        """Return each head's mean and variance over the entries that count, and update their running means."""
+        wide, entries = at_least_fp32(mixed), _counted_entries(call)
+        if entries is None:
             count = torch.full((), float(wide[:, 0].numel()), device=wide.device)
             mean = wide.mean((0, 2, 3))
             spread = (wide - mean[:, None, None]).square().sum((0, 2, 3))
         else:
-            share = counted.expand(wide.shape[0], 1, *wide.shape[2:]).to(wide.dtype)
-            count = share.sum().clamp(min=1)
-            mean = (wide * share).sum((0, 2, 3)) / count
-            spread = ((wide - mean[:, None, None]).square() * share).sum((0, 2, 3))
-        self._keep(call, mean.detach(), (spread / (count - 1).clamp(min=1)).detach())
+            weight = entries.expand(wide.shape[0], 1, *wide.shape[2:]).to(wide.dtype)
+            count = weight.sum().clamp(min=1)
+            mean = (wide * weight).sum((0, 2, 3)) / count
+            spread = ((wide - mean[:, None, None]).square() * weight).sum((0, 2, 3))
+        self._update_running(call, mean.detach(), (spread / (count - 1).clamp(min=1)).detach())
         return mean, spread / count
 
-    def _keep(self, call: Call, mean: Tensor, variance: Tensor) -> None:
-        # A recomputed layer sees a batch that was counted already.
+    def _update_running(self, call: Call, mean: Tensor, variance: Tensor) -> None:
+        # A recompute must not count its batch again.
         again = call.open_pass().again
         share = MOMENTUM * (1 - torch.as_tensor(again, dtype=mean.dtype).to(mean.device, non_blocking=True))
         state = call.state(self)
         with torch.no_grad():
             for name, new in (("mean", mean), ("variance", variance)):
-                kept = state.tensor(name)
-                kept.lerp_(new.to(kept.dtype), share.to(kept.dtype))
+                running = state.tensor(name)
+                running.lerp_(new.to(running.dtype), share.to(running.dtype))
 
     def _affine(self, call: Call, of_batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Return the norm as a factor and a constant per head, (H,) in fp32 or wider."""
@@ -122,21 +121,22 @@ class ReAttention(Method):
 
 
 def _seen(call: Call) -> Tensor | None:
-    """Return which keys a query may see by any head, for mixed maps see what each of them sees: bool (B|1, 1, T|1, N),
-    or None."""
+    """Return which keys each query may see in any head, as mixed maps do, bool (B|1, 1, T|1, N), or None for all."""
     allowed = call.allowed()
     return None if allowed is None else allowed.any(1, keepdim=True)
 
 
-def _counted(call: Call) -> Tensor | None:
-    """Return the entries of which mean and variance are made: what real queries may see, bool (B|1, 1, T|1, N), or None
-    where all are."""
+def _counted_entries(call: Call) -> Tensor | None:
+    """Return the entries that count in mean and variance, those of real queries and the keys that they may see.
+
+    bool (B|1, 1, T|1, N), or None for all.
+    """
     seen, real = _seen(call), call.real_queries()
     return seen if seen is None or real is None else seen & real[:, None, :, None]
 
 
 def _sum_over_seen(v: Tensor, call: Call) -> Tensor:
-    """Return the sum of the values (B, H, N, D) over what a query may see, (B, H, T|1, D)."""
+    """Return the sum of the values (B, H, N, D) over the keys that a query may see, (B, H, T|1, D)."""
     if call.mask is None:
         return call.mean_over_keys(v) * call.allowed_counts().to(v.dtype)
     seen = _seen(call)

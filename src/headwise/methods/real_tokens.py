@@ -1,4 +1,4 @@
-"""How many queries and keys of a call are real tokens: what penalties divide by."""
+"""The real queries and keys of a call and their numbers, by which penalties divide."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headwise.core.call import Call
 
 
 def whole_of(call: Call) -> Call:
-    """Return the call that a block of queries is cut from, or the call itself where it is whole."""
+    """Return the whole call that a block of queries belongs to, or the call itself if it is not a block."""
     return call if call.whole is None else call.whole
 
 
 def real_keys(call: Call) -> Tensor | None:
-    """Return which keys any query may see, bool (B|1, N), or None where all are seen."""
+    """Return which keys at least one query may see, bool (B|1, N), or None for all."""
     if call.packed is not None:
         return call.packed.real
     if call.mask is None:
@@ -25,25 +25,25 @@ def real_keys(call: Call) -> Tensor | None:
 
 
 def key_counts(call: Call) -> Tensor:
-    """Return how many keys of each sample are real, float (B|1,), at least 1."""
+    """Return the number of real keys of each sample, float (B|1,), at least 1."""
     return _count(real_keys(call), call.keys, call)
 
 
 def query_counts(call: Call) -> Tensor:
-    """Return how many queries of each sample are real, float (B|1,), at least 1; in a block, of the whole call."""
+    """Return the number of real queries of each sample in the whole call, float (B|1,), at least 1."""
     whole = whole_of(call)
     return _count(whole.real_queries(), whole.queries, call)
 
 
 def _count(real: Tensor | None, size: int, call: Call) -> Tensor:
-    # A mask that is the same for all queries tells nothing of a single one: then all count.
+    # A mask that is the same for all queries does not distinguish them: then all count.
     if real is None or real.shape[-1] != size:
         return torch.full((1,), float(size), device=call.q.device)
     return real.sum(-1).clamp(min=1).float()
 
 
 def only_real_rows(x: Tensor, call: Call) -> Tensor:
-    """Set the rows of x (B, H, T, ...) that belong to no real query to 0."""
+    """Return x (B, H, T, ...) with the rows of queries that are not real set to 0."""
     real = call.real_queries()
     if real is None:
         return x

@@ -13,11 +13,11 @@ class RelaxedAttention(Method):
 
     Lohrenz et al. 2021, arXiv 2107.01275; 2022, arXiv 2209.09735.
 
-    A' = (1 - gamma)·A + gamma / (allowed keys), after the softmax and before the host's attention dropout, while
-    training. `fuzziness` is the standard deviation of a normal draw around gamma, one per layer and pass, clipped to
-    [0, 1]. `matched_inference=True` keeps gamma in evaluation. `support="all"` spreads over every key, padding and
-    future too, as the authors' code does. Matrix-free as (1 - gamma)·A·V + gamma·mean(V), exact while the host drops no
-    weights.
+    A' = (1 - gamma)·A + gamma / (number of allowed keys), after the softmax and before the host's attention dropout,
+    while training. With `fuzziness`, gamma is drawn from a normal distribution of this standard deviation once per
+    layer and pass, and clipped to [0, 1]. `matched_inference=True` also applies gamma in evaluation. `support="all"`
+    spreads over all keys including padding and future ones, as in the authors' code. Matrix-free as
+    (1 - gamma)·A·V + gamma·mean(V), exact if the host drops no weights.
     """
 
     gamma: float = 0.1
@@ -43,7 +43,7 @@ class RelaxedAttention(Method):
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gamma = self._gamma(call)
-        uniform = call.uniform() if self.support == "allowed" else self._seeing(call) / call.keys
+        uniform = call.uniform() if self.support == "allowed" else self._has_keys(call) / call.keys
         return (1 - gamma) * a + (gamma * uniform).to(a.dtype)
 
     def attend(self, attend: Attend, call: Call) -> Attend:
@@ -59,9 +59,9 @@ class RelaxedAttention(Method):
         return gamma
 
     def _mean_of_all(self, v: Tensor, call: Call) -> Tensor:
-        return v.mean(2, keepdim=True) * self._seeing(call).to(v.dtype)
+        return v.mean(2, keepdim=True) * self._has_keys(call).to(v.dtype)
 
-    def _seeing(self, call: Call) -> Tensor:
-        # 1 for queries that see any key: a row without one stays 0 on either support.
+    def _has_keys(self, call: Call) -> Tensor:
+        # 1 for queries with an allowed key, else 0: rows without one stay 0 with either support.
         allowed = call.allowed() if call.mask is not None else None
         return call.q.new_ones(1, 1, 1, 1).float() if allowed is None else allowed.any(-1, keepdim=True).float()

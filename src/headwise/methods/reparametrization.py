@@ -1,4 +1,4 @@
-"""Reparametrization: put a parametrization on a parameter and take it off, in the place where the parameter stood."""
+"""Reparametrization: adding parametrizations to weights and removing them without a trace."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ from headwise.projections.named import sibling_output
 from headwise.projections.spectral import Spectral
 
 LAYERS = ("attention", "all")
-# A mark in the `__dict__` of a parametrization: it says which method put it there.
+# The key in a parametrization's `__dict__` under which the name of the method that added it is stored.
 OURS = "_headwise_reparametrized"
-# The key, in the `__dict__` of a module, of what writes its plain weights after each step: the names of the methods, by
-# that of the weight.
+# The key in a module's `__dict__` under which the names of the methods that write its plain weights after each step are
+# stored, by the name of the weight.
 HOLDS = "_headwise_holds"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
 def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
-    """Let `module.name` be computed by `by` from the parameter, which keeps its identity.
+    """Compute `module.name` by the module `by` from the parameter, which stays the same object.
 
     Raises:
-        ValueError: where a parametrization stands there already.
+        ValueError: if the parameter is already parametrized.
     """
     if (chain := _chain(module, name)) is not None:
         known = ", ".join(type(part).__name__ for part in chain)
         raise ValueError(f"{type(module).__name__}.{name} is parametrized already by {known}; remove that first")
-    # Registration takes the parameter out of its place among the others; `restore` puts it back there.
-    places = list(module._parameters)
+    # Registration removes the parameter from the module's parameters; `restore` needs their original order.
+    order = list(module._parameters)
     parametrize.register_parametrization(module, name, by)
-    module.__dict__.setdefault("_headwise_places", {})[name] = places
+    module.__dict__.setdefault("_headwise_places", {})[name] = order
 
 
 def restore(module: nn.Module, name: str, *, folded: bool) -> None:
-    """Make `module.name` a plain parameter again: the same object, at its old place among the others.
+    """Make `module.name` a plain parameter again: the same object, at its old position among the parameters.
 
     Args:
         module: the module.
-        name: the parameter.
-        folded: whether it takes the values the parametrization computes, bit for bit, or keeps those under it.
+        name: name of the parameter.
+        folded: whether it gets the values that the parametrization computes, bit for bit, or its own values back.
     """
-    # A deep copy shares the class torch made for the parametrized module: what is taken off must be off this one alone.
+    # A deep copy shares the class that torch made for the parametrized module, which torch modifies on removal.
     cls = type(module)
     module.__class__ = type(cls.__name__, cls.__bases__, dict(cls.__dict__))
     parametrize.remove_parametrizations(module, name, leave_parametrized=folded)
-    kept = module.__dict__.get("_headwise_places", {})
-    places = kept.pop(name, [])
-    if not kept:
+    orders = module.__dict__.get("_headwise_places", {})
+    order = orders.pop(name, [])
+    if not orders:
         module.__dict__.pop("_headwise_places", None)
     now = dict(module._parameters)
     # State dicts list parameters in the order of registration.
-    for key in [key for key in places if key in now] + [key for key in now if key not in places]:
+    for key in [key for key in order if key in now] + [key for key in now if key not in order]:
         module._parameters[key] = module._parameters.pop(key)
 
 
 def refusal(site: Site, who: str) -> str | None:
-    """Say why the weights of a site cannot be reparametrized, or None where they can."""
+    """Return the reason why the weights of a site cannot be reparametrized, or None if they can."""
     if any(p.is_meta for p in site.module.parameters()):
         return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
     try:
-        found = projections.of(site)
-        for one in found.streams():
-            one.need(("" if one.latent else "qkv") + ("" if one.o is None else "o"), who, of="patches")
+        layer = projections.of(site)
+        for stream in layer.streams():
+            stream.need(("" if stream.latent else "qkv") + ("" if stream.o is None else "o"), who, of="patches")
     except ProjectionError as error:
         return str(error)
-    for block in found.blocks:
+    for block in layer.blocks:
         if block.adapted:
-            # what scales the base would leave the adapter's part as it is
+            # Scaling the base weight would not scale the adapter's part.
             return f"{who} scales whole weights, and {block.maker} is adapted: {MERGE}"
         if reason := block.unreadable():
             return f"{who} needs the whole weight; {block.where} {reason}"
@@ -84,20 +84,19 @@ def refusal(site: Site, who: str) -> str | None:
 
 
 def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) -> None:
-    """Reparametrize a site's q, k, v and o, and with `layers="all"` the rest of the model once; kept under `parts`.
+    """Reparametrize a site's q, k, v and o weights, and with `layers="all"` the rest of the model once.
 
     Args:
         site: the attention layer.
-        state: the method's, on this site.
+        state: the method's state on this site, which keeps the list of reparametrized weights under `parts`.
         who: the method's name.
-        layers: "attention", "qk" (its queries and keys alone) or "all": every other linear layer and convolution of the
-            model too. Attention layers that are no chosen site stay as they are, and so does a head that shares its
-            matrix with an embedding.
-        make: gives the parametrization of a weight with these blocks, or None for one that stays plain.
+        layers: "attention", "qk" (only its queries and keys) or "all": also every other linear layer and convolution of
+            the model, except attention layers that are not regularized, and a head that shares its matrix with an
+            embedding.
+        make: returns the parametrization of a weight with these blocks, or None to leave it plain.
 
     Raises:
-        ValueError: where a weight is parametrized already, is shared or cannot be reparametrized; nothing is changed
-            then.
+        ValueError: if a weight is parametrized already, is shared or cannot be reparametrized; then nothing is changed.
     """
     parts: list[tuple[nn.Module, str]] = []
     state.mark()
@@ -105,7 +104,7 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
     try:
         for module, name, blocks in matrices(site, who, layers):
             owner = _owner(module, name)
-            # Layers that share their weights share the reparametrization too.
+            # Layers that share a weight also share its reparametrization.
             if owner == who:
                 continue
             if owner is not None:
@@ -124,55 +123,55 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
 
 
 def take_off(state: MethodState, *, folded: bool) -> None:
-    """Make the weights that `put_on` took plain again, folded or as they are underneath."""
+    """Make the weights that `put_on` reparametrized plain again, with the computed values if `folded`."""
     for module, name in state.kept("parts"):
         restore(module, name, folded=folded)
     state.kept("parts").clear()
 
 
 def hold(state: MethodState, who: str, weights: list[tuple[nn.Module, str, str]]) -> list[int]:
-    """Mark plain weights that a method writes after each step, and give the places of those it did not hold already.
+    """Mark plain weights that a method writes after each step, and return the indices of the newly marked ones.
 
     Args:
-        state: the method's, on one site; `release` takes its marks away.
+        state: the method's state on one site, from which `release` removes the marks.
         who: the method's name.
-        weights: module, name in it, and qualified name; layers that share a weight hold it once.
+        weights: module, name in it, and qualified name; a weight that several layers share is marked once.
 
     Raises:
-        ValueError: where a weight is parametrized or frozen; nothing is marked then.
+        ValueError: if a weight is parametrized or frozen; then nothing is marked.
     """
-    held: list[tuple[nn.Module, str, str]] = []
-    state.keep("held", held)
-    found = []
+    marked: list[tuple[nn.Module, str, str]] = []
+    state.keep("held", marked)
+    indices = []
     try:
-        for place, (module, name, where) in enumerate(weights):
+        for index, (module, name, path) in enumerate(weights):
             if who in module.__dict__.get(HOLDS, {}).get(name, ()):
                 continue
-            _check_plain(module, name, where, who)
+            _check_plain(module, name, path, who)
             module.__dict__.setdefault(HOLDS, {}).setdefault(name, []).append(who)
-            held.append((module, name, who))
-            found.append(place)
+            marked.append((module, name, who))
+            indices.append(index)
     except BaseException:
         release(state)
         raise
-    return found
+    return indices
 
 
-def _check_plain(module: nn.Module, name: str, where: str, who: str) -> None:
+def _check_plain(module: nn.Module, name: str, path: str, who: str) -> None:
     if (owner := _owner(module, name)) is not None:
-        raise ValueError(f"{who} writes {where}, and {owner} computes it: use one of them")
+        raise ValueError(f"{who} writes {path}, and {owner} computes it: use one of them")
     if (chain := _chain(module, name)) is not None:
         known = ", ".join(type(part).__name__ for part in chain)
-        raise ValueError(f"{who} writes {where}, which is parametrized by {known}; remove that first")
+        raise ValueError(f"{who} writes {path}, which is parametrized by {known}; remove that first")
     if not getattr(module, name).requires_grad:
         raise ValueError(
-            f"{who} would rewrite {where}, which is frozen (requires_grad=False): train it, or leave the layer out "
+            f"{who} would rewrite {path}, which is frozen (requires_grad=False): train it, or leave the layer out "
             "with where="
         )
 
 
 def release(state: MethodState) -> None:
-    """Take the marks of `hold` away."""
+    """Remove the marks of `hold`."""
     for module, name, who in state.kept("held"):
         marks = module.__dict__[HOLDS]
         marks[name].remove(who)
@@ -184,16 +183,15 @@ def release(state: MethodState) -> None:
 
 
 def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Return the weights of a site with their blocks, with `layers="all"` those of the rest of the model too, with "qk"
-    q and k alone."""
+    """Return the weights of a site with their blocks; `layers` is as in `put_on`."""
     if layers == "qk":
         parts = [(module, name, [b for b in blocks if b.kind in "qk"]) for module, name, blocks in _of_site(site)]
         return [part for part in parts if part[2]]
-    return [*_of_site(site), *(_beside_attention(site, who) if layers == "all" else ())]
+    return [*_of_site(site), *(_outside_attention(site, who) if layers == "all" else ())]
 
 
 def iterate(state: MethodState) -> None:
-    """Take one power iteration of each `Spectral` that `put_on` put on a weight."""
+    """Run one power iteration of each `Spectral` parametrization that `put_on` added."""
     for module, name in state.kept("parts"):
         chain = _chain(module, name)
         assert chain is not None
@@ -211,27 +209,26 @@ def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | No
 
 
 def is_reparametrized(module: nn.Module, name: str) -> bool:
-    """Return whether a method computes a parameter of a module from another one; torch's own parametrizations do not
-    count."""
+    """Return whether a method has reparametrized a parameter; other parametrizations do not count."""
     return _owner(module, name) is not None
 
 
 def _owner(module: nn.Module, name: str) -> str | None:
-    """Name the method that put a parametrization on a weight; None where none did."""
+    """Return the name of the method that reparametrized a weight, or None."""
     chain = _chain(module, name)
     return None if chain is None else chain[0].__dict__.get(OURS)
 
 
 def _of_site(site: Site) -> list[tuple[nn.Module, str, list[Block]]]:
-    found = projections.of(site)
+    layer = projections.of(site)
     return [
-        (module, name, [b for b in found.blocks if b.module is module and b.name == name])
-        for module, name in found.parameters()
+        (module, name, [b for b in layer.blocks if b.module is module and b.name == name])
+        for module, name in layer.parameters()
     ]
 
 
-def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Return the linear layers and convolutions of the model that belong to no attention layer."""
+def _outside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[Block]]]:
+    """Return the weights of the model's linear layers and convolutions outside of attention layers."""
     model = site.model
     if model is None:
         return []
@@ -239,38 +236,37 @@ def _beside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[B
     if adapted is not None:
         raise ValueError(f'layers="all" scales whole weights, and {adapted} is adapted: {MERGE}')
     attention = _of_attention(model)
-    # A head that is the embedding's matrix stays plain: the embedding reads that parameter by its index.
+    # A head that shares its matrix with an embedding stays plain: the embedding looks up rows of that parameter.
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    seen: dict[int, str] = {}
-    found: list[tuple[nn.Module, str, list[Block]]] = []
-    for one in leaves(model, ""):
-        if one.module in attention or id(one.module.weight) in embedded or _owner(one.module, "weight") == who:
+    names: dict[int, str] = {}
+    weights: list[tuple[nn.Module, str, list[Block]]] = []
+    for leaf in leaves(model, ""):
+        module, weight = leaf.module, leaf.module.weight
+        if module in attention or id(weight) in embedded or _owner(module, "weight") == who:
             continue
-        if not (isinstance(one.module, nn.Linear | _ConvNd) or one.transposed):
+        if not (isinstance(module, nn.Linear | _ConvNd) or leaf.transposed):
             continue
-        if id(one.module.weight) in seen:
+        if id(weight) in names:
             raise ValueError(
-                f"{one.name} and {seen[id(one.module.weight)]} share one weight, which two reparametrizations would "
-                "pull apart: "
+                f"{leaf.name} and {names[id(weight)]} share one weight, which two reparametrizations would pull apart: "
                 'use layers="attention"'
             )
-        seen[id(one.module.weight)] = one.name
-        transposed = one.transposed or isinstance(one.module, _ConvTransposeNd)
-        weight = one.module.weight
+        names[id(weight)] = leaf.name
+        transposed = leaf.transposed or isinstance(module, _ConvTransposeNd)
         assert isinstance(weight, Tensor)
         size = weight.shape[1 if transposed else 0]
-        block = Block("w", one.module, f"{one.name}.weight", "weight", slice(0, size), 1, size, transposed)
-        found.append((one.module, "weight", [block]))
-    return found
+        block = Block("w", module, f"{leaf.name}.weight", "weight", slice(0, size), 1, size, transposed)
+        weights.append((module, "weight", [block]))
+    return weights
 
 
 def _of_attention(model: nn.Module) -> set[nn.Module]:
-    """Return all modules inside attention layers, the output projections that stand beside them included."""
-    inside: set[nn.Module] = set()
-    for found in hosts.find(model):
-        inside.update(found.site.module.modules())
-        parent = model.get_submodule(found.site.name.rpartition(".")[0])
-        beside = sibling_output(found.site, parent)
-        if beside is not None:
-            inside.add(beside.module)
-    return inside
+    """Return all modules of attention layers, including output projections beside the attention module."""
+    modules: set[nn.Module] = set()
+    for match in hosts.find(model):
+        modules.update(match.site.module.modules())
+        parent = model.get_submodule(match.site.name.rpartition(".")[0])
+        output = sibling_output(match.site, parent)
+        if output is not None:
+            modules.add(output.module)
+    return modules

@@ -14,14 +14,14 @@ class SigmaReparam(Method):
 
     Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step from the
-    right singular vector, as in the authors' code; q, k and v blocks of a fused matrix have each their own sigma and
-    gamma. `init="current"` starts at gamma = sigma(W), so that nothing changes at first (the authors' PyTorch code; it
-    fits trained models); `init="one"` starts at gamma = 1 (the paper). `layers="all"` reparametrizes every other linear
-    layer and convolution of the model too, MLP, patch embedding and head included, as the paper does; attention layers
-    left out by `where` stay plain, and so does a head that is the embedding's matrix. `layers="qk"` takes the query and
-    key weights alone, whose spectral norms bound the entropy. Folds into plain weights, bit for bit. gamma takes no
-    weight decay and stands in fp32 or wider.
+    In training and evaluation. sigma is the largest singular value, estimated by one power iteration per optimizer step
+    from the right singular vector, as in the authors' code; the q, k and v blocks of a fused matrix each have their own
+    sigma and gamma. `init="current"` starts at gamma = sigma(W), so that nothing changes at first (the authors' PyTorch
+    code; it suits trained models); `init="one"` starts at gamma = 1 (the paper). `layers="all"` also reparametrizes
+    every other linear layer and convolution of the model, including MLP, patch embedding and head, as in the paper;
+    attention layers left out by `where` stay plain, and so does a head that shares its matrix with the embedding.
+    `layers="qk"` reparametrizes only the query and key weights, whose spectral norms bound the entropy. Folds into
+    plain weights, bit for bit. gamma gets no weight decay and is in fp32 or wider.
     """
 
     init: str = "current"

@@ -14,8 +14,8 @@ class SoftCap(Method):
 
     Gemma 2, arXiv 2408.00118.
 
-    In training and evaluation, on the scaled logits with additive biases; keys that are masked stay masked. It bounds
-    the logits and does not prevent entropy collapse: two logits may still lie 2·cap apart. It needs the weights.
+    In training and evaluation, on the scaled logits with additive biases; masked keys stay masked. It bounds the logits
+    and does not prevent entropy collapse: two logits may still differ by 2·cap. It needs the matrix.
     """
 
     cap: float = 50.0
@@ -32,6 +32,6 @@ class SoftCap(Method):
     def logits(self, s: Tensor, call: Call) -> Tensor:
         cap = call.value(self, "cap")
         allowed = call.allowed()
-        # Hosts also mask with the lowest finite number, which tanh would bring back.
+        # Hosts also mask with the lowest finite number, which tanh would turn into -cap.
         masked = torch.isneginf(s) if allowed is None else torch.isneginf(s) | ~allowed
         return (cap * torch.tanh(s.masked_fill(masked, 0.0) / cap)).masked_fill(masked, float("-inf"))

@@ -21,14 +21,15 @@ class SpectralCap(Method):
 
     Newhouse et al. 2025, arXiv 2507.13338 (the spectral cap).
 
-    σ_i ← min(σ_i, limit) after the optimizer step, so that no layer stretches its input more than `limit` times; what
-    lies below keeps its bits. q, k and v blocks of a fused matrix are cut apart, each over all of its heads. `of` names
-    the blocks, and `layers="all"` takes every other linear layer and convolution of the model too. The authors' default
-    is 1, their language models that learn best take 8; they count in root mean squares, which is the same for square
-    matrices. They come near the cut by odd polynomials. Here it is exact to the rounding of fp32: by a decomposition of
-    each matrix whose Frobenius norm passes the limit, a matter of milliseconds for hundreds of channels and of seconds
-    for many thousands; on CUDA, where a decomposition waits, by two matrix signs as theirs, of 26 cubics each in fp64:
-    about a hundred products of a square matrix with itself. Nothing is learned and nothing stays in the model.
+    σ_i ← min(σ_i, limit) after the optimizer step, so that no layer stretches its input more than `limit` times;
+    smaller singular values keep their bits. The q, k and v blocks of a fused matrix are cut separately, each over all
+    of its heads. `of` names the blocks, and `layers="all"` also cuts every other linear layer and convolution of the
+    model. The authors' default is 1, and their best language models use 8; they measure in root mean squares, which is
+    the same for square matrices. They approximate the cut by odd polynomials. Here it is exact up to rounding in fp32:
+    on CPUs by a decomposition of each matrix whose Frobenius norm exceeds the limit, which takes milliseconds for
+    hundreds of channels and seconds for many thousands; on CUDA, where a decomposition would synchronise, by two matrix
+    signs like theirs, of 26 cubics each in fp64, about a hundred products of a square matrix with itself. Nothing is
+    learned, and the model gets no additional modules.
     """
 
     limit: float = 1.0
@@ -60,8 +61,8 @@ class SpectralCap(Method):
                 if self.layers == "all" or set(MAKES.get(block.kind, block.kind)) & set(self.of)
             ]
             chosen += [(module, name, own)] if own else []
-        held = hold(state, "SpectralCap", [(module, name, own[0].where) for module, name, own in chosen])
-        state.keep("capped", [chosen[place] for place in held])
+        new = hold(state, "SpectralCap", [(module, name, own[0].where) for module, name, own in chosen])
+        state.keep("capped", [chosen[index] for index in new])
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         release(state)
@@ -74,7 +75,7 @@ class SpectralCap(Method):
             after = before.clone()
             for block in blocks:
                 self._cut_(after, block)
-            # A device is not asked whether anything changed.
+            # On CUDA the comparison would synchronise.
             if parameter.device.type == "cuda" or not torch.equal(after, before):
                 overwrite_(parameter, after)
 
@@ -87,9 +88,9 @@ class SpectralCap(Method):
 
 
 def cut_by_values(matrix: Tensor, limit: float) -> Tensor:
-    """Return a matrix with its singular values cut at the limit; the matrix itself where none lies above."""
+    """Return a matrix with its singular values cut at the limit, or the matrix itself if none is larger."""
     wide = at_least_fp32(matrix)
-    # No singular value is above the Frobenius norm, which costs next to nothing.
+    # The Frobenius norm, which is cheap, bounds all singular values.
     if wide.norm() <= limit:
         return matrix
     left, values, right = torch.linalg.svd(wide, full_matrices=False)
@@ -97,10 +98,11 @@ def cut_by_values(matrix: Tensor, limit: float) -> Tensor:
 
 
 def cut_by_signs(matrix: Tensor, limit: float) -> Tensor:
-    """Return what `cut_by_values` does, by products of matrices alone: nothing is asked of the device.
+    """Return the result of `cut_by_values`, computed by matrix products only, without synchronising the device.
 
-    With the polar parts W = UH and the projector P on what H has above the limit, W - (W - limit U)P is the cut: what P
-    does not hold stays as it is. A singular value whose side is not told lies next to the limit, where both agree.
+    With the polar decomposition W = UH and the projector P onto the eigenspaces of H above the limit, the cut is
+    W - (W - limit U)P; the part of W outside of them does not change. A singular value that P cannot assign to either
+    side is so close to the limit that both results agree.
     """
     if matrix.shape[0] < matrix.shape[1]:
         return cut_by_signs(matrix.mT, limit).mT
@@ -113,23 +115,22 @@ def cut_by_signs(matrix: Tensor, limit: float) -> Tensor:
 
 
 def _sign(matrix: Tensor) -> Tensor:
-    """Return a matrix with its singular values at 1, where they are more than 1e-9 of its Frobenius norm."""
+    """Return a matrix with all singular values above 1e-9 of its Frobenius norm set to 1."""
     matrix = matrix / matrix.norm().clamp(min=torch.finfo(matrix.dtype).tiny)
-    for pull in CUBICS:
-        matrix = 1.5 * pull * matrix - 0.5 * pull**3 * matrix @ (matrix.mT @ matrix)
+    for factor in CUBICS:
+        matrix = 1.5 * factor * matrix - 0.5 * factor**3 * matrix @ (matrix.mT @ matrix)
     return matrix
 
 
 def _cubics() -> tuple[float, ...]:
-    """Return the factors ρ of cubics 3/2·ρx - 1/2·(ρx)³ that bring [1e-9, 1] to 1, each the best for what the last
-    gave."""
-    least, found = 1e-9, []
+    """Return the factors ρ of the cubics 3/2·ρx - 1/2·(ρx)³ that map [1e-9, 1] to 1, each optimal after the last."""
+    least, factors = 1e-9, []
     while 1 - least > 1e-9:
-        # The best takes 1 to where it takes the least; held below √3, rounding cannot take 1 below 0.
-        found.append(min(1.7, math.sqrt(3 / (1 + least + least * least))))
-        pulled = found[-1] * least
-        least = 1.5 * pulled - 0.5 * pulled**3
-    return tuple(found)
+        # The optimal cubic maps 1 and `least` to the same value. Below √3, rounding cannot map 1 to a negative value.
+        factors.append(min(1.7, math.sqrt(3 / (1 + least + least * least))))
+        scaled = factors[-1] * least
+        least = 1.5 * scaled - 0.5 * scaled**3
+    return tuple(factors)
 
 
 CUBICS = _cubics()

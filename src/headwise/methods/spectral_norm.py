@@ -15,10 +15,11 @@ class SpectralNorm(Method):
 
     Miyato et al. 2018, arXiv 1802.05957; a baseline of Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. sigma is the largest singular value, by one power iteration per optimizer step; q, k and
-    v blocks of a fused matrix have each their own. As `SigmaReparam` without its learned gain: every block has spectral
-    norm 1 throughout, and QKClip, which shrinks heads by their weights, is refused beside it. `layers="all"` takes
-    every other linear layer and convolution of the model too. Folds into plain weights, bit for bit.
+    In training and evaluation. sigma is the largest singular value, estimated by one power iteration per optimizer
+    step; the q, k and v blocks of a fused matrix each have their own. Like `SigmaReparam` without its learned gain:
+    every block has spectral norm 1 throughout. It cannot be combined with QKClip, which shrinks the weights of heads.
+    `layers="all"` also reparametrizes every other linear layer and convolution of the model. Folds into plain weights,
+    bit for bit.
     """
 
     layers: str = "attention"
@@ -37,7 +38,7 @@ class SpectralNorm(Method):
     def build(self, site: Site, state: MethodState) -> None:
         if clipped(site):
             raise ValueError(
-                f"SpectralNorm holds the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
+                f"SpectralNorm fixes the size of the weights at {site.name}, and QKClip shrinks it: use one of them"
             )
         put_on(site, state, "SpectralNorm", self.layers, lambda weight, blocks: Spectral(weight, blocks, None))
 

@@ -16,9 +16,9 @@ class SSMax(Method):
 
     Scalable-Softmax: Nakanishi 2025, arXiv 2501.19399.
 
-    n^(s·z) in the place of e^z, so that attention does not flatten as the context grows; in training and evaluation.
-    `scale` is what s starts from in every head (the paper's models learn about 0.43); with `learned=False` it stays.
-    Matrix-free: it scales the queries. A position bias in the mask is no part of z and is not scaled.
+    n^(s·z) instead of e^z, so that attention does not flatten as the context grows; in training and evaluation. `scale`
+    is the initial s of every head (the paper's models learn about 0.43), and its constant value with `learned=False`.
+    Matrix-free: it scales the queries. A position bias in the mask is not part of z and is not scaled.
     """
 
     scale: float = 0.43

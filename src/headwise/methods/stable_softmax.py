@@ -14,7 +14,7 @@ from headwise.core.call import Call
 from headwise.core.method import Attend, Method
 from headwise.core.precision import at_least_fp32
 
-# entries of the weights that are made at once; further queries follow in blocks, which are made again in backward
+# Entries of the weights that are computed at once. Larger calls use blocks of queries, recomputed in backward.
 WHOLE = 1 << 24
 
 
@@ -23,17 +23,17 @@ class StableSoftmax(Method):
 
     Qiu and Yao 2025, arXiv 2510.04212.
 
-    In half precision exp(s - m) is multiplied with the values before the row's sum divides it, m being the row's
-    largest logit. Where m repeats, several values are added as they are, and what the other keys add decides every tie
-    of the rounding: values of one sign make an error of one sign, which can make training explode. Here m' = beta·m
-    where m repeats and is positive, 0 where it repeats and is negative, and m elsewhere: the same softmax, of which
-    rounding alone changes, in training alone. A logit repeats as in the authors' code: where two weights would be
-    rounded to 1. Two limits of our own: the sum is that of the rounded weights, and the exponents go down by at most
-    half of the type's range (44 in bf16), beyond which weights would become 0.
+    In half precision exp(s - m), with m the row's largest logit, is multiplied with the values before it is divided by
+    the row's sum. If m repeats, several values are added with weight exactly 1, and the small contributions of the
+    other keys decide all ties in rounding: values of one sign give errors of one sign, which can make training explode.
+    Here m is replaced by beta·m if it repeats and is positive, and by 0 if it repeats and is negative. This is the same
+    softmax with different rounding, in training only. As in the authors' code, m repeats if two weights would be
+    rounded to 1. Two details are not in the paper: the sum is that of the rounded weights, and the exponents are
+    lowered by at most half of the dtype's range (44 in bf16), beyond which weights would become 0.
 
-    An own computation, in blocks of queries: slower than a fused kernel, and without its error. Where attention is
-    computed on the matrix anyway (soft-caps, weights that a host asks for, logits that another method edits), they are
-    divided first and nothing is shifted.
+    It has its own computation in blocks of queries: slower than a fused kernel, and without its error. If attention is
+    computed on the matrix anyway (for soft-caps, weights that a host needs, logits that another method edits), weights
+    are divided by the sum first and nothing is shifted.
     """
 
     beta: float = 2.0
@@ -65,9 +65,9 @@ class StableSoftmax(Method):
     def _rows(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s = logits(call, q, k)
         if call.sinks is not None:
-            # a key without a value
+            # A sink is a key without a value.
             s = torch.cat([s, call.sinks.to(s.dtype).view(1, -1, 1, 1).expand(*s.shape[:3], 1)], dim=-1)
-        # softmax undoes any shift: none of it has a gradient
+        # The softmax cancels any shift, so shifts get no gradient.
         largest = s.detach().amax(-1, keepdim=True)
         largest = largest.masked_fill(largest == -math.inf, 0.0)
         repeats = ((s.detach() - largest).exp().to(v.dtype) == 1).sum(-1, keepdim=True) > 1

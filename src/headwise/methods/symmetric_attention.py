@@ -9,18 +9,18 @@ from headwise.core.method import Method
 
 
 class SymmetricAttention(Method):
-    """Puts the queries in the place of the keys, or the keys in that of the queries.
+    """Uses the queries as keys, or the keys as queries.
 
     Nguyen et al. 2023, arXiv 2312.00751 (the symmetric variant).
 
-    In training and evaluation. `keep` names what stays and stands for both; the other projection is left without
-    gradient. The paper's derivation, from the kernel exp(k(x)ᵀk(y)/√D), has the keys on both sides: that is "keys". The
-    default puts the queries there: the same function of one matrix, with the other name, while queries and keys have as
-    many heads. With grouped queries, under "queries" each query head becomes its own key head. Generation with a cache
-    is refused in the call: the cache holds the keys of past tokens, not their queries.
+    In training and evaluation. `keep` names the one that is used for both; the projection of the other gets no
+    gradient. "keys" is the paper's derivation, from the kernel exp(k(x)ᵀk(y)/√D). The default uses the queries: the
+    same function of the other matrix, if queries and keys have equally many heads. With grouped queries, "queries"
+    makes each query head its own key head. Generation with a cache is refused in the call, because a cache holds the
+    keys of past tokens and not their queries.
     """
 
-    # A public setting with the name of a stage, which only methods that edit logits or weights are asked for.
+    # A public setting with the name of a stage. The stage is only used by methods with `logits` or `weights`.
     keep: str = "queries"  # type: ignore[assignment]
 
     no_neutral = "queries either stand in for the keys or not"

@@ -13,8 +13,8 @@ class Temperature(Method):
 
     Zhai et al. 2023, arXiv 2303.06296 (the intervention that provokes entropy collapse).
 
-    In training and evaluation; below 1 sharpens the weights, above 1 flattens them. Matrix-free by dividing the
-    queries; an additive mask is a part of the logits and is divided too, which needs the weights.
+    In training and evaluation; a value below 1 sharpens the weights, above 1 it flattens them. Matrix-free by dividing
+    the queries. An additive mask is part of the logits and is divided too, which needs the matrix.
     """
 
     value: float = 1.0

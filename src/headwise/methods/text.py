@@ -5,20 +5,21 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-# Full here: Python runs the package's __init__, which imports every method, before any file inside of it.
+# The registry is filled here: Python runs the package's __init__, which imports every method, before this file.
 from headwise.core.method import REGISTRY, Method, Methods
 from headwise.core.settings import no_setting, suggest
 from headwise.files.entry_points import entry_points, load
 
 
 def parse(text: str) -> Methods:
-    """Read methods from their text form, the inverse of `repr`; `+` composes in order of action.
+    """Return the methods of a text, the inverse of `repr`; `+` composes in order of action.
 
     Args:
-        text: such as `"DropHead(p=0.2) + NeuTRENO(strength=0.6)"`; a bare name means its defaults.
+        text: such as `"DropHead(p=0.2) + NeuTRENO(strength=0.6)"`; a bare name means the defaults.
 
     Raises:
-        ValueError: where the text is no sum of calls, a name or a field is unknown, or a setting is out of range.
+        TypeError: if `text` is not a string.
+        ValueError: if the text is not a sum of calls, a name or setting is unknown, or a setting is out of range.
 
     Example:
         >>> import headwise
@@ -56,7 +57,7 @@ def _method(node: ast.expr, text: str) -> Method:
     if call is not None and call.args:
         raise ValueError(f"{name.id} takes its settings by name, such as {cls()!r}; got {ast.unparse(node)!r}")
     names = [keyword.arg or "**" for keyword in (call.keywords if call else [])]
-    # Reading lets a keyword stand twice; only Python's compiler, which has no part here, refuses it.
+    # ast.parse accepts repeated keywords; only Python's compiler, which is not used here, rejects them.
     for key in names:
         if names.count(key) > 1:
             raise ValueError(f"{name.id} is given {key} twice in {text!r}")
@@ -79,13 +80,13 @@ def _value(node: ast.expr, name: str) -> Any:
 
 
 def find(name: str) -> type[Method]:
-    """Return the method class of this name: one of headwise, of an installed package, or one defined in this process.
+    """Return the method class of this name, from headwise, an installed package or this process.
 
     Raises:
-        ValueError: with the nearest names, where there is none.
+        ValueError: if there is none; the message suggests the nearest name.
     """
     if name not in REGISTRY and name in entry_points("headwise.methods"):
-        # importing the class registers it
+        # Importing the class registers it.
         load("headwise.methods", name)
     if name not in REGISTRY:
         raise ValueError(

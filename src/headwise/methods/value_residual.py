@@ -13,8 +13,8 @@ class ValueResidual(Method):
 
     Zhou et al. 2024, arXiv 2410.17897 (ResFormer).
 
-    V ← (1 - mix)·V + mix·V¹ in training and evaluation; V¹ are the values of the stack's first self attention, which
-    stays plain, and carry gradient. `mix=1` is the paper's SVFormer: one layer's values for all.
+    V ← (1 - mix)·V + mix·V¹ in training and evaluation. V¹ are the values, with gradient, of the stack's first self
+    attention, which is left unchanged. `mix=1` is the paper's SVFormer: the values of one layer for all.
     """
 
     mix: float = 0.5

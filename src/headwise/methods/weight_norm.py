@@ -18,10 +18,10 @@ class WeightNorm(Method):
 
     Salimans and Kingma 2016, arXiv 1602.07868; a baseline of Zhai et al. 2023, arXiv 2303.06296.
 
-    In training and evaluation. `init="current"` starts at gain = ‖v‖, so that nothing changes at first; `init="one"` at
-    rows of norm 1. `layers="all"` takes every other linear layer and convolution of the model too, a convolution's row
-    being all that makes one output channel. Folds into plain weights, bit for bit. The gains take no weight decay and
-    stand in fp32 or wider.
+    In training and evaluation. `init="current"` starts at gain = ‖v‖, so that nothing changes at first; `init="one"`
+    starts with rows of norm 1. `layers="all"` also reparametrizes every other linear layer and convolution of the
+    model, where a row is all weights of one output channel. Folds into plain weights, bit for bit. The gains get no
+    weight decay and are in fp32 or wider.
     """
 
     init: str = "current"
@@ -51,10 +51,10 @@ class WeightNorm(Method):
 
 
 class Normed(nn.Module):
-    """Computes gain·v / ‖v‖ for each output row v of a weight.
+    """A parametrization that computes gain·v / ‖v‖ for each output row v of a weight.
 
     Raises:
-        ValueError: where a row is all zero.
+        ValueError: if a row is all zero.
     """
 
     def __init__(self, weight: Tensor, blocks: list[Block], init: str) -> None:
@@ -63,8 +63,8 @@ class Normed(nn.Module):
         norms = self._norms(whole(weight.detach()))
         if not norms.all():
             raise ValueError(
-                f"{blocks[0].where} has a row of zeros, whose direction cannot be told from its size: initialise it "
-                "with other numbers first, or leave the layer out with where="
+                f"{blocks[0].where} has a row of zeros, which has no direction: initialise it with other numbers "
+                "first, or leave the layer out with where="
             )
         self.gain = nn.Parameter(norms.flatten() if init == "current" else torch.ones_like(norms.flatten()))
 
@@ -75,15 +75,14 @@ class Normed(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the reparametrized weight, in the shape and dtype of the plain one."""
-        # The weight's own dtype decides, as for a plain parameter; autocast rounds afterwards, in the layer.
+        # In the weight's own dtype, like a plain parameter; autocast rounds it later, in the layer.
         with torch.autocast(weight.device.type, enabled=False):
             norms = self._norms(weight)
             return (at_least_fp32(weight) * (self.gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
-        """Multiply rows of what is computed by factors; along the inputs, W takes them and the gains follow its
-        norms."""
+        """Multiply the computed weight by factors along an axis: outputs through the gains, inputs through both."""
         if axis == self.axis:
             multiply_(self.gain, factors.to(self.gain.dtype))
             return

@@ -11,7 +11,7 @@ from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 
-# Values of this size and below have no direction.
+# Lower bound of a value's squared norm, against division by zero.
 TINY = 1e-12
 
 
@@ -20,10 +20,10 @@ class XSA(Method):
 
     Exclusive self attention, 2026, arXiv 2603.09078.
 
-    o - strength·(o·v̂)v̂ before the output projection, v̂ the unit vector of the token's own value, in training and
-    evaluation. With `learned=True` each head has a gain on top, starting at 0: a trained model does not change at once.
-    `gate="tanh"` takes the gain's tanh, which stays within ±1 (pull request 264 of KellerJordan/modded-nanogpt, 2026).
-    Matrix-free: it reads the head's output alone.
+    o - strength·(o·v̂)v̂ before the output projection, with v̂ the unit vector of the token's own value, in training and
+    evaluation. With `learned=True` the strength is multiplied by a learned gain per head, which starts at 0, so that a
+    trained model does not change at first. `gate="tanh"` uses the tanh of the gain, which is within ±1 (pull request
+    264 of KellerJordan/modded-nanogpt, 2026). Matrix-free: it only edits the heads' output.
     """
 
     strength: float = 1.0
@@ -46,7 +46,9 @@ class XSA(Method):
         )
 
     def refuse(self, site: Site) -> str | None:
-        return "its queries and keys are of different tokens, for this layer pools one of them" if site.pooled else None
+        return (
+            "its queries and keys are different tokens, because this layer pools one of them" if site.pooled else None
+        )
 
     def reads_own_tokens(self) -> bool:
         return True
@@ -57,7 +59,7 @@ class XSA(Method):
             state.parameter("gain", torch.zeros(site.heads))
 
     def output(self, o: Tensor, call: Call) -> Tensor:
-        # With a cache the values hold past tokens too; those of the queries are the last.
+        # With a cache the values include past tokens; those of the queries are the last.
         own, wide = at_least_fp32(call.v[:, :, call.keys - call.queries :]), at_least_fp32(o)
         share = (wide * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True).clamp(min=TINY)
         strength = call.value(self, "strength")

@@ -13,10 +13,10 @@ class ZLoss(Method):
     The z-loss of PaLM (Chowdhery et al. 2022, arXiv 2204.02311) on the logits of attention instead of those of the
     output.
 
-    strength · mean(L²), L the log-sum-exp of the logits of the keys, over real queries and heads, summed over layers.
-    The logits are those that act: with masks, position biases, soft-caps and what other methods make of them. The logit
-    of a sink, which no query and no key makes, is not among them. It bounds drift of the logits' level and not their
-    spread.
+    strength · mean(L²) over real queries and heads, summed over layers, with L the log-sum-exp of the logits of the
+    keys. The logits are those that enter the softmax: with masks, position biases, soft-caps and edits of other
+    methods. The logit of a sink, which does not depend on queries and keys, is left out. It limits drift of the logits'
+    level and not their spread.
     """
 
     strength: float = 1e-4

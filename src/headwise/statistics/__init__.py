@@ -66,8 +66,8 @@ STATISTICS |= {
         ImageToTextMass,
     )
 }
-# those of installed packages, after the names that they import from here; a module that is being imported registers its
-# own
+# Statistics of installed packages, loaded after the names that they import from here. A module that is being imported
+# right now registers its own.
 STATISTICS |= {
     name: load("headwise.statistics", name)
     for name, point in entry_points("headwise.statistics").items()
@@ -78,10 +78,10 @@ __all__ = ["STATISTICS", "Queries", "Reading", "RowFigures", "SiteFacts", "Stati
 
 
 def reasons(facts: SiteFacts, names: list[str] | None = None) -> dict[str, str]:
-    """Says of every statistic that has no meaning at a site why; a statistic that is not named here applies."""
+    """Return the reasons why statistics do not apply to a site, by name; statistics that apply are left out."""
     chosen = list(STATISTICS) if names is None else names
-    found = {name: STATISTICS[name]().applies(facts) for name in chosen}
-    return {name: reason for name, reason in found.items() if reason is not None}
+    every = {name: STATISTICS[name]().applies(facts) for name in chosen}
+    return {name: reason for name, reason in every.items() if reason is not None}
 
 
 def read(
@@ -91,13 +91,14 @@ def read(
     previous: Reading | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Tally]:
-    """Computes all statistics that apply to a reading in one pass, in fp32 or better, without any gradient.
+    """Return the tallies of all statistics that apply to a reading, computed in one pass in fp32 or fp64.
 
-    `rows` samples that many queries of each sequence; `previous` is the reading of the layer before.
+    No gradient is computed. `rows` samples that many queries of each sequence; `previous` is the reading of the layer
+    before.
     """
     skipped = reasons(reading.facts(previous is not None), names)
     chosen = [STATISTICS[name]() for name in (STATISTICS if names is None else names) if name not in skipped]
     needs = {figure for statistic in chosen for figure in statistic.needs}
-    found = RowFigures(reading, needs, Queries.of(reading, rows, generator), previous)
+    figures = RowFigures(reading, needs, Queries.of(reading, rows, generator), previous)
     with torch.no_grad(), torch.autocast(reading.q.device.type, enabled=False):
-        return {statistic.name: statistic.tally(found) for statistic in chosen}
+        return {statistic.name: statistic.tally(figures) for statistic in chosen}

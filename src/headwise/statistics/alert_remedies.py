@@ -1,4 +1,4 @@
-"""Alert remedies: what helps against each alert, while a model trains and on a checkpoint, and who showed it."""
+"""The remedies for each alert, during training and for a checkpoint, with their sources."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Remedy(NamedTuple):
-    """What helps, and who showed it."""
+    """A remedy and its source."""
 
     text: str
     source: str
 
 
-# An alert on weights alone, where no training goes on, has the remedy "<alert> of weights" where it is another one.
+# By alert. "<alert> of a checkpoint" is for activations of a checkpoint, "<alert> of weights" for its weights.
 REMEDIES = {
     "entropy_collapse": Remedy(
         "SigmaReparam or QKNorm bound it, and kept a vision transformer from diverging in "
@@ -20,24 +20,24 @@ REMEDIES = {
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "logit_growth": Remedy(
-        "QKNorm, QKClip, SigmaReparam or SoftCap bound the logits, and let a small language model bear a higher "
+        "QKNorm, QKClip, SigmaReparam or SoftCap bound the logits, and let a small language model tolerate a higher "
         "learning rate in docs/results/stability-map, SigmaReparam the highest",
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "loss_spike": Remedy(
         "look at the batches and the learning rate of the last steps: wrong labels, outlier tokens and a rate that "
-        "jumped raised it in docs/results/alarms, and watch(..., keep=N) runs those steps again; where the rate is "
-        "meant, SigmaReparam or QKNorm bear a higher one in docs/results/stability-map",
+        "jumped raised it in docs/results/alarms, and watch(..., keep=N) runs those steps again; if the rate is "
+        "intended, SigmaReparam or QKNorm tolerate a higher one in docs/results/stability-map",
         "OLMo 2 2025, arXiv 2501.00656; Zhai et al. 2023, arXiv 2303.06296",
     ),
     "over_smoothing": Remedy(
-        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures of "
-        "NeuTRENO; a high cosine is a diagnosis and no score of quality",
+        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures for "
+        "NeuTRENO; a high cosine is a diagnosis, not a measure of quality",
         "Nguyen et al. 2023, arXiv 2312.00751; Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse": Remedy(
-        "NeuTRENO, which kept the tokens of 24 layers apart in docs/results/neutreno-depth, or ValueResidual carry "
-        "early values on; check that skip connections are in place",
+        "NeuTRENO, which kept the tokens of 24 layers apart in docs/results/neutreno-depth, or ValueResidual pass "
+        "early values to later layers; check that skip connections are in place",
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
     ),
     "low_rank": Remedy(
@@ -60,7 +60,7 @@ REMEDIES = {
     ),
     "sharp_head of a checkpoint": Remedy(
         "nothing to do by itself: heads that read a fixed position, such as the token before, are sharp in healthy "
-        "models. headwise.watch tells while a model trains whether a head became so",
+        "models. headwise.watch shows during training whether a head became sharp",
         "Voita et al. 2019, arXiv 1905.09418",
     ),
     "logit_growth of a checkpoint": Remedy(
@@ -69,8 +69,7 @@ REMEDIES = {
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "over_smoothing of a checkpoint": Remedy(
-        "a high cosine is a diagnosis and no score of quality: compare it with that of a model that is known to be "
-        "good",
+        "a high cosine is a diagnosis, not a measure of quality: compare it with that of a model known to be good",
         "Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse of a checkpoint": Remedy(
@@ -96,8 +95,7 @@ REMEDIES = {
         "Zhai et al. 2023, arXiv 2303.06296; Kimi K2 2025, arXiv 2507.20534",
     ),
     "low_rank_by_decay of weights": Remedy(
-        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, where the loss asks for more "
-        "rank",
+        "a smaller attention_weight_decay (headwise.parameter_groups) in the next run, if the loss needs more rank",
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite of weights": Remedy(
@@ -107,11 +105,10 @@ REMEDIES = {
 
 
 def remedy_for_weights(alert: str) -> Remedy:
-    """Return what helps against an alert on the weights of a checkpoint."""
+    """Return the remedy for an alert on the weights of a checkpoint."""
     return REMEDIES.get(f"{alert} of weights") or REMEDIES[alert]
 
 
 def remedy_for(alert: str, *, trains: bool) -> Remedy:
-    """Return what helps against an alert on activations, while a model trains or on a checkpoint that no longer
-    does."""
+    """Return the remedy for an alert on activations, during training (`trains`) or for a checkpoint."""
     return REMEDIES[alert] if trains else REMEDIES[f"{alert} of a checkpoint"]

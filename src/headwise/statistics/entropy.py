@@ -1,4 +1,4 @@
-"""Entropy of attention: how many keys a query attends to, and how far that could fall."""
+"""Entropy of attention: how many keys a query attends to, and lower bounds of it."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,8 @@ from headwise.statistics.tally import Tally
 class AttentionEntropy(Statistic):
     """Averages H_i = −Σ_j A_ij log A_ij over real queries.
 
-    Zhai et al. 2023, arXiv 2303.06296. A is the softmax before dropout; a learned sink counts as one more column, since
-    its mass is part of the softmax. Computed as log Z − Σ e^D·D / Z with D = s − max, which keeps its digits when
-    entropy collapses.
+    Zhai et al. 2023, arXiv 2303.06296. A is the softmax before dropout, with a learned sink as an additional column.
+    Computed as log Z − Σ e^D·D / Z with D = s − max, which stays accurate when the entropy collapses.
     """
 
     name = "attention_entropy"
@@ -46,10 +45,10 @@ class EntropyShare(Statistic):
 
 
 class LowestEntropy(Statistic):
-    """Takes the smallest row entropy of each head, in nats.
+    """Finds the smallest row entropy of each head, in nats.
 
-    A query that has one key has entropy 0 by construction and is left out. On a sample of the queries it is only an
-    upper bound of the true minimum, and its record is marked `sampled`.
+    Queries with one key always have entropy 0 and are left out. On a sample of the queries it is only an upper bound of
+    the true minimum, and its record is marked `sampled`.
     """
 
     name = "lowest_entropy"
@@ -76,8 +75,7 @@ def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
 
 
 def largest_eigenvalue(gram: Tensor) -> Tensor:
-    """Return the largest eigenvalue of each symmetric matrix; NaN where a matrix is not finite, as a diverged run has
-    it."""
+    """Return the largest eigenvalue of each symmetric matrix, NaN for a matrix that is not finite."""
     finite = gram.isfinite().all(-1).all(-1)
     values = torch.linalg.eigvalsh(torch.where(finite[..., None, None], gram, 0.0))
     return torch.where(finite, values[..., -1], torch.nan)
@@ -86,9 +84,9 @@ def largest_eigenvalue(gram: Tensor) -> Tensor:
 class EntropyFloorCentred(Statistic):
     """Averages over real queries the floor of Theorem 3.1 at σ_i = ‖a_i − ā_i‖, the row's logits about their mean.
 
-    Zhai et al. 2023, arXiv 2303.06296; softmax ignores the mean of a row, so the centred norm may stand for the
-    spectral one and is much tighter. Row i counts its own allowed keys, so causal and masked calls use the causal form;
-    with no mask the norm is found from sums over keys alone. A row with one key has floor 0.
+    Zhai et al. 2023, arXiv 2303.06296. The softmax ignores the mean of a row, so the centred norm can replace the
+    spectral one and gives a much tighter bound. Row i counts its own allowed keys, so causal and masked calls use the
+    causal form; without a mask the norm is computed from sums over keys only. A row with one key has floor 0.
     """
 
     name = "entropy_floor_centred"
@@ -101,17 +99,16 @@ class EntropyFloorCentred(Statistic):
         return rows.mean(entropy_floor(rows.centred, columns.to(rows.centred.dtype)))
 
 
-# Gram matrices up to this size are decomposed; of larger ones the Frobenius norm is taken, a looser and still valid
-# bound.
+# Gram matrices up to this size are decomposed; for larger ones the Frobenius norm is used, a looser valid bound.
 LARGEST_GRAM = 1024
 
 
 class EntropyFloorSpectral(Statistic):
     """Averages the floor of Theorem 3.1 at σ = scale · ‖W_K W_Qᵀ‖₂ · ‖X Xᵀ‖₂ over real queries, X the real tokens.
 
-    Zhai et al. 2023, arXiv 2303.06296. Causal and masked rows count their own keys. Almost vacuous at real sizes: it is
-    the theorem's own form, shown beside the centred one. It needs logits that are scale · x_i W_Qᵀ W_K x_j and nothing
-    else.
+    Zhai et al. 2023, arXiv 2303.06296. Causal and masked rows count their own keys. This is the theorem's own form, for
+    comparison with the centred one; at realistic sizes it is almost vacuous. It needs logits that are exactly
+    scale · x_i W_Qᵀ W_K x_j.
     """
 
     name = "entropy_floor_spectral"

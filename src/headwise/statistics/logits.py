@@ -8,10 +8,10 @@ from headwise.statistics.tally import Tally
 
 
 class MaxLogit(Statistic):
-    """Takes the largest logit that enters the softmax: scaled, soft-capped, with its bias, over allowed keys.
+    """Finds the largest logit that enters the softmax: scaled, soft-capped, with its bias, over allowed keys.
 
-    Kimi K2 2025, arXiv 2507.20534 (QK-clip reads the same number). The logit of a learned sink is not a logit of a key
-    and is left out. On a sample of the queries it is a lower bound, and its record is marked `sampled`.
+    Kimi K2 2025, arXiv 2507.20534 (QK-clip uses the same number). The logit of a learned sink is left out. On a sample
+    of the queries it is a lower bound, and its record is marked `sampled`.
     """
 
     name = "max_logit"
@@ -25,11 +25,10 @@ class MaxLogit(Statistic):
 
 
 class LogitBound(Statistic):
-    """Takes scale · max‖q‖ · max‖k‖ over the real queries and the keys of each sample, in self attention those of real
-    tokens.
+    """Computes scale · max‖q‖ · max‖k‖ over the real queries and keys of each sample.
 
-    Cauchy and Schwarz: no logit exceeds it before a bias is added. It reads O(T·d) numbers, so it is always computed in
-    full.
+    By Cauchy and Schwarz, no logit exceeds it before a bias is added. Padded keys are left out in self attention only.
+    It reads O(T·d) numbers, so it is always computed from all queries.
     """
 
     name = "logit_bound"

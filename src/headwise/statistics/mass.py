@@ -1,4 +1,4 @@
-"""Where the mass of attention lies: on sinks, on single keys, how far away, on a text or on an image."""
+"""The distribution of attention weight: on sinks, on single keys, over distance, between text and image."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ ONE_KIND = "its tokens are of one kind: there is no text beside an image"
 class TextToImageMass(Statistic):
     """Averages Σ_j A_ij over the keys j of the image, for the queries i of the text.
 
-    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text reads itself alone, 1 that it reads the
-    image alone; uniform weights give the image's share of the tokens.
+    Joint attention: Esser et al. 2024, arXiv 2403.03206. 0 means that the text attends only to itself, 1 that it
+    attends only to the image; uniform weights give the image's share of the tokens.
     """
 
     name = "text_to_image_mass"
@@ -52,19 +52,19 @@ class ImageToTextMass(Statistic):
 
 
 def _text(rows: RowFigures) -> Tensor:
-    """Return 1 for a query of the text and 0 for one of the image (T,)."""
+    """Return 1 for text queries and 0 for image queries, (T,)."""
     reading = rows.reading
     assert reading.text is not None
-    # made on the device, without a copy
-    place = torch.arange(reading.queries, device=reading.q.device)
-    return ((place >= reading.text.start) & (place < reading.text.stop)).float()
+    # Computed on the device, without a copy.
+    position = torch.arange(reading.queries, device=reading.q.device)
+    return ((position >= reading.text.start) & (position < reading.text.stop)).float()
 
 
 class SinkMass(Statistic):
-    """Takes max_j mean_i A_ij, the mean weight of the key that receives most, and averages it over samples.
+    """Averages max_j mean_i A_ij, the mean weight of the key that receives most, over samples.
 
-    Attention sinks: Xiao et al. 2023, arXiv 2309.17453. 1/N is the least (no sink), 1 means every query looks at one
-    key. On a sample of the queries it is the ratio of the sample, marked `sampled`.
+    Attention sinks: Xiao et al. 2023, arXiv 2309.17453. 1/N is the minimum (no sink); 1 means that all queries attend
+    to the same key. With sampled queries it is that of the sample, and its record is marked `sampled`.
     """
 
     name = "sink_mass"
@@ -74,18 +74,18 @@ class SinkMass(Statistic):
     worse = "high"
 
     def tally(self, rows: RowFigures) -> Tally:
-        seen = rows.queries.valid.sum(-1) > 0
-        heaviest = rows.columns.amax(-1)
-        return Tally.over_samples(torch.where(seen, heaviest, torch.nan).float(), rows.queries.sampled)
+        has_queries = rows.queries.valid.sum(-1) > 0
+        largest = rows.columns.amax(-1)
+        return Tally.over_samples(torch.where(has_queries, largest, torch.nan).float(), rows.queries.sampled)
 
 
 PEAK = 0.9
 
 
 class PeakedRows(Statistic):
-    """Counts the real queries whose largest weight exceeds 0.9, as a share.
+    """Computes the share of real queries whose largest weight exceeds 0.9.
 
-    A query with one key looks at it by construction and is left out, unless a learned sink competes with the key.
+    Queries with one key are left out, because its weight is always 1, unless a learned sink competes with it.
     """
 
     name = "peaked_rows"
@@ -101,9 +101,9 @@ class PeakedRows(Statistic):
 class AttentionDistance(Statistic):
     """Averages Σ_j A_ij |i − j| over real queries, in tokens of the sequence as the layer sees it.
 
-    Dosovitskiy et al. 2021, arXiv 2010.11929, for images: here patches are counted in the order of the sequence, a
-    class token included, because a site does not know its grid. The weight of a learned sink is left out and the rest
-    counts as one.
+    Dosovitskiy et al. 2021, arXiv 2010.11929, for images. Here the distance of patches is that in the sequence,
+    including a class token, because the grid is unknown at a site. The weight of a learned sink is left out, and the
+    rest is normalised to 1.
     """
 
     name = "attention_distance"

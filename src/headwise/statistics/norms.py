@@ -1,4 +1,4 @@
-"""How large queries, keys, values and the outputs of heads are."""
+"""The norms of queries, keys, values and the outputs of heads."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from headwise.statistics.tally import Tally
 
 
 class QueryNorm(Statistic):
-    """Averages ‖q_i‖₂ over real queries, as the logits are made of them: after a rotation or a norm of the host.
+    """Averages ‖q_i‖₂ over real queries, after any rotary positions or norm of the host.
 
-    Always in full. Together with `key_norm` it bounds the logits; their growth comes before that of the logits where
-    training diverges (Dehghani et al. 2023, arXiv 2302.05442).
+    Always computed from all queries. Together with `key_norm` it bounds the logits; when training diverges, both grow
+    before the logits do (Dehghani et al. 2023, arXiv 2302.05442).
     """
 
     name = "query_norm"
@@ -28,10 +28,10 @@ class QueryNorm(Statistic):
 
 
 class KeyNorm(Statistic):
-    """Averages ‖k_j‖₂ over the keys that a real query may see; heads that share keys have the same figure but for their
-    masks.
+    """Averages ‖k_j‖₂ over the keys that a real query may see.
 
-    Always in full. Dehghani et al. 2023, arXiv 2302.05442.
+    Always computed from all keys. Heads that share keys have the same figure unless their masks differ. Dehghani et al.
+    2023, arXiv 2302.05442.
     """
 
     name = "key_norm"
@@ -45,8 +45,8 @@ class KeyNorm(Statistic):
 class ValueNorm(Statistic):
     """Averages ‖v_j‖₂ over the tokens whose keys a real query may see.
 
-    Always in full. A first token with a large key and a value near zero is an attention sink (Guo et al. 2024, arXiv
-    2410.13835).
+    Always computed from all tokens. A first token with a large key and a value near zero is an attention sink (Guo et
+    al. 2024, arXiv 2410.13835).
     """
 
     name = "value_norm"
@@ -58,19 +58,19 @@ class ValueNorm(Statistic):
 
 
 def _over_seen(rows: RowFigures, norms: Tensor) -> Tally:
-    """Average the norms (B,H|Hkv,N) of each head over the keys that it sees."""
+    """Return the mean of the norms (B,H|Hkv,N) over the keys that each head sees."""
     reading = rows.reading
     norms = norms.repeat_interleave(reading.heads // norms.shape[1], 1)
     seen = reading.seen_keys().expand(norms.shape)
-    # what nobody sees may hold anything
+    # Keys that no query sees may hold any value.
     return Tally(torch.where(seen, norms, 0).sum((0, 2)), seen.sum((0, 2)).float())
 
 
 class OutputNorm(Statistic):
     """Averages ‖o_i‖₂ of each head over real queries, before the output projection.
 
-    Always in full. A head whose norm is far below the others of its layer is dead or switched off (Michel et al. 2019,
-    arXiv 1905.10650).
+    Always computed from all queries. A head whose norm is far below the others of its layer is dead or switched off
+    (Michel et al. 2019, arXiv 1905.10650).
     """
 
     name = "output_norm"

@@ -1,4 +1,4 @@
-"""What one pass of a site offers to the statistics: queries, keys, values and which keys each query may see."""
+"""Readings: the queries, keys, values and masks of one pass of a site, from which statistics are computed."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from headwise.statistics.tally import Tally
 
 
 class SiteFacts(NamedTuple):
-    """Says what a statistic may ask of a site before it looks at a number."""
+    """The properties of a site and a reading that decide which statistics apply."""
 
     heads: int
     self_attention: bool = True
@@ -36,10 +36,9 @@ class SiteFacts(NamedTuple):
 
 
 class LogitBlock(NamedTuple):
-    """Holds what the logits (b,H,r,w) of a block are made of: q (b,H,r,d), k (b,H|Hkv,w,d), the mask's part, who may
-    see whom.
+    """The inputs of a block of logits (b,H,r,w): q (b,H,r,d), k (b,H|Hkv,w,d), its part of the mask, the allowed keys.
 
-    `samples` and `positions` (b|1, r) tell which samples and which of their queries these are.
+    `samples` and `positions` (b|1, r) are the block's samples and the positions of its queries.
     """
 
     q: Tensor
@@ -52,18 +51,29 @@ class LogitBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Holds one pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and who may see whom.
+    """One pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and which keys each query may see.
 
-    `mask` broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits; a key is allowed where it is
-    above `MASKED`, whatever its weight: a bias of -100 is a key that nobody looks at, not one that is masked); `causal`
-    lets query i see the keys up to i. `softcap` c turns logits s into c·tanh(s/c) before the mask; `sinks` (H,) are the
-    logits of one more column. For the layer statistics: `hidden` (B,T,C) what entered attention, after a norm where the
-    model has one before it; `stream` (B,T,C) the residual stream that entered the block around it; `final` (B,T,C) the
-    stream that left the last block; `stream_obstacle` why one of the two is missing; `output` (B,H,T,dv) per head
-    before the output projection, `product_norm` (H,) the largest singular value of W_QᵀW_K. `real_queries` (B,T) is
-    False on padding. `edit(logits, block)` takes blocks (b,H,r,w) of masked logits, -inf where forbidden, to what the
-    softmax gets. `known_bound` is what the logits are taken to stay below, where asking their device would hold it up.
-    `text` is where the tokens of a text stand among those of an image.
+    Attributes:
+        mask: broadcasts to (B,H,T,N): bool (True = allowed) or float (added to the logits). With a float mask a key is
+            allowed if the mask is above `MASKED`, whatever its weight: a key with a bias of -100 is still allowed.
+        causal: whether query i sees only the keys up to i.
+        scale: factor of the logits; 1/√d by default.
+        softcap: c of c·tanh(s/c), applied to the logits before the mask.
+        sinks: (H,) logits of an additional column.
+        hidden: (B,T,C) the input of attention, after a norm before it if the model has one.
+        stream: (B,T,C) the residual stream that enters the block.
+        final: (B,T,C) the residual stream after the last block.
+        stream_obstacle: the reason why `stream` or `final` is missing.
+        output: (B,H,T,dv) the output per head before the output projection.
+        real_queries: (B,T) False on padding.
+        self_attention: whether queries and keys are the same tokens.
+        windowed: whether each batch entry is a window of a sample.
+        product_norm: (H,) the largest singular value of W_QᵀW_K.
+        product_obstacle: the reason why the logits are not determined by W_QᵀW_K.
+        edit: a function of a block (b,H,r,w) of masked logits, -inf for forbidden keys, and its `LogitBlock`, which
+            returns the logits that enter the softmax.
+        known_bound: an upper bound of the logits, given where computing it would wait for the device.
+        text: the slice of text tokens among those of an image.
     """
 
     q: Tensor
@@ -116,18 +126,18 @@ class Reading:
 
     @staticmethod
     def given(tensor: Tensor | None) -> Tensor:
-        """Return a tensor that a statistic asked for in `applies`.
+        """Return an optional tensor of a reading that a statistic requires in `applies`.
 
         Raises:
-            ValueError: where the reading holds none.
+            ValueError: if it is None.
         """
         if tensor is None:
-            raise ValueError("this reading holds no such tensor: ask facts() before reading it")
+            raise ValueError("this reading does not hold the tensor: check facts() before reading it")
         return tensor
 
     @property
     def factor(self) -> float:
-        """Return the factor of the logits: `scale`, which is 1/√d where none was given."""
+        """Return the factor of the logits: `scale`, by default 1/√d."""
         assert self.scale is not None
         return self.scale
 
@@ -149,15 +159,14 @@ class Reading:
 
     @property
     def keeps_rows_alike(self) -> bool:
-        """Return whether every query of a sample sees the same keys with no bias, so that sums over keys serve all
-        rows."""
+        """Return whether all queries of a sample see the same keys without bias, so that they share sums over keys."""
         mask = self.mask
-        alike = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
-        return alike and not self.causal and self.softcap is None and self.edit is None
+        same = mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1 and mask.shape[1] == 1)
+        return same and not self.causal and self.softcap is None and self.edit is None
 
     @cached_property
     def query_norms(self) -> Tensor:
-        """Return ‖q_i‖ (B,H,T) in fp32, or fp64 of a model in fp64; read by several figures, computed once."""
+        """Return ‖q_i‖ (B,H,T) in fp32, or fp64 for a model in fp64; cached, because several figures read it."""
         return norms(self.q)
 
     @cached_property
@@ -170,17 +179,17 @@ class Reading:
         return self.query_norms.max() * self.key_norms.max() * abs(self.factor)
 
     def real_of(self, tokens: Tensor) -> Tensor:
-        """Return 1 for a real token of `tokens` (B,T,C) and 0 for padding (B,T)."""
+        """Return 1 for real tokens and 0 for padding, (B,T), on the device of `tokens` (B,T,C)."""
         real = self.real_queries
         return tokens.new_ones(tokens.shape[:2], dtype=torch.float32) if real is None else real.float()
 
     def without_padding(self, tokens: Tensor) -> Tensor:
-        """Return tokens (B,T,C) in fp32; a padded token may hold anything, here it is zero."""
+        """Return tokens (B,T,C) in fp32 with padding, which may hold any value, set to 0."""
         tokens = tokens.float()
         return tokens if self.real_queries is None else tokens.masked_fill(~self.real_queries[..., None], 0)
 
     def facts(self, previous: bool = False) -> SiteFacts:
-        """Sums up what this reading holds; `previous` says whether the layer before it was read too."""
+        """Return the facts of this reading; `previous` says whether the layer before was read too."""
         return SiteFacts(
             heads=self.heads,
             self_attention=self.self_attention and self.queries == self.keys,
@@ -201,9 +210,9 @@ class Reading:
         )
 
     def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:
-        """Marks the keys that the queries at `positions` (b|1, R) of `samples` may see: (b|1,H|1,R|1,N), None for all.
+        """Return which keys the queries at `positions` (b|1, R) of `samples` may see, (b|1,H|1,R|1,N), or None for all.
 
-        `rows` gives the same positions as a slice where they follow each other, which spares a gather.
+        `rows` is the same positions as a slice if they are consecutive, which avoids a gather.
         """
         mask = self.mask_at(samples, positions, rows)
         allowed = None if mask is None else visible(mask)
@@ -213,7 +222,7 @@ class Reading:
         return seen if allowed is None else allowed & seen
 
     def mask_at(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:
-        """Cuts the mask to `samples` and to the rows at `positions` (b|1, R), without expanding it."""
+        """Return the mask of `samples` and of the rows at `positions` (b|1, R), without expanding it."""
         mask = self.mask
         if mask is None:
             return None
@@ -226,12 +235,11 @@ class Reading:
         return mask.gather(2, positions[:, None, :, None].expand(shape))
 
     def seen_keys(self, block: int = 1 << 22) -> Tensor:
-        """Marks the keys that at least one real query may see: (B|1, H|1, N) bool, reading the mask in blocks of
-        rows."""
+        """Return which keys at least one real query may see, (B|1, H|1, N) bool, reading the mask in blocks of rows."""
         device, mask = self.q.device, self.mask
         real = self.real_queries
         real = torch.ones(1, self.queries, dtype=torch.bool, device=device) if real is None else real
-        # by causality key j is seen by the queries from j on
+        # Under causality key j is seen by the queries from j on.
         later = real.flip(-1).cumsum(-1).flip(-1) > 0 if self.causal else real.any(-1, keepdim=True)
         if self.causal:
             later = torch.nn.functional.pad(later, (0, max(0, self.keys - self.queries)))[:, : self.keys]
@@ -240,15 +248,15 @@ class Reading:
             return seen if mask is None else seen & visible(mask)[:, :, 0]
         every = torch.arange(self.queries, device=device)[None]
         size = max(1, block // (mask.shape[0] * mask.shape[1] * self.keys))
-        found = torch.zeros(1, 1, self.keys, dtype=torch.bool, device=device)
+        seen = torch.zeros(1, 1, self.keys, dtype=torch.bool, device=device)
         for rows in (slice(i, i + size) for i in range(0, self.queries, size)):
             allowed = self.allowed(slice(None), every[:, rows], rows)
             assert allowed is not None
-            found = found | (allowed & real[:, None, rows, None]).any(-2)
-        return found
+            seen = seen | (allowed & real[:, None, rows, None]).any(-2)
+        return seen
 
     def allowed_counts(self, block: int = 1 << 22) -> Tensor:
-        """Counts the keys that each query may see: (B|1, H|1, T|1) float, reading the mask in blocks of rows."""
+        """Return how many keys each query may see, (B|1, H|1, T|1) float, reading the mask in blocks of rows."""
         device = self.q.device
         every = torch.arange(self.queries, device=device)[None]
         if self.mask is None:
@@ -262,17 +270,22 @@ class Reading:
         per_row = self.mask.shape[0] * self.mask.shape[1] * self.keys
         size = max(1, block // per_row)
         blocks = [slice(i, i + size) for i in range(0, self.queries, size)]
-        found = [self.allowed(slice(None), every[:, rows], rows) for rows in blocks]
-        return torch.cat([allowed.sum(-1) for allowed in found if allowed is not None], -1).float()
+        parts = [self.allowed(slice(None), every[:, rows], rows) for rows in blocks]
+        return torch.cat([allowed.sum(-1) for allowed in parts if allowed is not None], -1).float()
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Names the queries that are read and how many they stand for.
+    """The queries that are read, all or a random sample of them.
 
-    `positions` (1,T) when all are read, else (B,R), sorted. `valid` (B,1|H,R) is 1 for a real query with a key.
-    `population` (B,) counts the real queries of each sample and `drawn` (B,) those read. `counts` (B|1,1|H,R) are the
-    allowed keys.
+    Attributes:
+        positions: (1,T) if all are read, else (B,R), sorted.
+        valid: (B,1|H,R) 1 for a real query with an allowed key, else 0.
+        counts: (B|1,1|H,R) number of allowed keys.
+        population: (B,) number of real queries of each sample.
+        drawn: (B,) number of those that are read.
+        every_count, every_valid: `counts` and `valid` of all queries.
+        sampled: whether the queries are a random sample.
     """
 
     positions: Tensor
@@ -286,7 +299,7 @@ class Queries:
 
     @classmethod
     def of(cls, reading: Reading, rows: int | None = None, generator: torch.Generator | None = None) -> "Queries":
-        """Takes all real queries, or draws `rows` of them per sample without replacement."""
+        """Return all queries of a reading, or `rows` real ones per sample drawn without replacement."""
         counts = reading.allowed_counts()
         counts = counts.expand(-1, -1, reading.queries)
         valid = (counts > 0).expand(reading.batch, -1, -1)
@@ -308,17 +321,17 @@ class Queries:
         return cls(positions, drawn_valid, drawn_counts, population, drawn, counts, every, True)
 
     def mean(self, values: Tensor, least_keys: float = 1, extra: int = 0, among: Tensor | None = None) -> Tally:
-        """Averages `values` (B,H,R) over real queries with at least `least_keys` allowed keys (and `extra` columns).
+        """Return the mean of `values` (B,H,R) over real queries with at least `least_keys` columns.
 
-        `among` (T,) is 1 for the queries that count, where not all do.
+        Columns are the allowed keys and `extra` others. `among` (T,) is 1 for the queries that count, None for all.
 
-        A sample of queries is weighted to the number it stands for, so that the mean is unbiased; its variance is that
-        of sampling without replacement, sample by sample of the batch.
+        Sampled queries are weighted by the number of queries that they represent, so that the mean is unbiased; its
+        variance is that of sampling without replacement within each sample of the batch.
         """
         counted = self.valid * (self.counts + extra >= least_keys)
         if among is not None:
             counted = counted * among[self.positions][:, None]
-        # A query without a key may hold NaN or infinity: it must not reach the sum.
+        # Queries without allowed keys may hold NaN or infinity.
         values = torch.where(counted > 0, values, 0).float()
         if not self.sampled:
             weight = counted.sum((0, 2)).expand(values.shape[1])
@@ -336,7 +349,7 @@ class Queries:
         return Tally(total, weight, spread, True)
 
     def extremum(self, values: Tensor, kind: str, least_keys: float = 1, extra: int = 0) -> Tally:
-        """Takes the largest ("max") or smallest ("min") of `values` (B,H,R) over real queries."""
+        """Return the largest ("max") or smallest ("min") of `values` (B,H,R) over the queries that `mean` counts."""
         counted = (self.valid * (self.counts + extra >= least_keys)) > 0
         if kind == "max":
             return Tally.extremum(torch.where(counted, values, -torch.inf).amax((0, 2)).float(), kind, self.sampled)

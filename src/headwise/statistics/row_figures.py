@@ -1,4 +1,4 @@
-"""The figures of every row of attention, found in one pass that never holds the T×N matrix."""
+"""The figures of every row of attention, computed in one pass that never holds the T×N matrix."""
 
 import dataclasses
 from collections.abc import Collection
@@ -12,15 +12,15 @@ from headwise.statistics.tally import Tally
 
 
 def without_own(weights: Tensor, index: Tensor) -> Tensor:
-    """Takes each query's own key, at `index` (b,H,r,1), out of the weights (b,H,r,w), in place.
+    """Return the weights (b,H,r,w) with each query's own key, at `index` (b,H,r,1), set to 0 in place.
 
-    It adds nothing to what depends on v_i − v_j; left in, it would cancel only up to rounding.
+    The own key does not contribute to sums of v_i − v_j; with its weight it would cancel only up to rounding.
     """
     return weights.scatter_(-1, index, 0.0)
 
 
-def pulled(weights: Tensor, values: Tensor) -> Tensor:
-    """Sums the columns of values (b,H|Hkv,w,c) by the weights (b,H,r,w): (b,H,r,c)."""
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the sums (b,H,r,c) of values (b,H|Hkv,w,c) by the weights (b,H,r,w)."""
     b, heads, r, w = weights.shape
     groups = values.shape[1]
     mixed = torch.bmm(weights.reshape(b * groups, -1, w), values[:, :, :w].reshape(b * groups, w, -1))
@@ -28,12 +28,14 @@ def pulled(weights: Tensor, values: Tensor) -> Tensor:
 
 
 class Descents:
-    """Compares Σ_j A_ij (v_i − v_j) under the layer's own weights with the same under a symmetric kernel, keys for
-    queries."""
+    """Comparison of Σ_j A_ij (v_i − v_j) under the layer's own weights and under a symmetric kernel.
+
+    The symmetric kernel uses the keys as queries.
+    """
 
     def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype) -> None:
         self.queries, self.dtype = queries, dtype
-        # As many keys as query heads, for each of them stands for its queries now.
+        # Repeated to the number of query heads, because the keys replace the queries.
         keys = reading.k.repeat_interleave(reading.heads // reading.k.shape[1], 1)
         self._logits = Logits(dataclasses.replace(reading, q=keys), queries, dtype)
         self._memory = Memory(block_size(reading, queries.valid.shape[-1]), dtype, reading.q.device)
@@ -41,24 +43,24 @@ class Descents:
     def cosines(
         self, weights: Tensor, own: Tensor, values: Tensor, index: Tensor, samples: slice, rows: slice
     ) -> Tensor:
-        """Return the cosine of both for a block of rows (b,H,r), 0 where one of them is 0.
+        """Return the cosines of both for a block of rows (b,H,r), 0 where one of them is 0.
 
-        `weights` (b,H,r,w) are the layer's own without each query's key; `own` (b,H,r,dv+2) and `values` hold v, its
-        squared norm and a one.
+        `weights` (b,H,r,w) are the layer's own without each query's own key; `own` (b,H,r,dv+2) and `values` hold v,
+        its squared norm and a one.
         """
         block = SoftmaxBlock.of(self._logits, samples, rows, self._memory)
-        other = without_own(block.weights(self.queries.valid[samples, :, rows].to(self.dtype)), index)
-        here, there = (_away(own, pulled(kernel, values)) for kernel in (weights, other))
-        return torch.cosine_similarity(here, there, dim=-1, eps=1e-30)
+        symmetric = without_own(block.weights(self.queries.valid[samples, :, rows].to(self.dtype)), index)
+        first, second = (_differences(own, weighted_sum(kernel, values)) for kernel in (weights, symmetric))
+        return torch.cosine_similarity(first, second, dim=-1, eps=1e-30)
 
 
-def _away(own: Tensor, mixed: Tensor) -> Tensor:
+def _differences(own: Tensor, mixed: Tensor) -> Tensor:
     """Return Σ_j A_ij (v_i − v_j) from v_i and the sums over keys, whose last column is Σ_j A_ij."""
     return mixed[..., -1:] * own[..., :-2] - mixed[..., :-2]
 
 
 class Crossing:
-    """Compares the maps of a layer (H) with those of the layer before (H'), made again from its queries and keys."""
+    """Comparison of a layer's maps (H) with those of the layer before (H'), recomputed from its queries and keys."""
 
     def __init__(self, reading: Reading, previous: Reading, queries: Queries, dtype: torch.dtype) -> None:
         self.queries, self.dtype = queries, dtype
@@ -71,7 +73,7 @@ class Crossing:
         )
 
     def add(self, weights: Tensor, samples: slice, rows: slice) -> None:
-        """Adds a block of maps (b,H,r,w)."""
+        """Add a block of maps (b,H,r,w)."""
         block = SoftmaxBlock.of(self._logits, samples, rows, self._memory)
         before = block.weights(self.queries.valid[samples, :, rows].amax(1, keepdim=True).to(self.dtype))
         width = min(weights.shape[-1], before.shape[-1])
@@ -81,24 +83,31 @@ class Crossing:
         self._before[samples] += torch.linalg.vector_norm(before, dim=-1).square()
 
     def cosines(self) -> Tensor:
-        """Return the cosine of each pair of maps (B,H,H')."""
+        """Return the cosines of all pairs of maps, (B,H,H')."""
         return self._inner / (self._here[:, :, None] * self._before[:, None]).sqrt()
 
 
 def _elements(reading: Reading, rows: int, heads: int) -> int:
-    """Counts the elements of the largest block, were it one of so many heads."""
+    """Return the number of elements of the largest block with the larger of `heads` and the reading's heads."""
     elements = block_size(reading, rows)
     return elements if heads <= reading.heads else -(-elements // reading.heads) * heads
 
 
 class RowFigures:
-    """Holds what one pass found: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
+    """The figures of one pass: per row (B,H,R), per key (B,H,N), or between heads (B,H,H').
 
-    `top` largest logit of a row; `entropy` in nats; `peak` largest weight; `distance` mean |query − key| in tokens;
-    `roughness` Σ_j A_ij ‖v_i − v_j‖²; `descent` the cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric
-    kernel; `centred` the norm of the logits about their mean; `on_text` the weight on the keys of a text; `columns` the
-    mean weight of each key; `gram` inner products of the maps of two heads; `crossing` their cosines with the maps of
-    the layer before.
+    Attributes:
+        top: largest logit of each row.
+        entropy: entropy of each row in nats.
+        peak: largest weight of each row.
+        distance: mean |query − key| of each row in tokens.
+        roughness: Σ_j A_ij ‖v_i − v_j‖² of each row.
+        descent: cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel, of each row.
+        centred: norm of each row's logits about their mean.
+        on_text: weight of each row on the keys of a text.
+        columns: mean weight of each key.
+        gram: inner products of the maps of two heads.
+        crossing: cosines of the maps with those of the layer before.
     """
 
     def __init__(
@@ -110,33 +119,35 @@ class RowFigures:
     ) -> None:
         self.reading, self.previous = reading, previous
         self.queries = queries if queries is not None else Queries.of(reading)
-        # Without a layer before there is nothing to cross with.
+        # `crossing` needs a layer before.
         self.needs = set(needs) - (set() if previous is not None else {"crossing"})
-        self._found: dict[str, Tensor] = {}
+        self._figures: dict[str, Tensor] = {}
         device = reading.q.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             self._scan()
 
     def __getattr__(self, name: str) -> Tensor:
-        found = self.__dict__.get("_found", {})
-        if name not in found:
-            raise AttributeError(f"this pass did not look for {name!r}; it found {sorted(found)}")
-        return found[name]
+        figures = self.__dict__.get("_figures", {})
+        if name not in figures:
+            raise AttributeError(
+                f"this pass did not compute {name!r}, only {sorted(figures)}: a statistic names its figures in `needs`"
+            )
+        return figures[name]
 
     @property
     def columns_of_softmax(self) -> int:
-        """Counts the columns a softmax has beside the keys: the learned sink, where there is one."""
+        """Return the number of columns of the softmax in addition to the keys: 1 with a learned sink, else 0."""
         return 0 if self.reading.sinks is None else 1
 
     def mean(self, values: Tensor, least: int = 1, among: Tensor | None = None) -> Tally:
-        """Averages `values` (B,H,R) over real queries that divide their weight among at least `least` columns.
+        """Return the mean of `values` (B,H,R) over real queries whose softmax has at least `least` columns.
 
-        `among` (T,) is 1 for the queries that count, where not all do.
+        `among` (T,) is 1 for the queries that count, None for all.
         """
         return self.queries.mean(values, least, self.columns_of_softmax, among)
 
     def extremum(self, values: Tensor, kind: str, least: int = 1) -> Tally:
-        """Takes the largest or smallest of `values` (B,H,R) over the same queries."""
+        """Return the largest ("max") or smallest ("min") of `values` (B,H,R) over the queries that `mean` counts."""
         return self.queries.extremum(values, kind, least, self.columns_of_softmax)
 
     def _scan(self) -> None:
@@ -155,9 +166,9 @@ class RowFigures:
             weights, spare = self._read_rows(SoftmaxBlock.of(logits, samples, rows, memory), samples, rows)
             self._read_weights(weights, spare, samples, rows, crossing)
         if "columns" in self.needs:
-            self._found["columns"] /= queries.valid.sum(-1).clamp_min(1)[..., None]
+            self._figures["columns"] /= queries.valid.sum(-1).clamp_min(1)[..., None]
         if crossing is not None:
-            self._found["crossing"] = crossing.cosines()
+            self._figures["crossing"] = crossing.cosines()
 
     @property
     def _crossed(self) -> Reading | None:
@@ -171,10 +182,10 @@ class RowFigures:
         shapes |= {"columns": (reading.keys,), "gram": (reading.heads,)}
         for name in self.needs - {"crossing"}:
             shape = (reading.batch, reading.heads, *shapes[name])
-            self._found[name] = torch.zeros(shape, dtype=self.dtype, device=reading.q.device)
-        # Sums over keys cost as much as a row of logits has numbers when there are as few keys as dimensions.
+            self._figures[name] = torch.zeros(shape, dtype=self.dtype, device=reading.q.device)
+        # With few keys, sums over keys cost more than reading the rows of logits.
         if "centred" in self.needs and reading.keeps_rows_alike and reading.keys > 2 * reading.q.shape[-1]:
-            self._found["centred"] = self._centred_from_keys(logits)
+            self._figures["centred"] = self._centred_from_keys(logits)
             self.needs.discard("centred")
         if self.needs & {"roughness", "descent"}:
             self._values = self._values_about_their_mean()
@@ -182,15 +193,17 @@ class RowFigures:
             self._descents = Descents(reading, self.queries, self.dtype)
 
     def _values_about_their_mean(self) -> Tensor:
-        """Stacks v − mean, its squared norm and a one (B,H|Hkv,N,dv+2); J does not change with the mean, rounding
-        does."""
+        """Return v − mean, its squared norm and a one, (B,H|Hkv,N,dv+2).
+
+        Subtracting the mean does not change J and reduces rounding errors.
+        """
         v = self.reading.v.to(self.dtype)
         v = v - v.mean(2, keepdim=True)
         square = v.square().sum(-1, keepdim=True)
         return torch.cat([v, square, torch.ones_like(square)], -1)
 
     def _centred_from_keys(self, logits: Logits) -> Tensor:
-        """Finds the centred norm of every row from sums over the keys alone: ‖(K − k̄) q‖, with no row of logits."""
+        """Return the centred norm ‖(K − k̄) q‖ of every row from sums over the keys, without any row of logits."""
         reading, heads = self.reading, self.reading.heads
         k = logits.k
         allowed = (
@@ -212,40 +225,42 @@ class RowFigures:
         return square.clamp_min(0).sqrt()
 
     def _read_rows(self, block: SoftmaxBlock, samples: slice, rows: slice) -> tuple[Tensor, Tensor]:
-        """Reads what needs no weights; gives the weights (b,H,r,w) of real queries, and memory of their shape that is
-        free."""
-        needs, found = self.needs, self._found
+        """Compute the figures that need no weights; return the weights (b,H,r,w) of real queries and free memory.
+
+        The free memory has the shape of the weights.
+        """
+        needs, figures = self.needs, self._figures
         part = (samples, slice(None), rows)
         if "top" in needs:
-            found["top"][part] = block.top
+            figures["top"][part] = block.top
         if "peak" in needs:
-            found["peak"][part] = block.peak()
+            figures["peak"][part] = block.peak()
         if "centred" in needs:
             counts = self.queries.counts
             counts = (counts if counts.shape[0] == 1 else counts[samples])[..., rows].to(self.dtype).clamp_min(1)
-            found["centred"][part] = block.centred(counts)
+            figures["centred"][part] = block.centred(counts)
         if "entropy" in needs:
-            found["entropy"][part] = block.entropy()
+            figures["entropy"][part] = block.entropy()
         return block.weights(self.queries.valid[samples, :, rows].to(self.dtype)), block.depth
 
     def _read_weights(
         self, weights: Tensor, spare: Tensor, samples: slice, rows: slice, crossing: Crossing | None
     ) -> None:
-        """Reads the figures that need the weights themselves (b,H,r,w); `spare` is memory of the same shape."""
-        needs, found = self.needs, self._found
+        """Compute the figures that need the weights (b,H,r,w); `spare` is memory of the same shape."""
+        needs, figures = self.needs, self._figures
         part = (samples, slice(None), rows)
         flat = weights.flatten(2)
         if "columns" in needs:
-            found["columns"][samples, :, : weights.shape[-1]] += weights.sum(-2)
+            figures["columns"][samples, :, : weights.shape[-1]] += weights.sum(-2)
         if "gram" in needs:
-            found["gram"][samples] += torch.bmm(flat, flat.transpose(1, 2))
+            figures["gram"][samples] += torch.bmm(flat, flat.transpose(1, 2))
         if "on_text" in needs and self.reading.text is not None:
-            found["on_text"][part] = weights[..., self.reading.text].sum(-1)
+            figures["on_text"][part] = weights[..., self.reading.text].sum(-1)
         if "distance" in needs:
-            found["distance"][part] = self._distance(weights, spare, samples, rows)
+            figures["distance"][part] = self._distance(weights, spare, samples, rows)
         if crossing is not None:
             crossing.add(weights, samples, rows)
-        # Last: it takes each query's own key out of the weights.
+        # Last, because it sets the weights of the queries' own keys to 0.
         if needs & {"roughness", "descent"}:
             self._read_differences(weights, samples, rows)
 
@@ -254,16 +269,15 @@ class RowFigures:
         return positions[samples, rows] if positions.shape[0] > 1 else positions[:, rows]
 
     def _distance(self, weights: Tensor, spare: Tensor, samples: slice, rows: slice) -> Tensor:
-        """Averages |query − key| by the weight on keys; counted from the block's first row, so that rounding stays
-        small."""
+        """Return the mean of |query − key| of each row, (b,H,r), weighted by the attention weights."""
         positions = self._positions(samples, rows)
         keys = torch.arange(weights.shape[-1], device=weights.device)
-        away = (keys - positions[:, None, :, None]).abs().to(self.dtype)
+        distances = (keys - positions[:, None, :, None]).abs().to(self.dtype)
         mass = weights.sum(-1)
-        return torch.mul(weights, away, out=spare).sum(-1) / torch.where(mass > 0, mass, 1)
+        return torch.mul(weights, distances, out=spare).sum(-1) / torch.where(mass > 0, mass, 1)
 
     def _read_differences(self, weights: Tensor, samples: slice, rows: slice) -> None:
-        """Reads what depends on v_i − v_j; takes each query's own key out of the weights (b,H,r,w)."""
+        """Compute the figures of v_i − v_j, setting the weights (b,H,r,w) of the queries' own keys to 0."""
         index = self._positions(samples, rows)[:, None, :, None].expand(*weights.shape[:3], 1)
         weights = without_own(weights, index)
         values, heads = self._values[samples], weights.shape[1]
@@ -274,9 +288,9 @@ class RowFigures:
         own = own.repeat_interleave(heads // groups, 1) if heads > groups else own
         part = (samples, slice(None), rows)
         if "roughness" in self.needs:
-            mixed = pulled(weights, values)
+            mixed = weighted_sum(weights, values)
             inner = (own[..., :-2] * mixed[..., :-2]).sum(-1)
-            found = own[..., -2] * mixed[..., -1] + mixed[..., -2] - 2 * inner
-            self._found["roughness"][part] = found.clamp_min(0)
+            roughness = own[..., -2] * mixed[..., -1] + mixed[..., -2] - 2 * inner
+            self._figures["roughness"][part] = roughness.clamp_min(0)
         if "descent" in self.needs:
-            self._found["descent"][part] = self._descents.cosines(weights, own, values, index, samples, rows)
+            self._figures["descent"][part] = self._descents.cosines(weights, own, values, index, samples, rows)

@@ -1,4 +1,4 @@
-"""One pass over blocks of queries that finds everything the statistics need, in memory that is used again."""
+"""Logits and softmax of blocks of queries, computed in reused memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from headwise.attention.kernels.row_statistics import entropy_of
 from headwise.core.masked import masked_logits
 from headwise.statistics.reading import LogitBlock, Queries, Reading
 
-# Elements of one block of logits. RowFigures of long sequences are read in blocks that stay in the cache of a core
-# between the passes over them; many short samples are joined to larger ones, where the number of operators counts more.
+# Elements of one block of logits. Long sequences are read in blocks that fit the cache of a core; short samples are
+# joined to larger blocks, because there the number of operators matters more.
 BLOCK = 1 << 19
 JOINED = 1 << 21
-# RowFigures below which a product with the keys reads them from memory again and again, and the most elements that this
-# may cost.
+# The fewest rows of a block, because with fewer the keys are read from memory too often, and the largest number of
+# elements that a block may have for it.
 FEWEST_ROWS = 32
 LARGEST_BLOCK = 1 << 23
-# Times as large on a device whose kernels need that many elements to be busy; memory stays below a GiB.
+# Blocks are this many times larger on other devices, whose kernels need more elements; memory stays below a GiB.
 ON_A_DEVICE = 32
-# Logits of forbidden keys: finite, so that 0 · logit stays 0, and far below any float mask.
+# Logits of forbidden keys: finite, so that 0 · logit is 0, and far below any float mask.
 FAR = -1.0e30
-# Rounding of fp32 logits is about 1e-7 of their size; beyond this size it may show in the fourth digit of a small
-# entropy.
+# The rounding error of fp32 logits is about 1e-7 of their size; above this size it may affect the fourth digit of a
+# small entropy.
 SAFE_LOGIT = 512.0
 
 
 def precise_dtype(reading: Reading) -> torch.dtype:
-    """Chooses float64 where logits may be so large that fp32 rounding hides the differences between them."""
+    """Return float64 if logits may be so large that fp32 rounding hides the differences between them, else float32."""
     if reading.q.device.type == "mps" or reading.q.numel() == 0 or reading.k.numel() == 0:
         return torch.float32
     bound = float(reading.logit_bound()) if reading.known_bound is None else reading.known_bound
@@ -36,13 +36,13 @@ def precise_dtype(reading: Reading) -> torch.dtype:
 
 
 class Logits:
-    """Computes logits of blocks of queries, scaled, capped and masked, in memory that is given."""
+    """The scaled, capped and masked logits of a reading, computed by blocks of queries."""
 
     def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype) -> None:
         self.reading, self.queries, self.dtype = reading, queries, dtype
         self.q = reading.q
         if reading.real_queries is not None:
-            # A padded query may hold anything, and zero weights would not hide it.
+            # Padded queries may hold NaN, which zero weights would not hide.
             self.q = self.q.masked_fill(~reading.real_queries[:, None, :, None], 0)
         if queries.sampled:
             index = queries.positions[:, None, :, None]
@@ -50,13 +50,15 @@ class Logits:
         self.k = reading.k.to(dtype).contiguous()
 
     def width(self, rows: slice) -> int:
-        """Tells how many keys a block can see: the later ones are hidden from all its rows by causality."""
+        """Return how many keys a block can see; under causality later keys are hidden from all its rows."""
         reading = self.reading
         return min(reading.keys, rows.stop) if reading.causal and not self.queries.sampled else reading.keys
 
     def block(self, samples: slice, rows: slice, scratch: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logits (b,H,r,w) of a block, where forbidden keys hold FAR, and 1 for allowed keys, None when all
-        are."""
+        """Return the logits (b,H,r,w) of a block in the memory `scratch`, and 1 for allowed keys or None for all.
+
+        Forbidden keys have the logit FAR.
+        """
         reading, width = self.reading, self.width(rows)
         q = self.q[samples, :, rows].to(self.dtype)
         k = self.k[samples, :, :width]
@@ -68,11 +70,11 @@ class Logits:
         logits, seen = self._masked(out.view(b, heads, r, width), samples, rows)
         if reading.edit is not None:
             forbidden = logits.masked_fill(logits <= FAR / 2, -torch.inf)
-            edited = reading.edit(forbidden, self._at_hand(q, k, samples, rows, seen))
+            edited = reading.edit(forbidden, self._logit_block(q, k, samples, rows, seen))
             logits.copy_(edited.masked_fill(edited == -torch.inf, FAR))
         return logits, seen
 
-    def _at_hand(self, q: Tensor, k: Tensor, samples: slice, rows: slice, seen: Tensor | None) -> LogitBlock:
+    def _logit_block(self, q: Tensor, k: Tensor, samples: slice, rows: slice, seen: Tensor | None) -> LogitBlock:
         sampled = self.queries.sampled
         positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
         mask = self.reading.mask_at(samples, positions, None if sampled else rows)
@@ -84,7 +86,7 @@ class Logits:
         if reading.mask is None and reading.causal and not sampled:
             logits = masked_logits(products, softcap=reading.softcap)
             seen = logits.new_ones(logits.shape[-2:]).tril(rows.start)
-            # Only the square at the end of the block is cut by the diagonal; FAR swallows what it is added to.
+            # The diagonal only affects the square at the end of the block. Any logit plus FAR is FAR in fp32.
             logits[..., rows.start :].add_((1 - seen[:, rows.start :]) * FAR)
             return logits, seen
         positions = self.queries.positions[samples, rows] if sampled else self.queries.positions[:, rows]
@@ -97,7 +99,7 @@ class Logits:
 
 
 def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Cuts (samples, rows) into blocks of about BLOCK or JOINED logits; all heads of a sample stay together."""
+    """Yield slices (samples, rows) of blocks of about BLOCK or JOINED logits, each with all heads."""
     per_row = reading.heads * reading.keys
     times = 1 if reading.q.device.type == "cpu" else ON_A_DEVICE
     if per_row * rows <= BLOCK * times:
@@ -112,15 +114,15 @@ def blocks(reading: Reading, rows: int) -> Iterator[tuple[slice, slice]]:
 
 
 def block_size(reading: Reading, rows: int) -> int:
-    """Counts the elements of the largest block."""
+    """Return the number of elements of the largest block."""
     sizes = ((s.stop - s.start) * (r.stop - r.start) for s, r in blocks(reading, rows))
     return max(sizes, default=0) * reading.heads * reading.keys
 
 
 class Memory:
-    """Two stretches of memory that hold the block at hand; blocks of any size up to the largest fit in.
+    """Memory for the scores and powers of one block, of the size of the largest block.
 
-    Allocating a block anew for each step would cost as much as reading it.
+    Allocating memory for each block would cost as much as reading it.
     """
 
     def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -130,18 +132,19 @@ class Memory:
 
 @dataclass(eq=False)
 class SoftmaxBlock:
-    """The softmax of a block of rows (b,H,r,w), before it is divided by its sum.
+    """The softmax of a block of rows (b,H,r,w), before the division by its sum.
 
-    `depth` and `powers` lie in memory that is given. What spends one of them says so: it must be the last to read it.
+    `depth` and `powers` are in reused memory. Methods that overwrite one of them say so and must be the last to read
+    it.
 
     Attributes:
-        depth: logits − level; spent by `entropy`.
-        powers: exp(depth); spent by `weights`.
-        level: the largest number of a row, a learned sink included (b,H,r): exp of what is above it would overflow.
-        top: the largest logit of a row (b,H,r).
-        total: the sum of powers over all columns (b,H,r), the sink's included.
+        depth: logits − level; overwritten by `entropy`.
+        powers: exp(depth); overwritten by `weights`.
+        level: the largest logit of each row including a learned sink (b,H,r), so that exp does not overflow.
+        top: the largest logit of each row (b,H,r).
+        total: the sum of powers over all columns including the sink (b,H,r).
         beyond: the sink's logit − level (b,H,r); None without sinks.
-        seen: 1 for allowed keys and 0 for others, None where all are allowed.
+        seen: 1 for allowed keys and 0 for others; None if all are allowed.
     """
 
     depth: Tensor
@@ -154,7 +157,7 @@ class SoftmaxBlock:
 
     @classmethod
     def of(cls, logits: Logits, samples: slice, rows: slice, memory: Memory) -> "SoftmaxBlock":
-        """Computes the block of `samples` and `rows` in the given memory; what lay there before is lost."""
+        """Return the block of `samples` and `rows`, computed in `memory`, which is overwritten."""
         sinks = logits.reading.sinks
         scores, seen = logits.block(samples, rows, memory.scores)
         top = level = scores.amax(-1)
@@ -173,23 +176,23 @@ class SoftmaxBlock:
 
     def centred(self, counts: Tensor) -> Tensor:
         """Return the norm of each row's logits about their mean over `counts` allowed keys."""
-        # Forbidden keys hold FAR: times zero they vanish before the mean and again after it.
-        kept = self.depth if self.seen is None else self.depth * self.seen
-        mean = kept.sum(-1) / counts
-        about = kept - mean[..., None] if self.seen is None else kept.sub_(mean[..., None]).mul_(self.seen)
-        size = torch.linalg.vector_norm(about, dim=-1)
+        # Forbidden keys, which hold FAR, are multiplied by 0 before and after the mean is subtracted.
+        depth = self.depth if self.seen is None else self.depth * self.seen
+        mean = depth.sum(-1) / counts
+        centred = depth - mean[..., None] if self.seen is None else depth.sub_(mean[..., None]).mul_(self.seen)
+        size = torch.linalg.vector_norm(centred, dim=-1)
         if self.beyond is None:
             return size
         return (size.square() + counts / (counts + 1) * (mean - self.beyond).square()).sqrt()
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row in nats (b,H,r); spends `depth`."""
+        """Return the entropy of each row in nats (b,H,r); overwrites `depth`."""
         fall = self.depth.mul_(self.powers).sum(-1)
         if self.beyond is not None:
             fall = fall + self.beyond.exp() * self.beyond
-        # Rounding may leave the entropy of a row with one key a hair below zero.
+        # Rounding may make the entropy of a row with one key slightly negative.
         return entropy_of(self.total.log(), fall, self.total).clamp_min(0)
 
     def weights(self, valid: Tensor) -> Tensor:
-        """Return the weights (b,H,r,w), zero in rows where `valid` is; spends `powers`."""
+        """Return the weights (b,H,r,w), 0 in rows where `valid` is 0; overwrites `powers`."""
         return self.powers.mul_((valid / self.total)[..., None])

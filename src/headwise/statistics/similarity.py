@@ -1,4 +1,4 @@
-"""How alike tokens are after attention and in the residual stream, and how alike attention maps are."""
+"""The similarity of tokens before attention and in the residual stream, and of attention maps."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ class HeadRedundancy(Statistic):
     """Averages the cosine of a head's flattened attention map with those of the other heads of its layer.
 
     Per sample ⟨A_h, A_g⟩ / (‖A_h‖‖A_g‖) over real queries, averaged over samples and the other heads; its mean over
-    heads is the mean over pairs. 1: the heads attend alike. The inner products are a Gram matrix summed block by block.
+    heads is the mean over pairs. 1: all heads have the same map. The inner products are a Gram matrix summed block by
+    block.
     """
 
     name = "head_redundancy"
@@ -33,11 +34,11 @@ class HeadRedundancy(Statistic):
 
 
 class LayerRedundancy(Statistic):
-    """Takes, for each head, the largest cosine of its map with a map of the layer before.
+    """Finds, for each head, the largest cosine of its map with a map of the layer before.
 
-    All H×H' pairs are averaged over samples first; the best match is chosen then. 1: the layer repeats what the one
-    before attended to; `layer_redundancy_mean` averages over all of them (Bhojanapalli et al. 2021, arXiv 2110.06821,
-    reuse maps for this reason).
+    The cosines of all H×H' pairs are averaged over samples before the best match is chosen. 1: the layer repeats the
+    maps of the one before (Bhojanapalli et al. 2021, arXiv 2110.06821, reuse maps for this reason);
+    `layer_redundancy_mean` averages over all pairs.
     """
 
     name = "layer_redundancy"
@@ -64,8 +65,8 @@ class LayerRedundancy(Statistic):
 class LayerRedundancyMean(Statistic):
     """Averages, for each head, the cosines of its map with all maps of the layer before.
 
-    Its mean over heads is the mean over all H×H' pairs, as Bhojanapalli et al. 2021, arXiv 2110.06821, average;
-    `layer_redundancy` gives the best match instead. 1: all heads of both layers attend alike.
+    Its mean over heads is the mean over all H×H' pairs, as in Bhojanapalli et al. 2021, arXiv 2110.06821;
+    `layer_redundancy` is that of the best match. 1: all heads of both layers have the same map.
     """
 
     name = "layer_redundancy_mean"
@@ -93,35 +94,37 @@ NO_STREAM = "the host does not show the residual stream"
 
 
 def cosine(reading: Reading, tokens: Tensor) -> Tally:
-    """Averages the cosine between all pairs of different real tokens (B,T,C): (‖Σ x̂_i‖² − T) / (T(T − 1)), in
-    O(T·C)."""
+    """Return the mean cosine between all pairs of different real tokens (B,T,C) in O(T·C).
+
+    It is (‖Σ x̂_i‖² − T) / (T(T − 1)).
+    """
     unit = torch.nn.functional.normalize(reading.without_padding(tokens), dim=-1, eps=1e-30)
     together = unit.sum(1).square().sum(-1)
-    # A token of zeros has no direction: it adds nothing to either sum.
+    # Zero tokens add nothing to either sum.
     alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
     count = reading.real_of(tokens).sum(-1)
-    found = (together - alone) / (count * (count - 1))
-    return Tally.over_samples(torch.where(count > 1, found, torch.nan)[:, None])
+    mean = (together - alone) / (count * (count - 1))
+    return Tally.over_samples(torch.where(count > 1, mean, torch.nan)[:, None])
 
 
 def share_about_the_mean(reading: Reading, tokens: Tensor) -> Tally:
-    """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens (B,T,C)."""
+    """Return ‖x − mean of tokens‖_F / ‖x‖_F for the real tokens (B,T,C)."""
     x, real = reading.without_padding(tokens), reading.real_of(tokens)
     mean = x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
     whole = torch.linalg.vector_norm(x, dim=(1, 2))
-    about = x - mean
+    centred = x - mean
     if reading.real_queries is not None:
-        about = about * real[..., None]
-    about = torch.linalg.vector_norm(about, dim=(1, 2))
-    return Tally.over_samples(torch.where(whole > 0, about / whole, torch.nan)[:, None])
+        centred = centred * real[..., None]
+    rest = torch.linalg.vector_norm(centred, dim=(1, 2))
+    return Tally.over_samples(torch.where(whole > 0, rest / whole, torch.nan)[:, None])
 
 
 class TokenCosine(Statistic):
     """Averages the cosine between all pairs of different real tokens that enter attention.
 
-    Where a norm stands before attention these are the normed tokens; `stream_cosine` reads the residual stream, as the
-    paper's figure does (Wang et al. 2022, arXiv 2203.05962). A diagnosis, not a score of quality: models with a higher
-    cosine and a lower loss exist (arXiv 2601.08131).
+    With a norm before attention these are the normed tokens; `stream_cosine` reads the residual stream, like the
+    paper's figure (Wang et al. 2022, arXiv 2203.05962). A diagnosis, not a measure of quality: there are models with a
+    higher cosine and a lower loss (arXiv 2601.08131).
     """
 
     name = "token_cosine"
@@ -143,9 +146,9 @@ class TokenCosine(Statistic):
 class HighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that enter attention.
 
-    Where a norm stands before attention these are the normed tokens; `stream_high_frequency` reads the residual stream.
-    Wang et al. 2022, arXiv 2203.05962: attention is a low-pass filter, and this is what it lets through. 0: all tokens
-    are the same.
+    With a norm before attention these are the normed tokens; `stream_high_frequency` reads the residual stream. Wang et
+    al. 2022, arXiv 2203.05962: attention is a low-pass filter, and this is the part of higher frequency that is left.
+    0: all tokens are the same.
     """
 
     name = "high_frequency"
@@ -165,11 +168,10 @@ class HighFrequency(Statistic):
 
 
 class StreamCosine(Statistic):
-    """Averages the cosine between all pairs of different real tokens of the residual stream that enters the layer's
-    block.
+    """Averages the cosine between all pairs of different real tokens of the residual stream that enters the block.
 
-    The stream is what attention's branch is added to, before any norm of the block: the figure of Wang et al. 2022,
-    arXiv 2203.05962. `final_cosine` reads it behind the last block, `token_cosine` what enters attention itself.
+    Attention's branch is added to this stream; it is read before any norm of the block, as in Wang et al. 2022, arXiv
+    2203.05962. `final_cosine` reads it after the last block, `token_cosine` the input of attention itself.
     """
 
     name = "stream_cosine"
@@ -191,8 +193,8 @@ class StreamCosine(Statistic):
 class StreamHighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens of the residual stream that enters the layer's block.
 
-    Wang et al. 2022, arXiv 2203.05962. `final_high_frequency` reads it behind the last block, `high_frequency` what
-    enters attention itself.
+    Wang et al. 2022, arXiv 2203.05962. `final_high_frequency` reads it after the last block, `high_frequency` the input
+    of attention itself.
     """
 
     name = "stream_high_frequency"
@@ -214,8 +216,8 @@ class StreamHighFrequency(Statistic):
 class FinalCosine(Statistic):
     """Averages the cosine between all pairs of different real tokens that leave the last block of a stack.
 
-    The end of the curve that `stream_cosine` draws, before any norm behind the stack: Wang et al. 2022, arXiv
-    2203.05962. Read at the last attention layer alone: what leaves another block enters the next one.
+    The last point of the curve of `stream_cosine`, before any norm after the stack: Wang et al. 2022, arXiv 2203.05962.
+    Read only at the last attention layer: the output of any other block is the input of the next one.
     """
 
     name = "final_cosine"
@@ -237,7 +239,7 @@ class FinalCosine(Statistic):
 class FinalHighFrequency(Statistic):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that leave the last block of a stack.
 
-    The end of the curve that `stream_high_frequency` draws, before any norm behind the stack: Wang et al. 2022, arXiv
+    The last point of the curve of `stream_high_frequency`, before any norm after the stack: Wang et al. 2022, arXiv
     2203.05962.
     """
 
@@ -260,9 +262,9 @@ class FinalHighFrequency(Statistic):
 class MassiveActivations(Statistic):
     """Divides the largest |x| of a sample's residual stream by its median |x|, where it enters the layer's block.
 
-    Sun et al. 2024, arXiv 2402.17762, who call an activation massive that is above 100 and about a thousand times the
-    median. The median is that of the real tokens' numbers, the lower one of two in the middle. A sample whose median is
-    zero has no such figure.
+    Sun et al. 2024, arXiv 2402.17762, call an activation massive if it is above 100 and about a thousand times the
+    median. The median is over the real tokens, and for an even count the lower of the two middle numbers. Samples with
+    median 0 are left out.
     """
 
     name = "massive_activations"
@@ -284,9 +286,9 @@ class MassiveActivations(Statistic):
         if (real := reading.real_queries) is not None:
             largest = size.masked_fill(~real[..., None], 0)
             size = size.masked_fill(~real[..., None], torch.nan)
-        # in the stream's own precision, of which fp32 holds every number; NaN stands for padding alone, or for what
-        # diverged
+        # The median in the stream's own dtype converts exactly to fp32. It is NaN if all tokens are padding; a ratio of
+        # NaN with a finite median comes from diverged activations and is kept.
         median = size.flatten(1).nanmedian(-1).values.float()
-        found = largest.flatten(1).amax(-1).float() / median
-        known = (median > 0) | found.isnan() & ~median.isnan()
-        return Tally.extremum(torch.where(known, found, -torch.inf).amax(0, keepdim=True), "max", False)
+        ratio = largest.flatten(1).amax(-1).float() / median
+        known = (median > 0) | ratio.isnan() & ~median.isnan()
+        return Tally.extremum(torch.where(known, ratio, -torch.inf).amax(0, keepdim=True), "max", False)

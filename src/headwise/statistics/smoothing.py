@@ -1,4 +1,4 @@
-"""The functional that attention descends, and how well its two gradients agree."""
+"""The nonlocal functional that attention lowers, and the agreement of its two gradients."""
 
 from torch import Tensor
 
@@ -11,9 +11,9 @@ from headwise.statistics.tally import Tally
 class NonlocalFunctional(Statistic):
     """Averages J_i = Σ_j A_ij ‖v_i − v_j‖² over real queries, then over the heads of the layer.
 
-    Nguyen et al. 2023, arXiv 2312.00751 (row-normalised). 0: every token sees only tokens like itself. Computed as
-    ‖v_i‖² + (A‖v‖²)_i − 2 v_i·(AV)_i about the mean value and without the key i itself, so that rounding stays below
-    the figure.
+    Nguyen et al. 2023, arXiv 2312.00751 (row-normalised). 0: every token attends only to tokens equal to itself.
+    Computed as ‖v_i‖² + (A‖v‖²)_i − 2 v_i·(AV)_i with values centred about their mean and without the key i itself,
+    which keeps rounding errors small.
     """
 
     name = "nonlocal_functional"
@@ -38,10 +38,11 @@ class GradientCosine(Statistic):
 
     Nguyen et al. 2023, arXiv 2312.00751, Table 4 and appendix E.1. J(u) = ½ Σ_ij k_ij ‖u_i − u_j‖² with the symmetric
     kernel K_ij = k_ij + k_ji has ∂J/∂u_i = Σ_j K_ij (u_i − u_j). At u = v, with K_ij = exp(k_iᵀk_j·scale), this is the
-    symmetric gradient; with exp(q_iᵀk_j·scale) in its place, the asymmetric one, against which attention takes its
-    step: divided by Σ_j of its kernel it is v_i − (AV)_i. Each row's positive factor changes no cosine, so that both
-    are read with normalised rows. 1: attention moves each value straight down J; 0: not at all. In a layer whose
-    queries stand for its keys it is 1 by definition. A query whose values are all alike moves nowhere and counts as 0.
+    symmetric gradient; with exp(q_iᵀk_j·scale) instead, it is the asymmetric one, along whose negative attention takes
+    its step: divided by the row sum of its kernel it is v_i − (AV)_i. A positive factor per row does not change the
+    cosine, so both are computed with normalised rows. 1: attention moves each value along the negative gradient of J;
+    0: orthogonally to it. In a layer that uses its queries as keys it is 1 by definition. A query that sees only equal
+    values does not move and counts as 0.
     """
 
     name = "gradient_cosine"
@@ -53,5 +54,5 @@ class GradientCosine(Statistic):
         return None if facts.self_attention else "v_i − v_j has no meaning when queries and keys are different tokens"
 
     def tally(self, rows: RowFigures) -> Tally:
-        # A learned sink is no second key: it has no value to differ from.
+        # A learned sink does not count as a key, because it has no value.
         return rows.queries.mean(rows.descent, least_keys=2)

@@ -1,4 +1,4 @@
-"""What a statistic is: one health figure of a head or of a layer."""
+"""The base class of statistics: one health figure of a head or of a layer."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -10,7 +10,7 @@ from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.tally import Tally
 
-# The registry: tests, tables and `watch` walk it.
+# The registry, used by tests, tables and `watch`.
 STATISTICS: dict[str, type["Statistic"]] = {}
 
 
@@ -22,32 +22,34 @@ class Statistic(ABC):
 
     name: ClassVar[str]
     unit: ClassVar[str]
-    # How queries and samples become one number, as shown in tables.
+    # How queries and samples are reduced to one number, as shown in tables.
     reduction: ClassVar[str]
+    # "head" or "layer".
     per: ClassVar[str] = "head"
-    # Figures of the pass that `tally` reads.
+    # The attributes of `RowFigures` that `tally` reads.
     needs: ClassVar[tuple[str, ...]] = ()
-    # Whether a larger, a smaller or no value is the worrying one; colours and "worst first" follow it.
+    # Whether "high" or "low" values are a warning sign, or neither; colours and the order "worst first" depend on it.
     worse: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
-        # An installed package may import this room while its own module, which an entry point names, is not yet whole.
+        # Registered here for an installed package that imports headwise.statistics before its own module, named by an
+        # entry point, is complete.
         point = entry_points("headwise.statistics").get(getattr(cls, "name", ""))
         if point is not None and point.module == cls.__module__:
             STATISTICS[cls.name] = cls
 
     def applies(self, facts: SiteFacts) -> str | None:
-        """Return the reason why the figure has no meaning at a site, None where it has."""
+        """Return the reason why the statistic does not apply to a site, or None if it does."""
         return None
 
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        """Gives the shape of a tally, the same whatever the call: ranks pack their tallies by it."""
+        """Return the shape of a tally, which must not depend on the call: ranks pack their tallies by it."""
         return (heads,)
 
     @abstractmethod
     def tally(self, rows: RowFigures) -> Tally:
-        """Computes the figure of one pass, ready to be joined with those of other micro-batches and ranks."""
+        """Return the tally of one pass, which can be combined with those of other micro-batches and ranks."""
 
     def finish(self, tally: Tally) -> Tensor:
-        """Turns a joined tally into values (H,), or (1,) for a layer."""
+        """Return the values (H,), or (1,) for a layer, of a combined tally."""
         return tally.value()

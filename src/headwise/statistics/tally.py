@@ -1,4 +1,4 @@
-"""A figure that can still be added to: over micro-batches of a step and over ranks, before it becomes one number."""
+"""Tally: the partial sums of a figure, combined over the micro-batches of a step and over ranks."""
 
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,9 +12,9 @@ CONFIDENCE = 1.959964
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Holds a sum and its weight ("mean"), or an extremum ("max", "min"), for each head or for the layer.
+    """A sum and its weight ("mean"), or an extremum ("max", "min"), for each head or for the layer.
 
-    `spread` is the variance of the sum that comes from reading a sample of the queries; None where all were read.
+    `spread` is the variance of the sum due to sampling of queries, or None if all were read.
     """
 
     total: Tensor
@@ -29,21 +29,21 @@ class Tally:
 
     @classmethod
     def over_samples(cls, value: Tensor, sampled: bool = False) -> "Tally":
-        """Averages `value` (B, ...) over samples; a sample with NaN has no such value and is left out."""
+        """Return the tally of a mean of `value` (B, ...) over samples; samples with NaN are left out."""
         counted = ~value.isnan()
         return cls(value.nan_to_num(0.0).sum(0), counted.sum(0).to(value.dtype), None, sampled)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors it is made of, for a copy to another device."""
+        """Return the tally's tensors, for a copy to another device."""
         return [self.total, self.weight] if self.spread is None else [self.total, self.weight, self.spread]
 
     def with_tensors(self, tensors: list[Tensor]) -> "Tally":
-        """Return the same tally made of others, in the order of `tensors`."""
+        """Return the tally with its tensors replaced, in the order of `tensors()`."""
         total, weight, *spread = tensors
         return replace(self, total=total, weight=weight, spread=spread[0] if spread else None)
 
     def add(self, other: "Tally") -> "Tally":
-        """Joins the same figure of another forward or another rank; a maximum joins as a maximum."""
+        """Return the combination with the same figure of another forward or rank."""
         if self.kind == "max":
             return replace(self, total=torch.maximum(self.total, other.total), sampled=self.sampled or other.sampled)
         if self.kind == "min":
@@ -58,8 +58,7 @@ class Tally:
         )
 
     def counted(self) -> Tensor:
-        """Return where anything was counted: a value that is NaN elsewhere is that of a query or weight that is not
-        finite."""
+        """Return which entries have counted a value. NaN in such an entry comes from numbers that are not finite."""
         return self.weight > 0 if self.kind == "mean" else self.total != self._nothing
 
     @property
@@ -67,13 +66,13 @@ class Tally:
         return -torch.inf if self.kind == "max" else torch.inf
 
     def value(self) -> Tensor:
-        """Return the mean or the extremum; NaN where nothing was counted."""
+        """Return the mean or the extremum, NaN for entries that have counted no value."""
         if self.kind == "mean":
             return self.total / self.weight
         return torch.where(self.counted(), self.total, torch.nan)
 
     def margin(self) -> Tensor | None:
-        """Return the half width of the 95 % interval of a sampled mean, None where no sample was drawn."""
+        """Return the half width of the 95 % interval of a sampled mean, or None if nothing was sampled."""
         if self.spread is None or self.kind != "mean":
             return None
         return CONFIDENCE * self.spread.clamp_min(0).sqrt() / self.weight

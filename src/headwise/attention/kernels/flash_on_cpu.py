@@ -1,4 +1,4 @@
-"""The CPU's private flash kernel, and the largest logits of each head, from the log-sum-exp that it gives."""
+"""torch's private flash kernel for CPUs, and the largest logits of each head, from its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ def has_flash() -> bool:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return (A v, log-sum-exp of each row) for q (B, H, T, D), k (B, H, N, D), v (B, H, N, D) and a mask that is
-    added."""
-    # It takes the numbers of a row to lie side by side, and does not ask.
+    """Return (A v, log-sum-exp of each row) for q (B, H, T, D), k and v (B, H, N, D) and an additive mask."""
+    # The kernel assumes, without a check, that the numbers of a row are contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = getattr(torch.ops.aten, NAME)(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     return out, lse
@@ -28,22 +27,23 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, sc
 # logsumexp(SHARP * s) / SHARP exceeds max(s) by at most log(N) / SHARP: below the rounding of s itself.
 SHARP = 1e8
 
-# Entries of one block of logits: 16 MiB on a CPU, 256 MiB on a device whose kernels need that many to be busy.
+# Entries of one block of logits: 16 MiB on a CPU; 256 MiB on other devices, whose kernels need larger blocks.
 ENTRIES_ON_CPU, ENTRIES = 1 << 22, 1 << 26
 
 
 def largest_logits(
     q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None = None
 ) -> Tensor:
-    """Return the largest allowed logit of each head and sample, (B, H) in fp32; -inf where nothing is allowed. No
-    gradient.
+    """Return the largest allowed logit of each head and sample, (B, H) in fp32, or -inf without allowed keys.
+
+    It has no gradient.
 
     Args:
         q, k: (B, H, T, D), (B, H, N, D).
         mask: bool (True: allowed), broadcastable to (B, H, T, N), or None.
-        causal: whether query i sees keys 0..i only, besides the mask.
+        causal: whether query i sees keys 0..i only, in addition to the mask.
         scale: factor of the logits, above 0.
-        real: bool, broadcastable to (B, T): which queries count; None where all do.
+        real: which queries count, bool, broadcastable to (B, T); None for all.
     """
     with torch.no_grad():
         q, k = q.detach(), k.detach()
@@ -56,7 +56,7 @@ def largest_logits(
         if lse is None:
             return _in_blocks(q, k, mask, causal, scale, real)
         if mask is not None:
-            # What kernels give for a row without any key differs.
+            # Kernels differ in their result for rows without allowed keys.
             lse = lse.masked_fill(~mask.any(-1), float("-inf"))
         if real is not None:
             lse = lse.masked_fill(~real[:, None], float("-inf"))
@@ -68,10 +68,10 @@ def _order(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """Return the log-sum-exp of each row, (B, H, T), from the CPU's private kernel, or None where there is none.
+    """Return the log-sum-exp of each row, (B, H, T), from torch's private CPU kernel, or None if it cannot be used.
 
-    That kernel scales logits before it takes their maximum. CUDA's scales them in the exponent, which overflows at
-    SHARP.
+    The CPU kernel scales the logits before it takes their maximum. The CUDA kernel scales them in the exponent, which
+    overflows at SHARP.
     """
     shared = q.dim() == 4 and q.shape[1] == k.shape[1] and q.dtype == k.dtype
     if shared and q.device.type == "cpu" and has_flash():
@@ -81,12 +81,12 @@ def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale:
 
 def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None) -> Tensor:
     best = torch.full(q.shape[:2], float("-inf"), device=q.device)
-    # Once, and not in every block.
+    # Converted here, not in every block.
     q, k = at_least_fp32(q), at_least_fp32(k)
     for rows in spans(q, k, ENTRIES_ON_CPU if q.device.type == "cpu" else ENTRIES):
         logits = logits_block(q[:, :, rows], k, mask, causal, scale, rows.start)
         if real is not None:
-            counted = real if real.shape[1] == 1 else real[:, rows]
-            logits = logits.masked_fill(~counted[:, None, :, None], float("-inf"))
+            real_rows = real if real.shape[1] == 1 else real[:, rows]
+            logits = logits.masked_fill(~real_rows[:, None, :, None], float("-inf"))
         best = torch.maximum(best, logits.amax((-1, -2)))
     return best

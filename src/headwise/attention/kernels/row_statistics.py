@@ -1,4 +1,4 @@
-"""Attention and its row statistics in one pass, without keeping the matrix; differentiable in closed form."""
+"""Attention and its row statistics in one pass without storing the matrix, with closed-form gradients."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from torch import Tensor
 from headwise.core.masked import allowed_keys, masked_logits
 from headwise.core.precision import at_least_fp32
 
-# Entries of logits in one block: small enough for a core's cache, large enough for a product worth its call. Calls of
-# few queries and heads take smaller blocks, so that memory stays that of their tensors.
+# Entries of logits in one block: small enough for a core's cache, large enough for efficient products. Calls with few
+# queries and heads use smaller blocks, so that these need no more memory than the call's tensors.
 BLOCK, LEAST = 1 << 19, 1 << 18
-# Queries of one block: with fewer, the sums over queries are written too often; with more, causal blocks hold too much
-# of nothing.
+# Queries of one block: with fewer, the sums over queries are written too often; with more, causal blocks compute too
+# many masked entries.
 ROWS = 256
 
 
 def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, start: int) -> Tensor:
-    """Return the masked logits (..., t, N) in fp32 or wider of the queries that begin at row `start`."""
+    """Return the masked logits (..., t, N), in fp32 or wider, of the queries from row `start` on."""
     return masked(torch.matmul(at_least_fp32(q), at_least_fp32(k).transpose(-1, -2)).mul_(scale), mask, causal, start)
 
 
 def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
-    """Mask logits (..., t, N) of the queries that begin at row `start`, in place."""
+    """Return the logits s (..., t, N) of the queries from row `start` on, masked in place."""
     queries = slice(start, start + s.shape[-2])
     rows = mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]
-    cutting = rows if rows is not None and rows.dtype == torch.bool else None
-    return masked_logits(s, rows, allowed_keys(cutting, causal, queries, s.shape[-1], s.device))
+    bool_rows = rows if rows is not None and rows.dtype == torch.bool else None
+    return masked_logits(s, rows, allowed_keys(bool_rows, causal, queries, s.shape[-1], s.device))
 
 
 def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
-    """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, in the memory of what comes in.
+    """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, computed in place.
 
-    It keeps its digits where entropy collapses. Of each row: `log_total` log Z, `fall` sum(e D) and `total` Z = sum(e),
-    with D = s - max(s) and e = exp(D).
+    This form stays accurate when the entropy is close to 0. With D = s - max(s) and e = exp(D) of each row, `log_total`
+    is log Z, `fall` is sum(e D), and `total` is Z = sum(e).
     """
     return log_total.sub_(fall.div_(total))
 
 
 def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
-    """Cut the queries so that a block of logits (B, H, t, N) has at most `limit` entries."""
+    """Return slices of the queries such that a block of logits (B, H, t, N) has at most `limit` entries."""
     size = max(1, limit // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     return [slice(i, min(i + size, q.shape[2])) for i in range(0, q.shape[2], size)]
 
 
 def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
-    """Cut (B, H, T) queries into (samples, heads, queries) so that a block fits a cache (on other devices: one sample
-    at least).
+    """Return slices (samples, heads, queries) of (B, H, T) queries whose blocks of logits fit a CPU's cache.
 
-    Few heads with many queries each: sums over queries are then written seldom.
+    Other devices use blocks 64 times as large. Blocks prefer many queries to many heads, so that sums over queries are
+    written rarely.
     """
     (batch, heads, rows), keys = q.shape[:3], k.shape[2]
     limit = min(BLOCK, max(LEAST, q.numel() // 2)) * (1 if q.device.type == "cpu" else 64)
     queries = min(rows, ROWS, max(16, limit // keys))
-    at_once = min(heads, max(1, limit // (queries * keys)))
-    at_once = -(-heads // -(-heads // at_once))
-    whole = at_once == heads and queries == rows
+    group = min(heads, max(1, limit // (queries * keys)))
+    group = -(-heads // -(-heads // group))
+    whole = group == heads and queries == rows
     samples = max(1, limit // (heads * queries * keys)) if whole else 1
     return [
-        (slice(b, min(b + samples, batch)), slice(h, min(h + at_once, heads)), slice(t, min(t + queries, rows)))
+        (slice(b, min(b + samples, batch)), slice(h, min(h + group, heads)), slice(t, min(t + queries, rows)))
         for b in range(0, batch, samples)
-        for h in range(0, heads, at_once)
+        for h in range(0, heads, group)
         for t in range(0, rows, queries)
     ]
 
@@ -77,16 +77,16 @@ def attend_rows(
     """Return (A v, log-sum-exp, entropy, sum of squares): (B, H, T, Dv), and each row's (B, H, T) in fp32 or wider.
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient
-    of the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); the logits are computed again, block by
-    block. One operator, so that a compiled graph holds one node instead of every block.
+    of the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); backward recomputes the logits block by
+    block. As one operator it is a single node of a compiled graph.
 
     Args:
         q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).
         mask: broadcastable to (B, H, T, N), bool (True: allowed) or added to the logits; it gets no gradient.
-        causal: whether query i sees keys 0..i only, besides the mask.
+        causal: whether query i sees keys 0..i only, in addition to the mask.
         scale: factor of the logits.
     """
-    # Autocast would take products of fp32 in half precision, and backward would compute other logits than forward.
+    # Under autocast, products of fp32 would run in half precision, and backward would recompute different logits.
     kernels = _kernels(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         if kernels is not None:
@@ -113,8 +113,10 @@ def attend_rows_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; `saved` is q, k, v and what the forward gave. None: no gradient comes from
-    there."""
+    """Return the gradients of q, k and v.
+
+    `saved` is q, k, v and the forward's four outputs; a gradient of an output is None if that output is unused.
+    """
     gradients = (g_out, g_lse, g_entropy, g_square)
     kernels = _kernels(*saved[:3])
     with torch.autocast(saved[0].device.type, enabled=False):
@@ -139,7 +141,7 @@ def _(
 
 
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
-    """Return the Triton kernels where they can compute this call, or None: blocks in Python are the same everywhere."""
+    """Return the module of Triton kernels if it can compute this call, or None for the blocks in Python."""
     if q.device.type != "cuda" or not has_triton():
         return None
     from headwise.attention.kernels import triton_rows
@@ -149,22 +151,22 @@ def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether Triton is installed: it comes with the CUDA builds of torch."""
+    """Return whether Triton, which comes with the CUDA builds of torch, is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, ctx.mask, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
-    # What is not read has no gradient: then its term is left out, instead of a tensor of zeros being read.
+    # Gradients of unused outputs stay None instead of becoming zeros, so that their terms are skipped.
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-    if all(g is None for g in given):
+def _gradients(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    if all(g is None for g in of_outputs):
         return (None,) * 6
-    made = attend_rows_backward(*given, list(ctx.saved_tensors), ctx.mask, ctx.causal, ctx.scale)
-    return (*made, None, None, None)
+    of_inputs = attend_rows_backward(*of_outputs, list(ctx.saved_tensors), ctx.mask, ctx.causal, ctx.scale)
+    return (*of_inputs, None, None, None)
 
 
 attend_rows.register_autograd(_gradients, setup_context=_save)
@@ -179,27 +181,27 @@ def _forward(
     for b, h, t in blocks(q, k):
         # Causal rows see no later keys.
         n = slice(0, t.stop if causal else k.shape[2])
-        # The scale goes onto q: one product of (t, D) instead of one of (t, N).
+        # Scaling q (t, D) is cheaper than scaling the logits (t, N).
         e = torch.matmul(at_least_fp32(q[b, h, t]) * scale, at_least_fp32(k[b, h, n]).transpose(-1, -2))
         e = masked(e, _part(mask, b, h, n), causal, t.start)
         top = e.amax(-1, keepdim=True)
         if mask is not None:
             top.masked_fill_(top == float("-inf"), 0.0)
-        # Less the largest, so that no exp overflows.
+        # Relative to the maximum, so that exp does not overflow.
         d = e.sub_(top)
         e = d.exp()
         if mask is not None or causal:
-            # A masked key has e = 0 and d = -inf: their product in the entropy would be nan.
+            # A masked key has e = 0 and d = -inf, whose product in the entropy would be nan.
             d.clamp_(min=-1e30)
         z = e.sum(-1)
         if mask is not None:
-            # A row without any key: its sums are 0, and so is what is divided here.
+            # In a row without allowed keys all sums are 0; this keeps their quotients 0.
             z.masked_fill_(z == 0, 1.0)
         logz = z.log()
         lse[b, h, t] = top.squeeze(-1).add_(logz)
         entropy[b, h, t] = entropy_of(logz, torch.linalg.vecdot(e, d), z)
         square[b, h, t] = torch.linalg.vecdot(e, e).div_(z.square())
-        # Sums of many values, before they are divided by z, pass the largest number of fp16.
+        # Sums of many values may overflow in fp16 before the division by z.
         values = at_least_fp32(v[b, h, n]) if v.dtype == torch.float16 else v[b, h, n]
         out[b, h, t] = torch.matmul(e.to(values.dtype), values).div_(z.unsqueeze(-1))
     return out, lse, entropy, square
@@ -211,7 +213,7 @@ def _backward(
     g_out, _, g_entropy, g_square = gradients
     q, k, v, out, lse = saved[:5]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    # Sums over many blocks of queries: kept in fp32, rounded once at the end.
+    # Summed over blocks of queries in fp32 and rounded once at the end.
     dk, dv = (torch.zeros(x.shape, dtype=_wide(x), device=k.device) for x in (k, v))
     level = levels(gradients, saved)
     g_out = torch.zeros_like(out) if g_out is None else g_out
@@ -242,7 +244,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
-    """Return what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32 or wider."""
+    """Return the terms of (gradient of the logits) / p that are constant along each row, (B, H, T) in fp32 or wider."""
     g_out, g_lse, g_entropy, g_square = gradients
     out, lse, entropy, square = saved[3:]
     level = torch.zeros_like(lse)
@@ -261,7 +263,7 @@ def _add_product(row: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a^T b to total (b, h, N, D), a view."""
+    """Add a^T b in place to total (b, h, N, D), a view."""
     for sample, rows, columns in zip(total, a, b, strict=True):
         sample.baddbmm_(rows.transpose(-1, -2), columns)
 

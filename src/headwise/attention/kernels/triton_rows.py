@@ -1,12 +1,12 @@
-"""The row statistics' operator as Triton kernels: one pass over the keys forward, two backward, O(T) memory.
+"""The row statistics' operator as Triton kernels: one pass over the keys in forward, two in backward, O(T) memory.
 
-The formulas are those of `row_statistics`. Forward keeps, per query, the running maximum m and sums of e = exp(s - m),
-of e (s - m) and of e^2; a new maximum m' scales them by a = exp(m - m'), and the second becomes a (u + (m - m') z).
-Backward computes the logits again from the log-sum-exp: one kernel for the queries' gradient, one for that of keys and
-values.
+The formulas are those of `row_statistics`. Forward keeps, per query, the running maximum m and the sums z of
+e = exp(s - m), u of e (s - m) and w of e^2. A new maximum m' turns z into a z with a = exp(m - m'), w into a^2 w, and u
+into a (u + (m - m') z). Backward recomputes the weights from the log-sum-exp: one kernel computes the gradient of the
+queries, another those of the keys and values.
 """
 
-# Triton reads the annotations of a kernel as types of its own.
+# Triton interprets the annotations of a kernel itself.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-# how a mask is given
+# The kinds of mask: none, bool, additive.
 NO_MASK, ALLOWED, ADDED = 0, 1, 2
 HEAD_SIZES = (16, 32, 64, 128, 256)
 
@@ -28,17 +28,17 @@ HEAD_SIZES = (16, 32, 64, 128, 256)
 def _logits(
     q, k, mask_at, query, key, T, N, scale, sm0, sm1, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Return the masked logits of a block of queries and keys; -inf where nothing is allowed."""
+    """Return the masked logits of a block of queries and keys, -inf for forbidden keys."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     inside = (query[:, None] < T) & (key[None, :] < N)
     if MASK != 0:
-        said = tl.load(
+        entries = tl.load(
             mask_at + query[:, None].to(tl.int64) * sm0 + key[None, :].to(tl.int64) * sm1, mask=inside, other=0
         )
         if MASK == 1:
-            inside = inside & (said != 0)
+            inside = inside & (entries != 0)
         else:
-            s += said.to(tl.float32)
+            s += entries.to(tl.float32)
     if CAUSAL:
         inside = inside & (key[None, :] <= query[:, None])
     return tl.where(inside, s, float("-inf"))
@@ -46,7 +46,7 @@ def _logits(
 
 @triton.jit
 def _rows_of(at, row, column, s0, s1, ROWS, COLUMNS, UPCAST: tl.constexpr):
-    """Load rows of a (ROWS, COLUMNS) matrix, zeros outside."""
+    """Return rows of a (ROWS, COLUMNS) matrix, with zeros outside of it."""
     inside = (row[:, None] < ROWS) & (column[None, :] < COLUMNS)
     x = tl.load(at + row[:, None].to(tl.int64) * s0 + column[None, :].to(tl.int64) * s1, mask=inside, other=0.0)
     if UPCAST:
@@ -56,8 +56,7 @@ def _rows_of(at, row, column, s0, s1, ROWS, COLUMNS, UPCAST: tl.constexpr):
 
 @triton.jit
 def _place(blocks, heads):
-    """Return the block of rows, the sample and the head of this program; the blocks of one head run beside each
-    other."""
+    """Return the block of rows, the sample and the head of this program; blocks of the same head are adjacent."""
     place = tl.program_id(0) // blocks
     return tl.program_id(0) % blocks, place // heads, place % heads
 
@@ -70,7 +69,7 @@ def forward_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Return A v and the three figures of each row of one block of queries of one head."""
+    """Compute A v and the three statistics of each row, for one block of queries of one head."""
     block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
     query = block * BT + tl.arange(0, BT)
@@ -91,7 +90,7 @@ def forward_kernel(
         v = _rows_of(v_at, key, dv, vn, vd, N, DV, UPCAST)
         s = _logits(q, k, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, PRECISION)
         top = tl.maximum(m, tl.max(s, 1))
-        # Rows that have seen no key yet: no difference of infinities.
+        # Rows without an allowed key so far have m = -inf; avoid -inf - (-inf).
         seen = tl.where(top == float("-inf"), 0.0, top)
         step = tl.where(m == float("-inf"), 0.0, m - seen)
         a = tl.where(m == float("-inf"), 0.0, tl.exp(step))
@@ -115,7 +114,7 @@ def forward_kernel(
 @triton.jit
 def _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, sm0, sm1,
            MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Return p and the gradient of the logits of one block."""
+    """Return the weights p and the gradient of the logits of one block."""
     s = _logits(q, k, mask_at, query, key, T, N, scale, sm0, sm1, MASK, CAUSAL, PRECISION)
     logp = s - lse[:, None]
     p = tl.exp(logp)
@@ -132,8 +131,10 @@ def queries_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of one block of queries: a sum over the keys. `entropy` and `square` are the gradients of
-    those."""
+    """Compute the gradient of one block of queries, a sum over the keys.
+
+    `entropy_at` and `square_at` point to the gradients of these statistics.
+    """
     block, b, h = _place(tl.cdiv(T, BT), H)
     b64, h64, g64 = b.to(tl.int64), h.to(tl.int64), (h // G).to(tl.int64)
     query = block * BT + tl.arange(0, BT)
@@ -170,7 +171,7 @@ def keys_kernel(
     MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of one block of keys and values: a sum over the queries of every head that shares them."""
+    """Compute the gradients of one block of keys and values, sums over the queries of all heads that share them."""
     groups = H // G
     block, b, group = _place(tl.cdiv(N, BN), groups)
     b64, g64 = b.to(tl.int64), group.to(tl.int64)
@@ -204,7 +205,11 @@ def keys_kernel(
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether the kernels compute this call: fp32, fp16 or bf16, head sizes up to 256, heads that divide."""
+    """Return whether the kernels support this call.
+
+    They need one dtype of fp32, fp16 and bf16, head sizes up to 256, and a number of key heads that divides that of the
+    query heads.
+    """
     kinds = {q.dtype, k.dtype, v.dtype}
     plain = len(kinds) == 1 and kinds <= {torch.float32, torch.float16, torch.bfloat16}
     return (
@@ -216,7 +221,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def settings(dtype: torch.dtype, size: int, size_v: int, backward: bool) -> dict[str, Any]:
-    """Choose block sizes whose tiles fit the shared memory of sm_80 (163 KiB) and sm_90."""
+    """Return block sizes whose tiles fit the shared memory of sm_80 (163 KiB) and sm_90."""
     wide = padded(max(size, size_v))
     heavy = wide >= 128 or dtype == torch.float32
     if backward:
@@ -233,29 +238,29 @@ def settings(dtype: torch.dtype, size: int, size_v: int, backward: bool) -> dict
         "BD": padded(size),
         "BDV": padded(size_v),
         "num_warps": 4 if bt <= 64 else 8,
-        # A second stage of loads doubles the tiles in shared memory.
+        # A second pipeline stage doubles the tiles in shared memory.
         "num_stages": 1 if wide == 256 else 2,
     }
 
 
 def padded(size: int) -> int:
-    """Return the head size that tiles have: a power of two, at least 16, which a matrix product needs."""
+    """Return the head size of the tiles: a power of two and at least 16, as Triton's matrix product requires."""
     return max(16, triton.next_power_of_2(size))
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what `row_statistics.attend_rows` gives, for what `supports` says."""
+    """Return the result of `row_statistics.attend_rows` for a call that `supports` accepts."""
     (batch, heads, queries), size = q.shape[:3], v.shape[-1]
     out = torch.empty(batch, heads, queries, size, dtype=v.dtype, device=v.device)
     lse, entropy, square = (torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device) for _ in range(3))
-    chosen = settings(q.dtype, q.shape[-1], size, backward=False)
-    mask, strides, fixed = _common(q, k, v, mask, causal)
-    given = (q, k, v, mask, out, lse, entropy, square, *strides, *out.stride(), *_sizes(q, k, v), scale)
-    # Triton launches on the current device, which is not that of q where a model is spread over several.
+    blocks = settings(q.dtype, q.shape[-1], size, backward=False)
+    mask, strides, constants = _common(q, k, v, mask, causal)
+    arguments = (q, k, v, mask, out, lse, entropy, square, *strides, *out.stride(), *_sizes(q, k, v), scale)
+    # Triton launches on the current device, which differs from q's in a model spread over several devices.
     with torch.cuda.device_of(q):
-        forward_kernel[_grid(q, chosen["BT"])](*given, **fixed, **chosen)
+        forward_kernel[_grid(q, blocks["BT"])](*arguments, **constants, **blocks)
     return out, lse, entropy, square
 
 
@@ -270,30 +275,30 @@ def backward(
     """Return the gradients of q, k and v.
 
     Args:
-        gradients: of the output, the log-sum-exp, the entropy and the sum of squares; None where none comes.
-        level: what the gradient of the logits, over p, has alike along each row, (B, H, T) in fp32.
-        saved: q, k, v and what `forward` gave.
-        mask, causal, scale: as forward.
+        gradients: of the output, the log-sum-exp, the entropy and the sum of squares; None for unused ones.
+        level: the result of `row_statistics.levels`, (B, H, T) in fp32.
+        saved: q, k, v and the outputs of `forward`.
+        mask, causal, scale: as in `forward`.
     """
     q, k, v, out, lse = saved[:5]
     g_out, _, g_entropy, g_square = gradients
     g_out = torch.zeros_like(out) if g_out is None else g_out.to(out.dtype)
     g_entropy, g_square = (torch.zeros_like(lse) if g is None else g.contiguous() for g in (g_entropy, g_square))
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    chosen = settings(q.dtype, q.shape[-1], v.shape[-1], backward=True)
-    mask, strides, fixed = _common(q, k, v, mask, causal)
-    given = (q, k, v, mask, g_out, level.contiguous(), lse, g_entropy, g_square)
+    blocks = settings(q.dtype, q.shape[-1], v.shape[-1], backward=True)
+    mask, strides, constants = _common(q, k, v, mask, causal)
+    tensors = (q, k, v, mask, g_out, level.contiguous(), lse, g_entropy, g_square)
     tail = (*strides, *g_out.stride(), *_sizes(q, k, v), scale)
     with torch.cuda.device_of(q):
-        queries_kernel[_grid(q, chosen["BT"])](*given, dq, *tail, **fixed, **chosen)
-        keys_kernel[_grid(k, chosen["BN"])](*given, dk, dv, *tail, **fixed, **chosen)
+        queries_kernel[_grid(q, blocks["BT"])](*tensors, dq, *tail, **constants, **blocks)
+        keys_kernel[_grid(k, blocks["BN"])](*tensors, dk, dv, *tail, **constants, **blocks)
     return dq, dk, dv
 
 
 def _grid(x: Tensor, rows: int) -> tuple[int]:
     """Return one program for each block of rows of each head and sample of x (B, H, T, D)."""
-    # Along one axis: CUDA takes 2^31 - 1 programs along the first and 65,535 along the others, fewer than windowed
-    # models have heads.
+    # On the first axis, where CUDA allows 2^31 - 1 programs: windowed models have more windows than the 65,535 of the
+    # others.
     return (triton.cdiv(x.shape[2], rows) * x.shape[0] * x.shape[1],)
 
 
@@ -305,19 +310,18 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
 def _common(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, tuple[int, ...], dict[str, Any]]:
-    """Return the mask as a kernel reads it, the strides of q, k, v and mask, and what is fixed when a kernel is
-    compiled."""
+    """Return the mask in the form the kernels read, the strides of q, k, v and the mask, and the compile constants."""
     kind = NO_MASK if mask is None else ALLOWED if mask.dtype == torch.bool else ADDED
-    # Without a mask any address will do: it is never read.
-    said = q if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-    strides = (0, 0, 0, 0) if mask is None else said.expand(*q.shape[:3], k.shape[2]).stride()
+    # Without a mask the address is never read.
+    readable = q if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+    strides = (0, 0, 0, 0) if mask is None else readable.expand(*q.shape[:3], k.shape[2]).stride()
     interpreted = bool(knobs.runtime.interpret)
-    fixed = {
+    constants = {
         "MASK": kind,
         "CAUSAL": causal,
-        # fp32 by tensor cores rounds to TF32: only where the user has allowed that for products.
+        # Tensor cores round fp32 to TF32; allowed only if the user allows it for matrix products.
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-        # The interpreter's product of bf16 is wrong.
+        # Triton's interpreter computes bf16 products incorrectly.
         "UPCAST": interpreted and q.dtype == torch.bfloat16,
     }
-    return said, (*q.stride(), *k.stride(), *v.stride(), *strides), fixed
+    return readable, (*q.stride(), *k.stride(), *v.stride(), *strides), constants

@@ -1,4 +1,4 @@
-"""Curvature: the sharpness of a loss, and what an optimizer bears of it."""
+"""Curvature: the sharpness of a loss, and the largest sharpness at which an optimizer is stable."""
 
 from headwise.statistics.curvature.sharpness import Sharpness, sharpness
 from headwise.statistics.curvature.stability import Stability, stability

@@ -1,4 +1,4 @@
-"""The Hessian of a loss, known by its products with vectors alone."""
+"""Products of vectors with the Hessian of a loss."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from torch import Tensor
 
 TWICE = (
     "the loss cannot be differentiated twice ({why}): fused kernels and compiled graphs have no second derivative; "
-    "compute it with "
-    "plain operations, for example by the model before torch.compile, without its activation checkpointing"
+    "compute it with plain operations, for example by the model before torch.compile, without its activation "
+    "checkpointing"
 )
 
 
 class Hessian:
-    """Multiplies vectors by the Hessian of a loss in its parameters; one backward a product (Pearlmutter 1994).
+    """The Hessian of a loss as a linear map of vectors, with one backward pass per product (Pearlmutter 1994).
 
     Args:
-        loss: a 0-d tensor whose graph is still there.
-        parameters: in the order in which a vector (P,) holds them.
+        loss: a 0-d tensor whose graph has not been freed.
+        parameters: the parameters, in their order in a vector (P,).
 
     Raises:
-        ValueError: where the loss is no number, or an operation has no second derivative.
+        ValueError: if the loss is not a 0-d tensor with a graph, or an operation has no second derivative.
     """
 
     def __init__(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         if not isinstance(loss, Tensor):
-            raise ValueError(f"the sharpness is that of a 0-d loss with a graph; got a {type(loss).__name__}")
+            raise ValueError(f"sharpness needs a loss that is a 0-d tensor with a graph, got a {type(loss).__name__}")
         if loss.dim() or not loss.requires_grad:
             raise ValueError(
-                f"the sharpness is that of a 0-d loss with a graph; got the shape {tuple(loss.shape)}"
+                f"sharpness needs a loss that is a 0-d tensor with a graph, got the shape {tuple(loss.shape)}"
                 + ("" if loss.requires_grad else " without a graph: compute it with gradients on")
             )
         self.parameters = list(parameters)
         self.size = sum(p.numel() for p in self.parameters)
         gradients = self._differentiate(loss, again=True)
-        # What the loss is linear in, or does not hold at all, has no second derivative.
+        # Parameters that the loss is linear in or does not depend on have no second derivative.
         self._curved = [(i, g) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
 
     def product(self, vector: Tensor) -> Tensor:
-        """Return H·v of a vector (P,) in the parameters' order."""
+        """Return H·v for a vector (P,) in the parameters' order."""
         parts = self.split(vector)
         if not self._curved:
             return torch.zeros_like(vector)
@@ -48,18 +48,18 @@ class Hessian:
         return flat(self._differentiate(along), self.parameters, vector)
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """View a vector (P,) as one tensor per parameter."""
+        """Return views of a vector (P,), one in the shape of each parameter."""
         parts = vector.split([p.numel() for p in self.parameters])
         return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def _differentiate(self, what: Tensor, again: bool = False) -> tuple[Tensor | None, ...]:
+    def _differentiate(self, value: Tensor, again: bool = False) -> tuple[Tensor | None, ...]:
         try:
-            return torch.autograd.grad(what, self.parameters, create_graph=again, retain_graph=True, allow_unused=True)
+            return torch.autograd.grad(value, self.parameters, create_graph=again, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             raise ValueError(TWICE.format(why=str(error).splitlines()[0])) from error
 
 
 def flat(parts: Iterable[Tensor | None], parameters: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Join one tensor per parameter, None for zeros, to a vector (P,)."""
+    """Return the vector (P,) of one tensor per parameter, where None means zeros."""
     pairs = zip(parts, parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if part is None else part).flatten().to(like) for part, p in pairs])

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a symmetric map by Lanczos, which keeps three vectors however many steps it takes."""
+"""The largest eigenvalue of a symmetric map by the Lanczos method, which stores three vectors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A CPU is asked after each product whether it was the last; devices for which asking is waiting after so many.
+# Convergence is checked after each product on a CPU, and after every PAUSE products on devices that must synchronise.
 WAITING, PAUSE = ("cuda", "xpu", "mps"), 50
 
 
 class Eigenvalue(NamedTuple):
-    """Hold an eigenvalue, the bound of its error, and the products that it took."""
+    """An eigenvalue, a bound of its error, and the number of products that it took."""
 
     value: float
     error: float
@@ -23,19 +23,20 @@ class Eigenvalue(NamedTuple):
 def largest(
     products: Sequence[Callable[[Tensor], Tensor]], start: Tensor, iterations: int, tolerance: float
 ) -> list[Eigenvalue]:
-    """Return the largest eigenvalue, not the largest in size, of each symmetric map of vectors like `start` (P,).
+    """Return the largest eigenvalue (not in absolute value) of each symmetric map of vectors like `start` (P,).
 
-    Each ends when the residual falls to `tolerance` times the eigenvalue, or after `iterations` products; a device runs
-    up to `PAUSE` products on, and waits once for all maps. Vectors are not made orthogonal again: that gives copies of
-    eigenvalues and leaves the extreme one as it is (Paige 1976). NaN where a product is not finite.
+    An iteration ends when the residual is at most `tolerance` times the eigenvalue, or after `iterations` products. On
+    devices it may run up to `PAUSE` products longer, and all maps are read with one synchronisation. Vectors are not
+    reorthogonalised, which produces copies of eigenvalues and does not affect the largest one (Paige 1976). The
+    eigenvalue is NaN if a product is not finite.
     """
-    found = [_coefficients(product, start, iterations, tolerance) for product in products]
-    numbers = iter(torch.cat(found).tolist())
-    return [_read([next(numbers) for _ in rows], tolerance)[0] for rows in found]
+    every = [_coefficients(product, start, iterations, tolerance) for product in products]
+    numbers = iter(torch.cat(every).tolist())
+    return [_read([next(numbers) for _ in rows], tolerance)[0] for rows in every]
 
 
 def _coefficients(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tolerance: float) -> Tensor:
-    """Return a row for each product: whether it was finite, its part along its vector, and the size of what is left."""
+    """Return a row per product: whether it is finite, its component along its vector, and the norm of the rest."""
     before, vector, size = torch.zeros_like(start), start / start.norm(), start.new_zeros(())
     pause = PAUSE if start.device.type in WAITING else 1
     rows: list[Tensor] = []
@@ -52,22 +53,22 @@ def _coefficients(product: Callable[[Tensor], Tensor], start: Tensor, iterations
 
 
 def _read(rows: list[list[float]], tolerance: float, first: int = 1) -> tuple[Eigenvalue, bool]:
-    """Return what the first products give that suffice, of which there are at least `first`, and whether any do."""
-    diagonal, beside = [row[1] for row in rows], [row[2] for row in rows]
-    found = Eigenvalue(float("nan"), float("nan"), len(rows))
-    for step, (known, _, size) in enumerate(rows, 1):
-        if not known:
+    """Return the eigenvalue from the fewest products, at least `first`, that converge, and whether they converged."""
+    diagonal, off_diagonal = [row[1] for row in rows], [row[2] for row in rows]
+    eigenvalue = Eigenvalue(float("nan"), float("nan"), len(rows))
+    for step, (finite, _, size) in enumerate(rows, 1):
+        if not finite:
             return Eigenvalue(float("nan"), float("nan"), step), True
         if step < first:
             continue
-        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal[:step], beside[: step - 1]))
-        found = Eigenvalue(float(values[-1]), size * abs(float(vectors[-1, -1])), step)
-        # A space that the map does not leave holds all that can be found from here.
-        if found.error <= tolerance * abs(found.value) or size <= 1e-12 * max(map(abs, diagonal[:step])):
-            return found, True
-    return found, False
+        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal[:step], off_diagonal[: step - 1]))
+        eigenvalue = Eigenvalue(float(values[-1]), size * abs(float(vectors[-1, -1])), step)
+        # A norm of 0 means that the vectors span an invariant subspace, beyond which the iteration finds nothing.
+        if eigenvalue.error <= tolerance * abs(eigenvalue.value) or size <= 1e-12 * max(map(abs, diagonal[:step])):
+            return eigenvalue, True
+    return eigenvalue, False
 
 
-def _tridiagonal(diagonal: list[float], beside: list[float]) -> Tensor:
-    main, next_to = torch.tensor(diagonal, dtype=torch.float64), torch.tensor(beside, dtype=torch.float64)
-    return torch.diag(main) + torch.diag(next_to, 1) + torch.diag(next_to, -1)
+def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> Tensor:
+    main, side = torch.tensor(diagonal, dtype=torch.float64), torch.tensor(off_diagonal, dtype=torch.float64)
+    return torch.diag(main) + torch.diag(side, 1) + torch.diag(side, -1)

@@ -1,4 +1,4 @@
-"""Sharpness: the largest eigenvalue of a loss's Hessian, and its share of what the optimizer bears."""
+"""Sharpness: the largest eigenvalue of a loss's Hessian, and its ratio to the optimizer's threshold of stability."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from headwise.statistics.curvature.stability import Stability, stability
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Hold the sharpness of a loss: `value`, in nats per squared parameter, with `error`, the bound of its own.
+    """The sharpness of a loss.
 
-    With an optimizer: `preconditioned` is the largest eigenvalue of P⁻¹H, `threshold` the one from which its steps on
-    such a quadratic grow, `share` their ratio; above 1 the loss is too sharp for it. `missing` says why there are none.
+    Attributes:
+        value: the largest eigenvalue of the Hessian H, in nats per squared parameter.
+        error: a bound of its error.
+        products: number of Hessian-vector products.
+        preconditioned: the largest eigenvalue of P⁻¹H with the optimizer's preconditioner P, or None.
+        threshold: the value of `preconditioned` above which the optimizer's steps on a quadratic grow, or None.
+        missing: the reason why the last two are None although an optimizer was given.
     """
 
     value: float
@@ -32,7 +37,7 @@ class Sharpness:
 
     @property
     def share(self) -> float | None:
-        """Return preconditioned / threshold."""
+        """Return preconditioned / threshold, or None; above 1 the loss is too sharp for the optimizer."""
         if self.preconditioned is None or self.threshold is None:
             return None
         return self.preconditioned / self.threshold
@@ -48,23 +53,22 @@ def sharpness(
 ) -> Sharpness:
     """Return the largest eigenvalue of a loss's Hessian by Lanczos on Hessian-vector products.
 
-    The loss is computed once; each product costs about two backward passes more and as much memory as its graph. A
-    device is waited for once in fifty products, so that it makes up to that many more than a CPU would.
-    Attention takes torch's plain kernel meanwhile: fused ones have no second derivative. What the loss detaches counts
-    as constant. Gradients and parameters stay as they are.
+    The loss is computed once; each product costs about two more backward passes and as much memory as its graph. CUDA,
+    XPU and MPS devices synchronise once in fifty products, and so may compute up to that many more than a CPU.
+    Attention uses torch's math kernel, because fused kernels have no second derivative. Detached parts of the loss
+    count as constants. Gradients and parameters do not change.
 
     Args:
-        loss: gives the loss (0-d) of the same batch whenever it is called, for example `lambda: criterion(model(x),
-            y)`.
-        parameters: a model, of which those with a gradient are taken, or tensors that require one.
+        loss: a function that returns the loss (0-d) of a batch, for example `lambda: criterion(model(x), y)`.
+        parameters: a model, whose parameters that require gradients are used, or tensors that require gradients.
         optimizer: SGD, Adam, AdamW or Adagrad of torch, for the preconditioned sharpness and the threshold of
             stability.
-        iterations: products at most.
-        tolerance: relative error at which they end.
+        iterations: maximum number of products.
+        tolerance: relative error at which the iteration ends.
 
     Raises:
-        TypeError: where `loss` is no function.
-        ValueError: where there is no parameter, the loss is no 0-d tensor with a graph or cannot be differentiated
+        TypeError: if `loss` is not a function.
+        ValueError: if there is no parameter, the loss is not a 0-d tensor with a graph or cannot be differentiated
             twice, or a number is out of range.
 
     Example:
@@ -82,8 +86,8 @@ def sharpness(
             "sharpness() computes the loss itself: pass a function, such as lambda: criterion(model(x), y), not a "
             f"{type(loss).__name__}"
         )
-    given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
-    learned = [p for p in given if p.requires_grad]
+    candidates = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    learned = [p for p in candidates if p.requires_grad]
     if not learned:
         raise ValueError("sharpness() needs parameters that require a gradient, and got none")
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -98,14 +102,14 @@ def sharpness(
                 missing = str(error)
         if limit is not None and limit.scales is not None:
             products.append(_scaled(hessian, limit, start))
-        found = largest(products, start, iterations, tolerance)
+        eigenvalues = largest(products, start, iterations, tolerance)
     if limit is None:
-        return Sharpness(*found[0], missing=missing)
-    return Sharpness(*found[0], found[-1].value, limit.threshold)
+        return Sharpness(*eigenvalues[0], missing=missing)
+    return Sharpness(*eigenvalues[0], eigenvalues[-1].value, limit.threshold)
 
 
 def _start(parameters: list[Tensor]) -> Tensor:
-    """Draw the vector to start from, without torch's own generators."""
+    """Return a random start vector, drawn without torch's global generators."""
     size, first = sum(p.numel() for p in parameters), parameters[0]
     drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
     wide = torch.float64 if first.dtype == torch.float64 else torch.float32

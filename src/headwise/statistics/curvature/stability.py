@@ -1,4 +1,4 @@
-"""Stability: how sharp a quadratic may be before an optimizer's steps on it grow."""
+"""Stability: the sharpness of a quadratic above which an optimizer's steps grow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 @dataclass(frozen=True)
 class Stability:
-    """Hold the largest eigenvalue of P⁻¹H that an optimizer bears (`threshold`), and 1/P of each parameter.
+    """The threshold of stability of an optimizer.
 
-    1/P holds the ratios of learning rates between groups too; `rate` is the largest, which the threshold is taken at.
-    `scales` is None where P is the identity.
+    Attributes:
+        threshold: the eigenvalue of P⁻¹H above which the steps grow.
+        rate: the largest learning rate of all groups, for which the threshold holds.
+        scales: 1/P of each parameter, including the ratios of learning rates to `rate`; None if P is the identity.
     """
 
     threshold: float
@@ -26,15 +28,16 @@ class Stability:
 
 
 def stability(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stability:
-    """Return the threshold of an optimizer as it stands, before its next step on `parameters`.
+    """Return the threshold of an optimizer in its current state, before its next step on `parameters`.
 
-    On a quadratic of Hessian H gradient descent is stable below 2/η; with momentum β below 2(1+β)/η, in Nesterov's form
-    below (2+2β)/((1+2β)η) (Cohen et al. 2021, arXiv 2103.00065). Adam's preconditioner is P = (1−β₁ᵗ)(√(ν/(1−β₂ᵗ)) + ε)
-    and its threshold for P⁻¹H (2+2β₁)/((1−β₁)η), which is 38/η at β₁ = 0.9 (Cohen et al. 2022, arXiv 2207.14484);
-    Adagrad's are √Σg² + ε and 2/η. Weight decay counts where the loss that is differentiated holds it.
+    On a quadratic with Hessian H, gradient descent is stable below 2/η, with momentum β below 2(1+β)/η, and in
+    Nesterov's form below (2+2β)/((1+2β)η) (Cohen et al. 2021, arXiv 2103.00065). Adam's preconditioner is
+    P = (1−β₁ᵗ)(√(ν/(1−β₂ᵗ)) + ε) and its threshold for P⁻¹H is (2+2β₁)/((1−β₁)η), 38/η at β₁ = 0.9 (Cohen et al. 2022,
+    arXiv 2207.14484); Adagrad's are √Σg² + ε and 2/η. Weight decay only counts if it is part of the differentiated
+    loss.
 
     Raises:
-        ValueError: where no threshold is known, the optimizer does not hold all parameters, or has taken no step yet.
+        ValueError: if no threshold is known, the optimizer does not hold all parameters, or has not taken a step yet.
     """
     kind = next((kind for kind in KINDS if isinstance(optimizer, kind)), None)
     if kind is None:
@@ -43,7 +46,7 @@ def stability(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stability:
     if any(id(p) not in owners for p in parameters):
         raise ValueError("the optimizer does not hold all parameters that the sharpness is taken in")
     if any(group.get("maximize") for group in optimizer.param_groups):
-        raise ValueError("the optimizer maximizes, and stability is that of a minimum")
+        raise ValueError("the optimizer maximizes, and stability is defined for minimization")
     read, limit = KINDS[kind]
     groups = [owners[id(p)] for p in parameters]
     limits = {limit(group) for group in groups}
@@ -78,7 +81,7 @@ def _of_adam(parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) ->
 
 
 def _corrected(beta: float, step: Tensor | float) -> Tensor:
-    """Return 1 - βᵗ where t lies: a fused optimizer counts on the device, which is not asked."""
+    """Return 1 - βᵗ on the device of t, where fused optimizers count, without synchronising."""
     return -torch.expm1(torch.as_tensor(step) * (math.log(beta) if beta else -math.inf))
 
 
@@ -96,7 +99,7 @@ def _rate(group: dict[str, Any], state: dict[str, Any]) -> float:
 
 def _of_momentum(group: dict[str, Any]) -> float:
     momentum = float(group["momentum"])
-    # torch's dampening scales what each gradient adds.
+    # torch's dampening scales the contribution of each gradient.
     return 2 * (1 + momentum) / ((1 + 2 * momentum) if group["nesterov"] else (1 - group["dampening"]))
 
 
@@ -106,7 +109,7 @@ def _of_average(group: dict[str, Any]) -> float:
 
 
 Read = Callable[[Tensor, dict[str, Any], dict[str, Any]], Tensor]
-# of each kind of optimizer: P of a parameter, and the threshold times the learning rate; AdamW is torch's Adam
+# For each kind of optimizer, P of a parameter, and the threshold times the learning rate. AdamW is a subclass of Adam.
 KINDS: dict[type[Optimizer], tuple[Read, Callable[[dict[str, Any]], float]]] = {
     SGD: (_plain, _of_momentum),
     Adam: (_of_adam, _of_average),

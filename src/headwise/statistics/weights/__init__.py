@@ -1,4 +1,4 @@
-"""Weight statistics: what the products W_KᵀW_Q and W_OW_V of a head say, from weights alone."""
+"""Weight statistics: figures of the products W_KᵀW_Q and W_OW_V of each head, from weights alone."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from headwise.statistics.weights.ranks import (
 from headwise.statistics.weights.weight_reading import WeightReading, weight_reading
 from headwise.statistics.weights.weight_statistic import WeightStatistic
 
-# The registry: tests, tables and the audit walk it.
+# The registry, used by tests, tables and the audit.
 WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
     kind.name: kind
     for kind in (
@@ -43,10 +43,10 @@ __all__ = [
 
 
 def read_weights(reading: WeightReading) -> dict[str, Tensor]:
-    """Compute every figure that applies: "<statistic>_qk" and "<statistic>_vo", each (H,), or (G,) per group."""
+    """Return all figures that apply: "<statistic>_qk" and "<statistic>_vo", each (H,), or (G,) per group."""
     figures = {}
     for kind, product in reading.products.items():
-        # Inside a training's autocast region the Gram matrices would be made in half precision.
+        # Under the autocast of a training, the Gram matrices would be computed in half precision.
         with torch.no_grad(), torch.autocast(product.own.device.type, enabled=False):
             for name, statistic in WEIGHT_STATISTICS.items():
                 if statistic().applies(product) is None:
@@ -55,7 +55,7 @@ def read_weights(reading: WeightReading) -> dict[str, Tensor]:
 
 
 def weight_reasons(reading: WeightReading) -> dict[str, str]:
-    """Say of every figure that has no meaning or cannot be had why."""
+    """Return the reason for each figure that does not apply or cannot be computed, by name."""
     reasons = {f"{name}_{kind}": why for kind, why in reading.missing.items() for name in WEIGHT_STATISTICS}
     for kind, product in reading.products.items():
         for name, statistic in WEIGHT_STATISTICS.items():

@@ -1,4 +1,4 @@
-"""How far the factors of a product are from the balance that weight decay leaves."""
+"""The distance of a product's factors from the balance to which weight decay leads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from headwise.statistics.weights.weight_statistic import WeightStatistic, unbala
 
 
 class Imbalance(WeightStatistic):
-    """Gives ‖Σ_h P_hᵀP_h − W_VW_Vᵀ‖_F (and the same for queries and keys) as a share of the two norms' sum, between 0
-    and 1.
+    """Computes ‖Σ_h P_hᵀP_h − W_VW_Vᵀ‖_F, and the same for queries and keys, divided by the sum of the two norms.
 
-    Kobayashi et al. 2024, arXiv 2410.23819: weight decay λ lets the difference vanish as e^{−2λt}, so that a small
-    share says that decay has acted long enough for the law; the sum runs over the heads of a group. With rotary
-    positions queries and keys balance only in the traces of rotary pairs: those are compared.
+    Kobayashi et al. 2024, arXiv 2410.23819: under weight decay λ the difference vanishes as e^{−2λt}, so a small share
+    (between 0 and 1) means that decay has acted long enough for the law. The sum is over the heads of a group. With
+    rotary positions queries and keys only balance in the traces of rotary pairs, so these are compared.
     """
 
     name = "imbalance"
@@ -34,8 +33,10 @@ class Imbalance(WeightStatistic):
 
 
 def conserved(product: Product) -> tuple[Tensor, Tensor]:
-    """Return what gradient flow without decay keeps the difference of: Gram matrices (G, d, d), or traces (G, pairs)
-    with rotation."""
+    """Return the two terms whose difference is constant under gradient flow without decay.
+
+    They are Gram matrices (G, d, d), or with rotary positions the traces (G, pairs) of rotary pairs.
+    """
     if product.pairs is None:
         return product.own_gram, product.shared_gram
     once = (product.pairs[:, 0] != product.pairs[:, 1]).to(product.own)
@@ -52,16 +53,16 @@ def _norm(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """What weight decay makes equal, of each group of heads that share keys and values.
+    """The pairs of norms that weight decay makes equal, for each group of heads that share keys and values.
 
-    Kobayashi et al. 2024, arXiv 2410.23819, compare them in pretrained models: rows of W_Q with those of W_K, columns
-    of P with rows of W_V, and both norms of every head.
+    Kobayashi et al. 2024, arXiv 2410.23819, compare them in pretrained models: rows of W_Q with rows of W_K, columns of
+    P with rows of W_V, and both norms of every head.
 
     Attributes:
-        own: (G, d) norms of the rows of queries or output, over all heads of a group; (G, pairs) of rotary pairs.
-        shared: (G, d) norms of the rows of keys or values, likewise.
+        own: (G, d) norms of the rows of queries or output over all heads of a group, or (G, pairs) of rotary pairs.
+        shared: (G, d) norms of the rows of keys or values, or (G, pairs) of rotary pairs.
         frobenius: (G,) ½(‖A‖_F² + ‖B‖_F²) of the factors.
-        nuclear: (G,) nuclear norm of their product, at most as large.
+        nuclear: (G,) nuclear norm of their product, which is at most `frobenius`.
     """
 
     own: Tensor
@@ -71,7 +72,7 @@ class Balance:
 
 
 def balance(product: Product) -> Balance:
-    """Read the balance of a product; queries and keys that are normalised behind their projections have none."""
+    """Return the balance of a product for which `unbalanced` returns None."""
     own, shared = conserved(product)
     half = 0.5 * (_trace(product.own_gram) + _trace(product.shared_gram))
     return Balance(_norms(own), _norms(shared), half, product.group_spectrum.sum(-1))
@@ -88,11 +89,11 @@ def _trace(gram: Tensor) -> Tensor:
 
 
 class NuclearGap(WeightStatistic):
-    """Gives (½(‖A‖_F² + ‖B‖_F²) − ‖AᵀB‖_*) / ½(‖A‖_F² + ‖B‖_F²) of each group: 0 where weight decay has made both
-    equal, at most 1.
+    """Computes (½(‖A‖_F² + ‖B‖_F²) − ‖AᵀB‖_*) / ½(‖A‖_F² + ‖B‖_F²) of each group.
 
-    Kobayashi et al. 2024, arXiv 2410.23819. Under grouped queries A joins the heads of the group. With rotary positions
-    the product is that of tokens at the same position, and the gap of queries and keys need not close.
+    Kobayashi et al. 2024, arXiv 2410.23819. It is between 0, where weight decay has made both equal, and 1. Under
+    grouped queries A concatenates the heads of the group. With rotary positions the product is that of tokens at the
+    same position, and the gap of queries and keys need not close.
     """
 
     name = "nuclear_gap"
@@ -103,5 +104,5 @@ class NuclearGap(WeightStatistic):
         return unbalanced(product)
 
     def of(self, product: Product) -> Tensor:
-        found = balance(product)
-        return (found.frobenius - found.nuclear) / found.frobenius.clamp(min=1e-30)
+        norms = balance(product)
+        return (norms.frobenius - norms.nuclear) / norms.frobenius.clamp(min=1e-30)

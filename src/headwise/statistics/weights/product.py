@@ -1,4 +1,4 @@
-"""A product of two projections, head by head, read from its factors."""
+"""The product of two projections of each head, computed from its factors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Product:
 
     Attributes:
         kind: "qk" or "vo".
-        own: (H, d, C), queries or output, a head's own.
-        shared: (G, d, C'), keys or values; G divides H.
-        pairs: (pairs, 2) rows that a rotary position turns into each other, and rows it leaves alone as pairs of one
-            (the same row twice); None without rotary positions.
-        normed: whether the host normalises queries and keys in between.
-        common: whether rows of `shared` are common to all heads, as the rotary key of latent attention.
+        own: (H, d, C), the factor of each head: queries or output.
+        shared: (G, d, C'), the factor of each group: keys or values; G divides H.
+        pairs: (pairs, 2) rows that a rotary position rotates into each other, with rows that it does not rotate as
+            (row, row); None without rotary positions.
+        normed: whether the host normalises queries and keys between the factors.
+        common: whether rows of `shared` are common to all heads, like the rotary key of latent attention.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Product:
 
     @property
     def width(self) -> int:
-        """Return the smaller side of the full product."""
+        """Return the smaller dimension of the product."""
         return min(self.own.shape[2], self.shared.shape[2])
 
     @cached_property
@@ -70,7 +70,7 @@ class Product:
 
     @cached_property
     def group_spectrum(self) -> Tensor:
-        """Return the singular values of each group's joined product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
+        """Return the singular values of each group's product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
         if self.heads == self.groups:
             return self.spectrum
         joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
@@ -88,8 +88,7 @@ class Product:
 
 
 def _singular_values(matrices: Tensor) -> Tensor:
-    """Return singular values (n, d), NaN for a matrix that is not finite: a diverged head must not stop whoever reads
-    it."""
+    """Return the singular values (n, d) of matrices, NaN instead of an error for a matrix that is not finite."""
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))
     return torch.where(finite[:, None], values, torch.nan)

@@ -1,4 +1,4 @@
-"""Ranks of a head's product, by three definitions, and its norms."""
+"""Three definitions of the rank of a head's product, and its norms."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from headwise.statistics.weights.weight_statistic import WeightStatistic
 
 
 class SpectralNorm(WeightStatistic):
-    """Gives σ₁ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared."""
+    """Computes σ₁ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared."""
 
     name = "spectral_norm"
     unit = "weight²"
@@ -19,7 +19,7 @@ class SpectralNorm(WeightStatistic):
 
 
 class FrobeniusNorm(WeightStatistic):
-    """Gives √Σσ² of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared."""
+    """Computes √Σσ² of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared."""
 
     name = "frobenius_norm"
     unit = "weight²"
@@ -29,10 +29,9 @@ class FrobeniusNorm(WeightStatistic):
 
 
 class NuclearNorm(WeightStatistic):
-    """Gives Σσ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared: what weight decay on the factors
-    penalises.
+    """Computes Σσ of W_KᵀW_Q or W_OW_V of each head, in the units of weights squared.
 
-    Kobayashi et al. 2024, arXiv 2410.23819.
+    Weight decay on the factors penalises it: Kobayashi et al. 2024, arXiv 2410.23819.
     """
 
     name = "nuclear_norm"
@@ -46,9 +45,10 @@ MASS = 0.95
 
 
 class PseudoRank(WeightStatistic):
-    """Gives k/n with the smallest k whose first singular values hold 95 % of their sum (not squared); 0 for zeros.
+    """Computes k/n with the smallest k whose k largest singular values make up 95 % of their sum; 0 for zeros.
 
-    Kobayashi et al. 2024, arXiv 2410.23819. n is the head size; `of_model=True` divides by the model's width instead.
+    Kobayashi et al. 2024, arXiv 2410.23819. The singular values are not squared. n is the head size; `of_model=True`
+    divides by the model's width instead.
     """
 
     name = "pseudo_rank"
@@ -59,16 +59,16 @@ class PseudoRank(WeightStatistic):
         self.of_model = of_model
 
     def of(self, product: Product) -> Tensor:
-        reached = product.spectrum.double().cumsum(-1)
-        # Rounding of the running sum must not turn an exact 95 % into one more.
-        short = reached < MASS * reached[:, -1:] * (1 - 1e-9)
-        count = (short.sum(-1) + 1) * (reached[:, -1] > 0)
+        sums = product.spectrum.double().cumsum(-1)
+        # The tolerance keeps rounding of the sums from adding 1 to k at exactly 95 %.
+        below = sums < MASS * sums[:, -1:] * (1 - 1e-9)
+        count = (below.sum(-1) + 1) * (sums[:, -1] > 0)
         share = count.to(product.spectrum.dtype) / (product.width if self.of_model else product.size)
-        return torch.where(reached[:, -1].isnan(), torch.nan, share)
+        return torch.where(sums[:, -1].isnan(), torch.nan, share)
 
 
 class EffectiveRank(WeightStatistic):
-    """Gives exp(entropy of σ/Σσ) of each head: d when all singular values are equal, 1 when one is left; 0 for zeros.
+    """Computes exp(entropy of σ/Σσ) of each head: d if all singular values are equal, 1 if one is not 0, 0 for zeros.
 
     Roy and Vetterli 2007, "The effective rank", EUSIPCO.
     """
@@ -84,7 +84,7 @@ class EffectiveRank(WeightStatistic):
 
 
 class StableRank(WeightStatistic):
-    """Gives Σσ² / σ₁² of each head: between 1 and d, robust against small singular values; 0 for a product of zeros.
+    """Computes Σσ² / σ₁² of each head: between 1 and d, robust to small singular values; 0 for zeros.
 
     Rudelson and Vershynin 2007, arXiv math/0503442.
     """

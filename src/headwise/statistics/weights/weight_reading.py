@@ -1,4 +1,4 @@
-"""Weight reading: the products of one site, what their figures are, and what to know of them."""
+"""Weight reading: the products of one site, and notes on the meaning of their figures."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from headwise.statistics.weights.product import Product
 
 
 def rotary_pairs(site: Site, size: int) -> Tensor:
-    """Return the pairs (pairs, 2) of a head's rows; rows that are not turned stand as (row, row).
+    """Return the pairs (pairs, 2) of a head's rows that are rotated into each other; other rows are (row, row).
 
-    The function by which the layer's own code turns is asked how it pairs; without one, halves are paired, as most
-    hosts do.
+    The pairing is read from the layer's own rotation function. Without one, the halves are paired, as in most hosts.
     """
-    turned = _turned(site, size)
-    half = turned // 2
-    first = torch.arange(0, turned, 2) if _neighbours(site) else torch.arange(half)
-    second = first + 1 if _neighbours(site) else first + half
-    alone = torch.arange(turned, size)
-    return torch.stack([torch.cat([first, alone]), torch.cat([second, alone])], dim=1)
+    rotated = _rotated_rows(site, size)
+    half = rotated // 2
+    first = torch.arange(0, rotated, 2) if _pairs_neighbours(site) else torch.arange(half)
+    second = first + 1 if _pairs_neighbours(site) else first + half
+    rest = torch.arange(rotated, size)
+    return torch.stack([torch.cat([first, rest]), torch.cat([second, rest])], dim=1)
 
 
-def _neighbours(site: Site) -> bool:
+def _pairs_neighbours(site: Site) -> bool:
     module = site.module
-    # timm's layers keep which of the two they apply; its function, and copies of it, say so by the default of `half`.
+    # timm's layers have an attribute for it; timm's function, and copies of it, have the default of `half`.
     declared = getattr(module, "rotate_half", None)
     if isinstance(declared, bool):
         return not declared
@@ -43,43 +42,42 @@ def _neighbours(site: Site) -> bool:
         if half is not None and isinstance(half.default, bool):
             return not half.default
         if "view_as_complex" in names_used(function):
-            # A complex number is made of two numbers that lie side by side.
+            # A complex number consists of two neighbouring numbers.
             return True
-        if "rot" in function.__name__ and (first := _first_turned(function)) is not None:
+        if "rot" in function.__name__ and (first := _first_rotated(function)) is not None:
             return first == -2.0
     return False
 
 
-def _first_turned(function: Any) -> float | None:
-    """Ask a function how it turns: halves, (1, 2, 3, 4) -> (-3, -4, 1, 2), or neighbours, (-2, 1, -4, 3); None for
-    another one."""
+def _first_rotated(function: Any) -> float | None:
+    """Return the first number of a function's result for (1, 2, 3, 4) if it rotates halves or neighbours, else None.
+
+    The result is (-3, -4, 1, 2) for halves and (-2, 1, -4, 3) for neighbours.
+    """
     try:
-        turned = function(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        rotated = function(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     except Exception:
         return None
     known = ([-3.0, -4.0, 1.0, 2.0], [-2.0, 1.0, -4.0, 3.0])
-    return turned.tolist()[0] if isinstance(turned, Tensor) and turned.tolist() in known else None
+    return rotated.tolist()[0] if isinstance(rotated, Tensor) and rotated.tolist() in known else None
 
 
-def _turned(site: Site, size: int) -> int:
+def _rotated_rows(site: Site, size: int) -> int:
     config = getattr(site.module, "config", None)
-    share = _first(getattr(site.module, "partial_rotary_factor", None), _setting(config))
+    parameters = getattr(config, "rope_parameters", None)
+    shares = (
+        getattr(site.module, "partial_rotary_factor", None),
+        parameters.get("partial_rotary_factor") if isinstance(parameters, dict) else None,
+        getattr(config, "partial_rotary_factor", None),
+        getattr(config, "rotary_pct", None),
+    )
+    share = next((float(share) for share in shares if isinstance(share, int | float)), None)
     return size if share is None else int(size * share) // 2 * 2
 
 
-def _setting(config: Any) -> float | None:
-    inner = getattr(config, "rope_parameters", None)
-    inside = inner.get("partial_rotary_factor") if isinstance(inner, dict) else None
-    return _first(inside, getattr(config, "partial_rotary_factor", None), getattr(config, "rotary_pct", None))
-
-
-def _first(*values: float | None) -> float | None:
-    return next((float(v) for v in values if isinstance(v, int | float)), None)
-
-
 ROTARY = (
-    "rotary positions stand between queries and keys: W_KᵀW_Q is the product for tokens at the same position, at a "
-    "distance each rotary pair is turned; only the traces of rotary pairs balance"
+    "rotary positions: W_KᵀW_Q is the product for tokens at the same position, and each rotary pair is rotated for "
+    "tokens at a distance; only the traces of rotary pairs balance"
 )
 NORMED = (
     "queries and keys are normalised: the size of W_KᵀW_Q has no meaning for the logits, and the law of weight decay "
@@ -90,16 +88,13 @@ LATENT = (
     "latent attention: the products are those of the normalised latents that enter the up projections, and of the "
     "layer's input for the rotary key, which all heads share"
 )
-JOINT = (
-    "joint attention: the products are those of pairs of image and text tokens, whose weights stand beside each other"
-)
+JOINT = "joint attention: the products are those of pairs of image and text tokens, whose weights are concatenated"
 GROUPED = "{} query heads share {} key/value heads: balance and gap are those of groups, summed over their heads"
 
 
 @dataclass(frozen=True, eq=False)
 class WeightReading:
-    """Holds the products "qk" and "vo" of a site (those that could be found), reasons for what is missing, and
-    notes."""
+    """The available products "qk" and "vo" of a site, the reasons for missing ones, and notes."""
 
     products: dict[str, Product]
     missing: dict[str, str] = field(default_factory=dict)
@@ -107,12 +102,12 @@ class WeightReading:
 
 
 def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dtype = torch.float32) -> WeightReading:
-    """Read the weights of a site, without gradient.
+    """Return the products of a site's weights, without gradient.
 
     Args:
         site: the attention layer.
-        found: its projections, where they are at hand.
-        dtype: in which the products are computed; fp32 gives singular values to 1e-6 of the largest.
+        found: its projections, if already known.
+        dtype: dtype of the computation; with fp32, singular values are accurate to 1e-6 of the largest.
     """
     try:
         found = found or projections.of(site)
@@ -137,23 +132,23 @@ def _product(site: Site, kind: str, own: Tensor, shared: Tensor, latent: bool) -
     return Product(kind, own, shared, pairs, normed=kind == "qk" and site.qk_norm, common=kind == "qk" and latent)
 
 
-def _notes(site: Site, found: Projections) -> list[str]:
+def _notes(site: Site, layer: Projections) -> list[str]:
     notes = []
     if site.rope:
         notes.append(ROTARY)
     if site.qk_norm:
         notes.append(NORMED)
-    if found.latent:
+    if layer.latent:
         notes.append(LATENT)
-    if found.context is not None:
+    if layer.context is not None:
         notes.append(JOINT)
     words = {"q": "queries", "k": "keys", "v": "values", "o": "the output"}
-    made = [MAKES.get(block.kind, block.kind) for block in found.blocks if block.bias_module is not None]
-    biased = [word for kind, word in words.items() if any(kind in one for one in made)]
+    kinds = "".join(MAKES.get(block.kind, block.kind) for block in layer.blocks if block.bias_module is not None)
+    biased = [word for kind, word in words.items() if kind in kinds]
     if biased:
         notes.append(
             BIASED.format(" and ".join([", ".join(biased[:-1]), biased[-1]]) if len(biased) > 1 else biased[0])
         )
-    if found.q is not None and found.k is not None and found.q.heads != found.k.heads:
-        notes.append(GROUPED.format(found.q.heads, found.k.heads))
+    if layer.q is not None and layer.k is not None and layer.q.heads != layer.k.heads:
+        notes.append(GROUPED.format(layer.q.heads, layer.k.heads))
     return notes

@@ -1,4 +1,4 @@
-"""What a weight statistic is: one figure of a head's product, from weights alone."""
+"""The base class of weight statistics: one figure of a head's product, from weights alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headwise.statistics.weights.product import Product
 
 NORMED = "queries and keys are normalised after the projection, so that the law of weight decay does not apply to them"
 
-COMMON = "all heads share rows of the keys, so that what weight decay balances is no figure of one head"
+COMMON = "all heads share rows of the keys, so weight decay does not balance the factors of a single head"
 
 
 def unbalanced(product: Product) -> str | None:
-    """Say why weight decay leaves no balance in a product of one head or group, or None where it does."""
+    """Return the reason why weight decay does not balance the factors of a head or group, or None if it does."""
     return NORMED if product.normed else COMMON if product.common else None
 
 
@@ -27,15 +27,15 @@ class WeightStatistic(ABC):
 
     name: ClassVar[str]
     unit: ClassVar[str]
-    # "head", or "group" where the figure belongs to the heads that share keys and values together.
+    # "head", or "group" for one figure of all heads that share keys and values.
     per: ClassVar[str] = "head"
-    # Whether a "high" or a "low" value is the worrying one, or neither.
+    # Whether a "high" or a "low" value is a warning sign, or neither.
     worse: ClassVar[str | None] = None
 
     def applies(self, product: Product) -> str | None:
-        """Return the reason why the figure has no meaning for a product, None where it has."""
+        """Return the reason why the statistic does not apply to a product, or None if it does."""
         return None
 
     @abstractmethod
     def of(self, product: Product) -> Tensor:
-        """Compute the figure, (H,) per head or (G,) per group."""
+        """Return the figure, (H,) per head or (G,) per group."""
