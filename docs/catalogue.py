@@ -1,8 +1,7 @@
-"""Write what `headwise methods` and `headwise studies` print, so that neither imports torch: `python docs/catalogue.py
-[--check]`.
+"""Write the catalogue that `headwise methods` and `headwise studies` print, so that neither has to import torch.
 
-Both are read from the classes and studies themselves, and verdicts from the kept results; what a method is for stands
-here.
+Usage: `python docs/catalogue.py [--check]`. Methods and studies are read from their own modules, verdicts from the kept
+results; the purposes of methods are listed here.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from headwise.studies.registry import BUILT_IN, PAPERS
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
 
-# how docs/keep_results.py writes what a run took: of runs, or of a study of findings
+# the lines on a study's duration as docs/keep_results.py writes them, for runs or for a study of findings
 COMMAND = re.compile(r"^Command: `headwise compare (?P<name>\S+)(?P<options>[^`]*)`.*", re.MULTILINE)
 RUNS = re.compile(r"(?P<runs>\d+) runs, (?P<minutes>[\d.]+) minutes of training altogether")
 TOOK = re.compile(r"It took (?P<minutes>[\d.]+) minutes")
 DEFAULT = "default"
 
-# What the methods' own papers propose them for.
+# the purposes for which the methods' own papers propose them
 PURPOSES = {
     "overfitting": "AttentionDropout AttentionNormPenalty BranchDrop DropAttention DropColumn DropHead DropKey "
     "InputNoise LSA "
@@ -48,53 +47,53 @@ PURPOSES = {
 
 
 def of_methods() -> dict[str, Any]:
-    """Return each method: how it is written, what it does, its paper, what it is for and all that its class says."""
-    found = {}
+    """Return the entry of each method: text, summary, paper, purposes and docstring."""
+    entries = {}
     for name in sorted(methods.__all__):
         cls = REGISTRY[name]
-        found[name] = {
+        entries[name] = {
             "written": repr(cls()),
             "summary": cls.summary(),
             "paper": cls.paper,
             "for": [purpose for purpose, names in PURPOSES.items() if name in names.split()],
             "about": inspect.cleandoc(cls.__doc__ or ""),
         }
-    return found
+    return entries
 
 
 def of_studies() -> dict[str, Any]:
-    """Return each study: its question, arms, seeds, scales, where its data comes from, and the kept verdict."""
+    """Return the entry of each study: question, arms, seeds, scales, data sets, duration and kept answer."""
     return {name: _study(name) for name in sorted({*BUILT_IN, *PAPERS})}
 
 
 def _study(name: str) -> dict[str, Any]:
     module = importlib.import_module(_modules()[name])
     study = getattr(module, "STUDY", None)
-    kept, measured = _kept(name), _measured(name)
+    kept_answer, measured = _kept(name), _measured(name)
     if study is None:
-        return {"question": module.TITLE, "measured": measured, "kept": kept}
+        return {"question": module.TITLE, "measured": measured, "kept": kept_answer}
     scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
     data = [dataclasses.asdict(data_set) for data_set in study.task.data_sets()]
-    found = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
-    return found | {"data": data, "measured": measured, "kept": kept}
+    entry = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
+    return entry | {"data": data, "measured": measured, "kept": kept_answer}
 
 
 def _measured(name: str) -> dict[str, Any]:
-    """Return by scale the runs and minutes of training of the kept run, as its page says; {} where none is kept."""
+    """Return, by scale, the runs and minutes of training stated on a study's kept page; {} without a page."""
     path = ROOT / "docs" / "results" / name / "README.md"
     page = COMMAND.search(path.read_text(encoding="utf-8")) if path.exists() else None
     if page is None:
         return {}
     scale = re.search(r"--scale (\S+)", page["options"])
-    found = RUNS.search(page[0]) or TOOK.search(page[0])
-    if found is None:
+    match = RUNS.search(page[0]) or TOOK.search(page[0])
+    if match is None:
         return {}
-    figures = {key: float(value) if key == "minutes" else int(value) for key, value in found.groupdict().items()}
+    figures = {key: float(value) if key == "minutes" else int(value) for key, value in match.groupdict().items()}
     return {scale[1] if scale else DEFAULT: figures}
 
 
 def _modules() -> dict[str, str]:
-    """Return the modules of all studies as this tree names them, whatever state of it is installed."""
+    """Return the modules of all studies as named in this source tree, whatever version is installed."""
     papers = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
     return {**BUILT_IN, **papers["project"]["entry-points"]["headwise.studies"]}
 
@@ -105,16 +104,16 @@ def _kept(name: str) -> str:
 
 
 def text() -> str:
-    """Return the file."""
+    """Return the text of the file."""
     return json.dumps({"methods": of_methods(), "studies": of_studies()}, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> int:
-    """Write the file, or with --check say whether it is what the code gives."""
-    found = text()
+    """Write the file, or with --check return 1 if it is not current."""
+    content = text()
     if "--check" in sys.argv:
-        return int(not TARGET.exists() or TARGET.read_text(encoding="utf-8") != found)
-    TARGET.write_text(found, encoding="utf-8")
+        return int(not TARGET.exists() or TARGET.read_text(encoding="utf-8") != content)
+    TARGET.write_text(content, encoding="utf-8")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Write the sources of the methods into CITATION.cff, from src/headwise/reporting/references.bib.
+"""Write the sources of the methods from src/headwise/reporting/references.bib into CITATION.cff.
 
 python docs/citation.py            write them below the mark
-python docs/citation.py --check    say whether they are current
+python docs/citation.py --check    check whether they are current
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILE = ROOT / "CITATION.cff"
 BIB = ROOT / "src" / "headwise" / "reporting" / "references.bib"
 MARK = "# sources: python docs/citation.py\n"
 KINDS = {"inproceedings": "conference-paper", "article": "article", "misc": "article"}
-# what is re-run of a source beside its methods
+# the studies that repeat a source's experiments
 STUDIES = {
     "meindl2023": "the studies whose names begin with blog",
     "nguyen2023": "the studies whose names begin with neutreno",
@@ -60,7 +60,7 @@ def main() -> None:
     old = FILE.read_text(encoding="utf-8")
     new = old.partition(MARK)[0] + MARK + sources()
     if "--check" in sys.argv and new != old:
-        raise SystemExit(f"{FILE} is not current: python docs/citation.py")
+        raise SystemExit(f"{FILE} is not current: run python docs/citation.py")
     FILE.write_text(new, encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
-"""Draw the claims of a source as a forest plot in SVG: effects as multiples of the published ones, and beside them what
-has no published size."""
+"""The forest plot in SVG of a source's claims: effects as multiples of the published ones, others in panels of their
+own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ SIGNS = {"higher": 1, "rises": 1, "inside": 1, "lower": -1, "falls": -1}
 
 
 class Row(NamedTuple):
-    """Holds what is drawn of a claim: its line, its study, the effect with its interval in the panel's unit, and its
-    verdict."""
+    """One row of the plot: a claim's line, study, effect with interval in the panel's unit, and verdict."""
 
     line: str
     study: str
@@ -28,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Holds one panel: what its axis says, where its lines stand and what they mean, and how far it reaches."""
+    """One panel: the title of its axis, its reference lines with labels, and the range of its axis."""
 
     title: str
     lines: tuple[tuple[float, str], ...]
@@ -49,11 +48,11 @@ PANELS = {
 
 
 def forest(claims: list[Placed]) -> str:
-    """Return the plot of all claims that have an interval; the empty string where none has."""
+    """Return the plot of all claims that have an interval, or "" if none has."""
     rows: dict[str, list[Row]] = {name: [] for name in PANELS}
     for one in claims:
-        if drawn := _drawn(one):
-            rows[drawn[0]].append(drawn[1])
+        if placed_row := _drawn(one):
+            rows[placed_row[0]].append(placed_row[1])
     parts, top = [], 0
     for name, panel in PANELS.items():
         if rows[name]:
@@ -70,7 +69,7 @@ def forest(claims: list[Placed]) -> str:
 
 
 def deciding(one: Placed) -> JudgedTest | None:
-    """Return the test of a claim that decides it: of those with its verdict the one that shows it least."""
+    """Return the test that decides a claim: of those with the claim's verdict, the one that supports it least."""
     tests = [
         test for test in one.claim.tests if test.low is not None and test.high is not None and test.mean is not None
     ]
@@ -79,7 +78,7 @@ def deciding(one: Placed) -> JudgedTest | None:
 
 
 def _strength(test: JudgedTest) -> float:
-    """Return how far a test lies on the claim's side of what would decide it."""
+    """Return how strongly a test supports its claim, in the unit of its panel."""
     _, row = _scaled(test)
     return -max(abs(row[1]), abs(row[2])) if test.says == "same" else row[1]
 
@@ -100,7 +99,7 @@ def _scaled(test: JudgedTest) -> tuple[str, tuple[float, float, float]]:
     if test.says == "same":
         unit = test.margin or max(abs(test.low), abs(test.high)) or 1.0
         return "same", (ends[0] / unit, ends[1] / unit, ends[2] / unit)
-    # equal differences have an interval without width
+    # equal differences have an interval of width 0
     half = (test.high - test.low) / 2 or abs(test.mean) / 100 or 1.0
     sign = SIGNS[test.says]
     low, high = sorted((sign * test.low / half, sign * test.high / half))
@@ -138,8 +137,8 @@ def _row(row: Row, x, top: int, ends: tuple[float, float]) -> list[str]:  # type
         "open": '<circle cx="{}" cy="{}" r="4.5" fill="#fff" stroke="{}" stroke-width="2"/>',
     }
     point = shapes.get(tone, '<path d="M{0} {1}m-6 -5h12l-6 10z" fill="{2}"/>').format(x(row.mean), y, colour)
-    found = [
-        # white under the words: the lines pass behind them
+    elements = [
+        # a white outline keeps the text legible over the lines
         f'<text x="{LEFT}" y="{top + 12}" fill="#1b1d21" stroke="#fff" stroke-width="4" '
         f'paint-order="stroke">{escape(row.line)}</text>',
         f'<line x1="{x(row.low)}" x2="{x(row.high)}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2.5"/>',
@@ -148,15 +147,15 @@ def _row(row: Row, x, top: int, ends: tuple[float, float]) -> list[str]:  # type
         f'<text x="{WIDTH - 6}" y="{y + 4}" text-anchor="end" fill="{colour}">{escape(_number(row))}</text>',
     ]
     if row.low < ends[0]:
-        found.append(f'<path d="M{LEFT} {y}l7 -4v8z" fill="{colour}"/>')
+        elements.append(f'<path d="M{LEFT} {y}l7 -4v8z" fill="{colour}"/>')
     if row.high > ends[1]:
-        found.append(f'<path d="M{WIDTH - RIGHT} {y}l-7 -4v8z" fill="{colour}"/>')
-    return found
+        elements.append(f'<path d="M{WIDTH - RIGHT} {y}l-7 -4v8z" fill="{colour}"/>')
+    return elements
 
 
 def _number(row: Row) -> str:
     if abs(row.mean) >= 100:
-        # all differences are equal, or nearly so
+        # the differences are equal, or nearly so
         return f"{'more' if row.mean > 0 else 'less'} than {100 if row.mean > 0 else -100}".replace("-", "−")
     mean, low, high = (f"{one:.2g}" for one in (row.mean, row.low, row.high))
     return f"{mean} [{low}, {high}]".replace("-", "−")

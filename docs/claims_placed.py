@@ -1,5 +1,4 @@
-"""Read the judged claims of all kept studies, and the place that each has in its source by
-docs/results/sources.toml."""
+"""The judged claims of all kept studies, and the place of each in its source, from docs/results/sources.toml."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from headwise.results.stored import checked_findings
 
 RESULTS = Path(__file__).parent / "results"
 SOURCES = "sources.toml"
-# what is counted apart from what the sources claim
+# kinds of claims; all but the first are counted separately
 KINDS = {
     "published": "published",
     "own": "own questions",
@@ -31,7 +30,7 @@ METHOD = re.compile(r"\b([A-Z]\w+)\(")
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds a judged claim with its study, its line, and what changes how it is to be read."""
+    """A judged claim with its study, its short line, and a caveat."""
 
     study: str
     scale: str
@@ -48,31 +47,30 @@ class Placed:
 
     @property
     def setting(self) -> str:
-        """Return at which scale and on how many seeds it was judged."""
+        """Return the scale and the number of seeds with which the claim was judged."""
         if self.seeds is None:
             return "calculation"
         return f"{self.scale or 'default'}, {self.seeds} seeds"
 
     @property
     def methods(self) -> list[str]:
-        """Name the methods that the claim is about; weight decay is one."""
-        told = " ".join([self.claim.text, *(f"{test.arm} {test.against}" for test in self.claim.tests)])
-        named = [name for name in METHOD.findall(told) if name != "Theorem"]
-        named += [
+        """Return the names of the methods that the claim is about, including weight decay."""
+        text = " ".join([self.claim.text, *(f"{test.arm} {test.against}" for test in self.claim.tests)])
+        names = [name for name in METHOD.findall(text) if name != "Theorem"]
+        names += [
             name for name in ("NeuTRENO", "SigmaReparam", "FeatScale", "Decorrelation") if name in self.claim.text
         ]
-        named += (
+        names += (
             ["weight decay"]
             if re.search(r"(?<!no )\bdecay|norms of", self.claim.text) and "norm, warm-up" not in self.claim.text
             else []
         )
-        return list(dict.fromkeys(named))
+        return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
 class Part:
-    """Holds a table, figure or sentence of a source: the claims about it, why nothing was run, or that there is nothing
-    to test."""
+    """A table, figure or sentence of a source: its claims, or why nothing was run, or why there is nothing to test."""
 
     place: str
     kind: str = "published"
@@ -83,8 +81,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """Holds a source in its own order, with what held of it, what did not, what is open, and what could not be
-    tested."""
+    """A source with its parts in their own order, and sentences on what held, failed, is open, or was not tested."""
 
     key: str
     name: str
@@ -109,75 +106,75 @@ def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
     Raises:
         StudyError: for a file that cannot be read.
     """
-    found = {}
+    records = {}
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         claims, findings = folder / "claims.json", folder / "findings.json"
         if claims.is_file():
             try:
-                found[folder.name] = ClaimsRecord.model_validate_json(claims.read_text(encoding="utf-8"))
+                records[folder.name] = ClaimsRecord.model_validate_json(claims.read_text(encoding="utf-8"))
             except ValidationError as error:
                 raise StudyError(f"{claims} does not hold claims: {error}. Keep the results again.") from error
         elif findings.is_file():
             record = checked_findings(findings)
-            found[folder.name] = ClaimsRecord(study=record.name, scale=record.scale, claims=record.claims)
-    return {name: record for name, record in found.items() if record.claims}
+            records[folder.name] = ClaimsRecord(study=record.name, scale=record.scale, claims=record.claims)
+    return {name: record for name, record in records.items() if record.claims}
 
 
 def sources(results: Path) -> list[Source]:
-    """Return every source with its claims in their places; none where the folder has no sources.toml.
+    """Return every source with its claims in their places; empty if the folder has no sources.toml.
 
     Raises:
-        StudyError: where a claim stands in no place or in two, a name finds none, a line is too long, or a sentence
-            rests on a verdict that has changed.
+        StudyError: if a claim has no place or two, a name matches no claim, a line is too long, or a sentence rests on
+            a verdict that has changed.
     """
     path = results / SOURCES
     if not path.is_file():
         return []
-    kept, used = kept_claims(results), set()
-    found, problems = [], []
-    for told in tomllib.loads(path.read_text(encoding="utf-8"))["source"]:
+    records, used = kept_claims(results), set()
+    placed, problems = [], []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["source"]:
         parts = []
-        for part in told.pop("part", []):
+        for part in entry.pop("part", []):
             kind, claims = part.get("kind", "published"), []
-            for given in part.pop("claims", []):
-                one = _found(kept, given["of"], problems)
+            for reference in part.pop("claims", []):
+                one = _find_claim(records, reference["of"], problems)
                 if one is None:
                     continue
                 name, claim = one
                 if (name, claim.text) in used:
-                    problems.append(f"{given['of']!r} stands in two places")
+                    problems.append(f"{reference['of']!r} stands in two places")
                 used.add((name, claim.text))
-                record = kept[name]
-                more = {key: given[key] for key in ("said", "care") if key in given}
-                claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **more))
+                record = records[name]
+                texts = {key: reference[key] for key in ("said", "care") if key in reference}
+                claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **texts))
             if kind not in KINDS or bool(claims) + ("missing" in part) + ("nothing" in part) != 1:
                 problems.append(
                     f"{part.get('place')!r} needs claims, or why there are none, and a kind of {', '.join(KINDS)}"
                 )
             parts.append(Part(claims=tuple(claims), **part))
-        for name, verdict in told.pop("rests", {}).items():
-            one = _found(kept, name, problems)
+        for name, verdict in entry.pop("rests", {}).items():
+            one = _find_claim(records, name, problems)
             if one and one[1].verdict != verdict:
                 problems.append(
-                    f"{told['key']} rests on {verdict!r} of {name!r}, which is {one[1].verdict!r} now: read its "
+                    f"{entry['key']} rests on {verdict!r} of {name!r}, which is {one[1].verdict!r} now: read its "
                     "sentences again"
                 )
-        found.append(Source(parts=tuple(parts), **told))
+        placed.append(Source(parts=tuple(parts), **entry))
     problems += [
         f"{name}: {claim.text!r} stands in no place"
-        for name, record in kept.items()
+        for name, record in records.items()
         for claim in record.claims
         if (name, claim.text) not in used
     ]
     problems += [
         f"{words!r} has more than {MOST_WORDS} words"
-        for one in found
+        for one in placed
         for words in _lines(one)
         if len(words.split()) > MOST_WORDS
     ]
     if problems:
         raise StudyError("\n".join([f"{path} does not fit the kept results:", *problems]))
-    return found
+    return placed
 
 
 def _lines(source: Source) -> list[str]:
@@ -187,9 +184,11 @@ def _lines(source: Source) -> list[str]:
     return lines
 
 
-def _found(kept: dict[str, ClaimsRecord], name: str, problems: list[str]) -> tuple[str, JudgedClaim] | None:
+def _find_claim(records: dict[str, ClaimsRecord], name: str, problems: list[str]) -> tuple[str, JudgedClaim] | None:
     study, _, start = name.partition(": ")
-    claims: list[Any] = [claim for claim in kept[study].claims if claim.text.startswith(start)] if study in kept else []
+    claims: list[Any] = (
+        [claim for claim in records[study].claims if claim.text.startswith(start)] if study in records else []
+    )
     if len(claims) != 1:
         problems.append(f"{name!r} finds {len(claims)} claims")
         return None

@@ -1,7 +1,7 @@
-"""Write the table of all claims and that of all kept studies into docs/results/claims.md, each between its two marks.
+"""Write the tables of all claims and of all kept studies into docs/results/claims.md, each between its two marks.
 
 python docs/claims_table.py            write them
-python docs/claims_table.py --check    say whether they are current
+python docs/claims_table.py --check    check whether they are current
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEAD = ["claim", "source", "method", "verdict", "setting", "published", "ours [9
 
 
 def table(results: Path) -> str:
-    """Return the table of all claims as Markdown, with the counts of the verdicts above it."""
+    """Return the table of all claims as Markdown, below the counts of the verdicts."""
     placed = [(source.name, one) for source in sources(results) for part in source.parts for one in part.claims]
     if not placed:
-        kept = kept_claims(results)
+        records = kept_claims(results)
         placed = [
             ("–", Placed(name, record.scale, record.seeds, claim))
-            for name, record in kept.items()
+            for name, record in records.items()
             for claim in record.claims
         ]
     verdicts = [one.claim.verdict for _, one in placed]
@@ -42,12 +42,12 @@ def table(results: Path) -> str:
     many = len({one.study for _, one in placed})
     rows = [HEAD, ["---"] * len(HEAD), *(_row(name, one) for name, one in placed)]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    said = f"{len(verdicts)} claims of {many} studies: {', '.join(counts)}."
-    return "\n".join([said, "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
+    summary = f"{len(verdicts)} claims of {many} studies: {', '.join(counts)}."
+    return "\n".join([summary, "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
 
 
 def _row(source: str, one: Placed) -> list[str]:
-    """Return a claim with the part that decides it; the others stand on its study's page."""
+    """Return the cells of a claim with its deciding test; its other tests are on the study's page."""
     test, kind = deciding(one), "" if one.kind == "published" else f" ({one.kind})"
     ours = one.claim.ours if test is None else test.ours
     more = f" (1 of {len(one.claim.tests)} parts)" if test is not None and len(one.claim.tests) > 1 else ""
@@ -65,52 +65,51 @@ def _row(source: str, one: Placed) -> list[str]:
 
 
 def studies(results: Path) -> str:
-    """Return the table of the kept studies as Markdown, and under it the names of the built-in ones that were not
-    run."""
-    rows, run = [["study", "command", "size", "what came out"]], set()
+    """Return the table of the kept studies as Markdown, and below it the names of the studies that were not run."""
+    rows, kept = [["study", "command", "size", "what came out"]], set()
     rows.append(["---"] * len(rows[0]))
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         if not (folder / "analysis.json").is_file() and not (folder / "findings.json").is_file():
             continue
-        run.add(folder.name)
+        kept.add(folder.name)
         page = (folder / "README.md").read_text(encoding="utf-8")
-        # a title, the question, the answer
+        # the page begins with title, question and answer
         answer = " ".join(page.split("\n\n")[2].split())
         command, trained = COMMAND.search(page), TRAINED.search(page)
         cells = [f"[{folder.name}]({folder.name}/README.md)", command[1] if command else "–"]
         rows.append([*cells, trained[0] if trained else "–", answer])
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    left = [name for name in study_names() if name not in run]
-    return "\n".join([*lines, *([f"\n**Not run**: {', '.join(left)}."] if left else [])])
+    not_run = [name for name in study_names() if name not in kept]
+    return "\n".join([*lines, *([f"\n**Not run**: {', '.join(not_run)}."] if not_run else [])])
 
 
 def made_otherwise(results: Path) -> list[str]:
-    """Name the kept results whose arms are not those that their study has now."""
-    found = []
+    """Return a sentence on each kept result whose arms differ from the current ones of its study."""
+    sentences = []
     for folder in sorted(path for path in results.iterdir() if (path / "analysis.json").is_file()):
         if folder.name not in study_names():
             continue
         study = load_study(folder.name).STUDY
-        now = set(study.arms)
+        current = set(study.arms)
         kept = _kept_arms(folder / "analysis.json")
-        more, fewer = [arm for arm in kept if arm not in now], sorted(now - set(kept))
-        if more or fewer:
-            parts = [f"with {', '.join(f'`{arm}`' for arm in more)}"] if more else []
-            parts += [f"without {', '.join(f'`{arm}`' for arm in fewer)}"] if fewer else []
-            found.append(
+        added, removed = [arm for arm in kept if arm not in current], sorted(current - set(kept))
+        if added or removed:
+            parts = [f"with {', '.join(f'`{arm}`' for arm in added)}"] if added else []
+            parts += [f"without {', '.join(f'`{arm}`' for arm in removed)}"] if removed else []
+            sentences.append(
                 f"[{folder.name}]({folder.name}/README.md) was made {' and '.join(parts)}, unlike the study as it is "
                 "now."
             )
-    return found
+    return sentences
 
 
 def _kept_arms(path: Path) -> list[str]:
-    """Return the arms of a kept analysis, of whatever version."""
-    found = read_json(path)
-    entries = found.get("arms", found.get("methods")) if isinstance(found, dict) else None
+    """Return the arms of a kept analysis of any version."""
+    analysis = read_json(path)
+    entries = analysis.get("arms", analysis.get("methods")) if isinstance(analysis, dict) else None
     labels = [entry.get("label") for entry in entries or [] if isinstance(entry, dict)]
     if not labels or None in labels:
-        raise StudyError(f"{path} does not say which arms it is of. Keep the results again.")
+        raise StudyError(f"{path} does not name its arms. Keep the results again.")
     return labels
 
 
@@ -118,7 +117,7 @@ def filled(page: str, content: str, marks: tuple[str, str] = (BEGIN, END)) -> st
     """Return the page with `content` between its marks.
 
     Raises:
-        StudyError: where the page does not have both marks, once and in their order.
+        StudyError: if the page does not have both marks, once each and in order.
     """
     first, last = marks
     before, begin, rest = page.partition(first)
@@ -129,22 +128,22 @@ def filled(page: str, content: str, marks: tuple[str, str] = (BEGIN, END)) -> st
 
 
 def main() -> None:
-    """Write the table, or say whether it is current."""
+    """Write the tables, or check whether they are current."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the table is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is not current")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
-    given = parser.parse_args()
-    path = given.results / PAGE
+    options = parser.parse_args()
+    path = options.results / PAGE
     try:
         page = path.read_text(encoding="utf-8")
-        wanted = filled(page, table(given.results))
+        renewed = filled(page, table(options.results))
         if STUDIES[0] in page:
-            wanted = filled(wanted, studies(given.results), STUDIES)
+            renewed = filled(renewed, studies(options.results), STUDIES)
     except (OSError, StudyError, ValueError) as error:
         parser.exit(1, f"{error}\n")
-    if given.check:
-        parser.exit(*((0, "") if page == wanted else (1, f"{path} is not current: run python docs/claims_table.py\n")))
-    path.write_text(wanted, encoding="utf-8")
+    if options.check:
+        parser.exit(*((0, "") if page == renewed else (1, f"{path} is not current: run python docs/claims_table.py\n")))
+    path.write_text(renewed, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Read the floors of the code from its imports and draw them: `python docs/draw_house.py [--check]`.
+"""Check the floors of the code against its imports and draw them: `python docs/draw_house.py [--check]`.
 
 A room is a folder or file directly in `src/headwise`. A file may import from its own floor and from lower ones. Imports
 for types, imports inside functions and modules named in `import_module` count like any other.
@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "headwise"
 PICTURE = ROOT / "docs" / "house.svg"
 
-# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: names that
-# users import. No room of the house imports one; `testing` also holds the checks that it offers.
+# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: modules
+# that users import and no room does; `testing` also contains the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("files", "pages"),
     ("core",),
@@ -49,17 +49,17 @@ TITLES = (
     "what a user runs",
     "doors: names that users import",
 )
-# Rooms that a contributor adds a file to.
+# Rooms to which contributors add files.
 GROWING = ("methods", "statistics", "hosts", "studies")
 
-# The picture's measures, in pixels.
+# The dimensions of the picture in pixels.
 WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 122
 OPEN = "#e6f3e2"
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """One import: the file and line where it stands, and the module that it takes."""
+    """One import: its file and line, the importing module, and the imported one."""
 
     file: Path
     line: int
@@ -71,7 +71,7 @@ class Arrow:
 
 
 class House:
-    """The modules below one package folder and what they import from each other."""
+    """The modules of a package folder and their imports of each other."""
 
     def __init__(self, source: Path = SOURCE) -> None:
         self.source, self.package = source, source.name
@@ -87,16 +87,16 @@ class House:
         return [arrow for module, path in self.files.items() for arrow in self._arrows(module, path)]
 
     def _arrows(self, module: str, path: Path) -> list[Arrow]:
-        found = []
+        arrows = []
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for name in self._taken(node, module, path.name == "__init__.py"):
                 known = self._known(name)
                 if known and known != module:
-                    found.append(Arrow(path.relative_to(self.source.parent.parent), node.lineno, module, known))
-        return found
+                    arrows.append(Arrow(path.relative_to(self.source.parent.parent), node.lineno, module, known))
+        return arrows
 
     def _taken(self, node: ast.AST, module: str, is_package: bool) -> list[str]:
-        """Name what a statement or call imports, as far as a name can be read."""
+        """Return the dotted names that a statement or call imports, as far as they are literal."""
         if isinstance(node, ast.Import):
             return [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
@@ -110,8 +110,7 @@ class House:
         return []
 
     def _known(self, name: str) -> str | None:
-        """Return the longest part of a dotted name that is a module here: `a.b.c` may be the name c in the module
-        a.b."""
+        """Return the longest prefix of a dotted name that is a module of the package, as `a.b` for a name c in it."""
         while name.partition(".")[0] == self.package:
             if name in self.files:
                 return name
@@ -124,62 +123,61 @@ class House:
         return parts[1] if len(parts) > 1 else parts[0]
 
     def purpose(self, room: str) -> str:
-        """Return the first sentence of what a room's own file says about it."""
+        """Return the first sentence of a room's module docstring."""
         module = self.package if room == self.package else f"{self.package}.{room}"
-        told = ast.get_docstring(ast.parse(self.files[module].read_text(encoding="utf-8"))) or ""
-        return " ".join(told.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        docstring = ast.get_docstring(ast.parse(self.files[module].read_text(encoding="utf-8"))) or ""
+        return " ".join(docstring.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
     def floor(self, module: str) -> int | None:
-        """Return the floor of a module, or None where its room stands on none."""
+        """Return the floor of a module, or None if its room is on none."""
         room = self.room(module)
         return next((i for i, rooms in enumerate(FLOORS) if room in rooms), None)
 
     def homeless(self) -> list[str]:
-        """Name the files whose room stands on no floor."""
+        """Return the files whose room is on no floor."""
         return [str(path) for module, path in self.files.items() if self.floor(module) is None]
 
     def upward(self) -> list[Arrow]:
-        """Return the imports from a higher floor."""
+        """Return the imports of modules on a higher floor."""
         floors = {module: floor for module in self.files if (floor := self.floor(module)) is not None}
         both = [a for a in self.arrows if a.importer in floors and a.imported in floors]
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
     def folder(self, module: str) -> str:
-        """Return the folder, as a dotted name, in which the file of a module lies."""
+        """Return the folder of a module's file as a dotted name."""
         return module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
 
     def mutual(self) -> list[Arrow]:
-        """Return the imports between two folders, at any depth, that import each other."""
-        between: dict[tuple[str, str], list[Arrow]] = {}
+        """Return the imports between folders, at any depth, that import each other."""
+        by_pair: dict[tuple[str, str], list[Arrow]] = {}
         for arrow in self.arrows:
             pair = self.folder(arrow.importer), self.folder(arrow.imported)
             if pair[0] != pair[1]:
-                between.setdefault(pair, []).append(arrow)
-        return [arrow for (a, b), arrows in between.items() if (b, a) in between for arrow in arrows]
+                by_pair.setdefault(pair, []).append(arrow)
+        return [arrow for (a, b), arrows in by_pair.items() if (b, a) in by_pair for arrow in arrows]
 
     def circles(self) -> list[Arrow]:
-        """Return the imports that lie on a circle of files: from each of these files one comes back to it."""
-        below: dict[str, set[str]] = {module: set() for module in self.files}
+        """Return the imports that are part of a cycle of files."""
+        imported: dict[str, set[str]] = {module: set() for module in self.files}
         for arrow in self.arrows:
-            below[arrow.importer].add(arrow.imported)
-        reached = {module: _reach(module, below) for module in below}
+            imported[arrow.importer].add(arrow.imported)
+        reached = {module: _reach(module, imported) for module in imported}
         return [arrow for arrow in self.arrows if arrow.importer in reached[arrow.imported]]
 
 
-def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
-    waiting = [*below[start]]
+def _reach(start: str, imported: dict[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = [*imported[start]]
     while waiting:
         module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
-            waiting += below[module]
-    return seen
+        if module not in reached:
+            reached.add(module)
+            waiting += imported[module]
+    return reached
 
 
 def draw(house: House) -> str:
-    """Draw the floors as an SVG under a roof, the highest at the top; each room tells what it is for and what it
-    uses."""
+    """Return an SVG of the floors under a roof, the highest at the top, with each room's purpose and imports."""
     ground = ROOF + HIGH * (len(FLOORS) - 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{ground + 58}" viewBox="0 0 {WIDE} '
@@ -221,24 +219,26 @@ def _roof() -> list[str]:
 
 def _floor(house: House, level: int, rooms: tuple[str, ...], top: float) -> list[str]:
     band = "#f4f6f9" if level % 2 else "#e9edf3"
-    drawn = [
+    elements = [
         f'<rect x="{LEFT - 6}" y="{top}" width="{RIGHT - LEFT + 12}" height="{HIGH}" fill="{band}"/>',
         f'<text x="12" y="{top + 42}" font-size="30" font-weight="bold" fill="#89a">{level}</text>',
     ]
     for number, line in enumerate(_wrapped(TITLES[level], 15)):
-        drawn.append(f'<text x="40" y="{top + 30 + 18 * number}" font-size="15" fill="#345">{html.escape(line)}</text>')
+        elements.append(
+            f'<text x="40" y="{top + 30 + 18 * number}" font-size="15" fill="#345">{html.escape(line)}</text>'
+        )
     step = (RIGHT - LEFT) / len(rooms)
     for place, room in enumerate(rooms):
-        drawn += _room(house, room, LEFT + step * place + 5, top + 7, step - 10, HIGH - 14)
-    return drawn
+        elements += _room(house, room, LEFT + step * place + 5, top + 7, step - 10, HIGH - 14)
+    return elements
 
 
 def _room(house: House, room: str, x: float, y: float, width: float, height: float) -> list[str]:
     used = sorted({house.room(a.imported) for a in house.arrows if house.room(a.importer) == room} - {room})
     purpose = house.purpose(room).replace("`", "")
-    named, _, said = purpose.partition(": ")
-    # A room's own sentence often begins with the name that stands above it here.
-    purpose = said if said and len(named.split()) <= 3 else purpose
+    name, _, description = purpose.partition(": ")
+    # A room's docstring often begins with its name, which the picture already shows above it.
+    purpose = description if description and len(name.split()) <= 3 else purpose
     texts = [
         (room, 18, "#123", "bold"),
         (purpose if purpose.startswith("headwise") else purpose[:1].upper() + purpose[1:], 13, "#234", "normal"),
@@ -249,15 +249,15 @@ def _room(house: House, room: str, x: float, y: float, width: float, height: flo
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" '
         f'stroke="{edge}"/>'
     )
-    drawn, at = [box], y + 4
+    elements, at = [box], y + 4
     for text, size, colour, weight in texts:
         for line in _wrapped(text, int((width - 16) / (0.48 * size))):
             at += size + 3
-            drawn.append(
+            elements.append(
                 f'<text x="{x + 9:.0f}" y="{at:.0f}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
                 f"{html.escape(line)}</text>"
             )
-    return drawn
+    return elements
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -270,12 +270,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def main() -> int:
-    """Write the picture; with --check only say whether it is what the code gives."""
+    """Write the picture, or with --check compare it with the code."""
     picture = draw(House())
     if "--check" in sys.argv:
         same = PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == picture
         print(
-            "" if same else f"{PICTURE.name} is not what the code gives: run python docs/draw_house.py",
+            "" if same else f"{PICTURE.name} does not match the code: run python docs/draw_house.py",
             end="" if same else "\n",
         )
         return 0 if same else 1

@@ -1,11 +1,11 @@
-"""Judge the kept results anew by today's rules, without training, and list the verdicts that change.
+"""Judge the kept results by the current rules, without training, and list the verdicts that change.
 
 python docs/judge_again.py            rewrite claims, differences and tables of docs/results; add to changed_verdicts.md
-python docs/judge_again.py --check    say which verdicts would change
+python docs/judge_again.py --check    list the verdicts that would change
 
-The kept analysis holds the differences to the baseline by seed, and means with Student's intervals. Tests of
-differences are judged from the former, those against a level from the latter; what needs figures that were not kept
-(single heads, one outcome held against another) is judged from the interval kept with the claim.
+A kept analysis has the differences from the baseline by seed, and means with Student's intervals. Tests of differences
+are judged from the former, tests against a level from the latter; tests of figures that were not kept (single heads, a
+comparison of two outcomes) are judged from the interval kept with the claim.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headwise.results.analysis_record import (
     JudgedTest,
 )
 from headwise.results.answer import answer
-from headwise.results.claim_tests import Ask, Seen, directed, same
+from headwise.results.claim_tests import Criteria, Estimate, directed, same
 from headwise.results.claims import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import critical_rates, divergence_tests
@@ -53,18 +53,17 @@ from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
 CHANGED = "changed_verdicts.md"
-# verdicts as tables of version 0.1 write them
+# verdicts in the words of version 0.1, and their current equivalents
 EARLIER = {"agrees": "as published", "does not agree": "contrary", "cannot be told": "undecided"}
-# of a difference of two shares in single precision
+# rounding error of a difference of two shares in single precision
 SINGLE = 2.0**-23
 
 
 class Kept(StudyFolder):
-    """Holds a kept study: its arms' differences by seed, on the baseline's mean, so that arms have their own means."""
+    """A kept study; a figure is the difference by seed plus the baseline's mean, so that every arm has its own mean."""
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return a figure up to what the baseline's own has by the seed, which every difference within a seed leaves
-        out."""
+        """Return a figure without the baseline's own variation between seeds, which cancels in every difference."""
         run = self.runs.get((arm, seed))
         if run is None or run.result is None:
             return None
@@ -72,28 +71,28 @@ class Kept(StudyFolder):
 
 
 def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Kept:
-    """Build the study of a kept analysis, with the claims and premises of the study as it is now."""
+    """Return the study of a kept analysis, with the current claims and premises of the study."""
     figures: dict[tuple[str, int], dict[str, float | None]] = {}
     base = {name: one.mean or 0.0 for name, one in analysis.arms[0].metrics.items()}
     for arm in analysis.compared:
-        for name, found in arm.differences.items():
-            exact = _exact(list(found.by_seed.values()), analysis.outcomes[name].unit)
-            for seed, value in found.by_seed.items():
+        for name, difference in arm.differences.items():
+            exact = _exact(list(difference.by_seed.values()), analysis.outcomes[name].unit)
+            for seed, value in difference.by_seed.items():
                 figures.setdefault((arm.label, int(seed)), {})[name] = base[name] + exact(value)
                 figures.setdefault((analysis.baseline, int(seed)), {})[name] = base[name]
     runs = {}
     for arm in analysis.arms:
-        lost = {one.seed for one in arm.runs.diverged}
+        diverged_seeds = {one.seed for one in arm.runs.diverged}
         for seed in analysis.seeds:
             if seed in arm.runs.missing:
                 continue
             result = RunResult(
-                status="diverged" if seed in lost else "finished",
+                status="diverged" if seed in diverged_seeds else "finished",
                 arm=arm.label,
                 seed=seed,
                 hash="0",
                 metrics=figures.get((arm.label, seed), {}),
-                divergence=Divergence(step=1) if seed in lost else None,
+                divergence=Divergence(step=1) if seed in diverged_seeds else None,
                 format=2,
             )
             runs[arm.label, seed] = RunFolder(arm.label, seed, folder, result)
@@ -113,47 +112,67 @@ def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Ke
 
 
 def _exact(differences: list[float], unit: str) -> Any:
-    whole = whole_of(differences, SINGLE) if unit == "%" and differences else None
-    return whole.exact if whole else float
+    shares = whole_of(differences, SINGLE) if unit == "%" and differences else None
+    return shares.exact if shares else float
 
 
 def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest | None) -> JudgedTest:
-    """Judge a test whose figures by seed were not kept from an interval that was: of the arm's mean, or of the claim as
-    it was told."""
+    """Judge a test without kept figures by seed from a kept interval: of the arm's mean, or of the claim's old test."""
     arm = next((one for one in analysis.arms if one.label == test.arm), None)
-    kept: Interval | None = None
-    if test.level is not None and arm and (found := arm.metrics.get(test.outcome)) and found.mean is not None:
-        ends = [None if one is None else one - test.level for one in (found.mean, found.low, found.high)]
-        kept = Interval(mean=ends[0], low=ends[1], high=ends[2], n=found.n)
+    kept_interval: Interval | None = None
+    if (
+        test.level is not None
+        and arm
+        and (mean_record := arm.metrics.get(test.outcome))
+        and mean_record.mean is not None
+    ):
+        ends = [
+            None if one is None else one - test.level for one in (mean_record.mean, mean_record.low, mean_record.high)
+        ]
+        kept_interval = Interval(mean=ends[0], low=ends[1], high=ends[2], n=mean_record.n)
     elif old is not None and old.low is not None:
-        kept = Interval(mean=old.mean, low=old.low, high=old.high, n=old.n)
-    if kept is None or kept.low is None or kept.high is None or test.says == "inside":
+        kept_interval = Interval(mean=old.mean, low=old.low, high=old.high, n=old.n)
+    if kept_interval is None or kept_interval.low is None or kept_interval.high is None or test.says == "inside":
         return test
     outcome = study.study.outcome(test.outcome)
     unit = unit_named(outcome.unit)
-    seen, size = _seen(kept), test.effect
+    estimate, size = _estimate_of(kept_interval), test.effect
     margin = test.margin if test.margin is not None else None if size is None else abs(size) / 2
-    ask = Ask(0.05, unit, size, margin)
-    told = same(seen, ask) if test.says == "same" else directed(seen, SIGNS[test.says], ask)
+    criteria = Criteria(0.05, unit, size, margin)
+    decision = same(estimate, criteria) if test.says == "same" else directed(estimate, SIGNS[test.says], criteria)
     ours = (
         old.ours
         if old and old.ours
-        else f"{outcome.label} of {test.arm} {unit.number((kept.mean or 0) + (test.level or 0))} {unit.name}"
+        else f"{outcome.label} of {test.arm} {unit.number((kept_interval.mean or 0) + (test.level or 0))} {unit.name}"
     )
-    figures = {"mean": seen.mean, "low": seen.low, "high": seen.high, "n": seen.pairs, "p": seen.p}
-    figures |= {"inner_low": seen.inner_low, "inner_high": seen.inner_high, "ours": ours.strip(), "margin": margin}
-    told_as = {"verdict": told.verdict, "why": told.why, "power": told.power, "seeds_needed": told.seeds}
-    return test.model_copy(update=figures | told_as | {"refutes": told.verdict in ("contrary", "no effect")})
+    figures = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs, "p": estimate.p}
+    figures |= {
+        "inner_low": estimate.inner_low,
+        "inner_high": estimate.inner_high,
+        "ours": ours.strip(),
+        "margin": margin,
+    }
+    result = {"verdict": decision.verdict, "why": decision.why, "power": decision.power, "seeds_needed": decision.seeds}
+    return test.model_copy(update=figures | result | {"refutes": decision.verdict in ("contrary", "no effect")})
 
 
-def _seen(kept: Interval) -> Seen:
-    """Take an interval of 95 % for Student's t."""
-    assert kept.mean is not None and kept.low is not None and kept.high is not None
-    degrees = max(kept.n - 1, 1)
-    error = (kept.high - kept.low) / 2 / float(stats.t.ppf(0.975, degrees))
+def _estimate_of(kept_interval: Interval) -> Estimate:
+    """Return the estimates of a 95 % interval, taken as Student's t."""
+    assert kept_interval.mean is not None and kept_interval.low is not None and kept_interval.high is not None
+    degrees = max(kept_interval.n - 1, 1)
+    error = (kept_interval.high - kept_interval.low) / 2 / float(stats.t.ppf(0.975, degrees))
     half = float(stats.t.ppf(0.95, degrees)) * error
-    p = float(2 * stats.t.sf(abs(kept.mean) / error, degrees)) if error else float(kept.mean == 0)
-    return Seen(kept.mean, kept.low, kept.high, kept.mean - half, kept.mean + half, error, kept.n, p)
+    p = float(2 * stats.t.sf(abs(kept_interval.mean) / error, degrees)) if error else float(kept_interval.mean == 0)
+    return Estimate(
+        kept_interval.mean,
+        kept_interval.low,
+        kept_interval.high,
+        kept_interval.mean - half,
+        kept_interval.mean + half,
+        error,
+        kept_interval.n,
+        p,
+    )
 
 
 def _by_levels(test: ClaimTest, arms: list[str]) -> bool:
@@ -163,22 +182,22 @@ def _by_levels(test: ClaimTest, arms: list[str]) -> bool:
 def judged_again(
     study: Kept, analysis: Analysis, before: list[JudgedClaim]
 ) -> tuple[list[JudgedPremise], list[JudgedClaim]]:
-    """Return premises and claims with their verdicts by today's rules."""
+    """Return premises and claims with their verdicts by the current rules."""
     old = {(claim.text, at): test for claim in before for at, test in enumerate(claim.tests)}
 
     def settled(tests: list[JudgedTest], text: str) -> list[JudgedTest]:
-        found = []
+        settled_tests = []
         for at, test in enumerate(tests):
-            same_test = (known := old.get((text, at))) is not None and (known.arm, known.outcome) == (
+            same_test = (old_test := old.get((text, at))) is not None and (old_test.arm, old_test.outcome) == (
                 test.arm,
                 test.outcome,
             )
             other_scale = test.scale not in ("", study.study.scale)
             lost = _by_levels(test, study.arms) or "was not recorded" in test.why
-            found.append(
-                levelled(study, analysis, test, known if same_test else None) if lost and not other_scale else test
+            settled_tests.append(
+                levelled(study, analysis, test, old_test if same_test else None) if lost and not other_scale else test
             )
-        return found
+        return settled_tests
 
     lost = all_diverged(study)
     premises = [premised(one, settled(judged_tests(study, one.tests, {}), ""), lost) for one in study.study.premises]
@@ -190,10 +209,9 @@ def judged_again(
 
 
 def compared_again(study: Kept, analysis: Analysis) -> Analysis:
-    """Return the analysis with the differences and divergences judged by today's tests; what pairing won stays as it
-    was."""
+    """Return the analysis with differences and divergences judged by the current tests; the gain from pairing stays."""
     tests, arms = divergence_tests(study), []
-    found = {
+    differences = {
         name: paired_differences(
             study, name, one.higher_is_better, analysis.margin if name == analysis.primary else None
         )
@@ -201,37 +219,37 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
         if name != DIVERGED
     }
     for arm in analysis.arms:
-        kept = {
-            name: found[name][arm.label].model_copy(
+        judged = {
+            name: differences[name][arm.label].model_copy(
                 update={
                     "pairing": one.pairing,
                     "failed": one.failed,
-                    "mean": one.mean if name not in found else found[name][arm.label].mean,
+                    "mean": one.mean if name not in differences else differences[name][arm.label].mean,
                 }
             )
-            if name in found
+            if name in differences
             else one
             for name, one in arm.differences.items()
         }
-        arms.append(arm.model_copy(update={"differences": kept, "divergence": tests.get(arm.label, arm.divergence)}))
+        arms.append(arm.model_copy(update={"differences": judged, "divergence": tests.get(arm.label, arm.divergence)}))
     again = {(one.axis, one.outcome): one for one in trends(study, analysis.outcomes)}
-    courses = [again.get((one.axis, one.outcome), one) if one.step is not None else one for one in analysis.trends]
+    all_trends = [again.get((one.axis, one.outcome), one) if one.step is not None else one for one in analysis.trends]
     rates = critical_rates(study)
-    made = analysis.model_copy(update={"arms": arms, "trends": courses, "critical_rates": rates})
-    return made.model_copy(update={"answer": answer(made)})
+    judged_analysis = analysis.model_copy(update={"arms": arms, "trends": all_trends, "critical_rates": rates})
+    return judged_analysis.model_copy(update={"answer": answer(judged_analysis)})
 
 
 def renewed_page(
     page: str, before: Analysis, after: Analysis, premises: list[JudgedPremise], claims: list[JudgedClaim]
 ) -> str:
-    """Put the new answer, premises, claims and tables of differences into a page."""
+    """Return a page with the new answer, premises, claims and tables of differences."""
     page = page.replace(before.answer, after.answer, 1)
     parts = [
         part
         for part in re.split(r"(?m)^(?=## )", page)
         if not part.startswith(("## Premises", "## Critical learning rate"))
     ]
-    found = []
+    sections = []
     for part in parts:
         title = part.partition("\n")[0]
         if title == "## Claims":
@@ -248,20 +266,22 @@ def renewed_page(
                 break
         if title == "## Along the axes" and (rates := critical_table(after)):
             part += "\n".join(rates) + "\n"
-        found.append(part)
-    return "".join(found)
+        sections.append(part)
+    return "".join(sections)
 
 
 def renew(folder: Path, *, write: bool) -> list[list[str]]:
-    """Judge one kept study again; return the claims whose verdict changed: what is claimed, before, after, and why."""
+    """Judge a kept study again; return a row per changed verdict: study, claim, old and new verdict, and reason."""
     path = folder / "analysis.json"
-    analysis, kept = checked_analysis(path), folder / CLAIMS
-    record = ClaimsRecord.model_validate_json(kept.read_text(encoding="utf-8")) if kept.is_file() else None
-    raw = json.loads(kept.read_text(encoding="utf-8"))["claims"] if record else []
+    analysis, claims_path = checked_analysis(path), folder / CLAIMS
+    record = (
+        ClaimsRecord.model_validate_json(claims_path.read_text(encoding="utf-8")) if claims_path.is_file() else None
+    )
+    stored_claims = json.loads(claims_path.read_text(encoding="utf-8"))["claims"] if record else []
     study = kept_study(folder, analysis, load_study(folder.name).STUDY, record.scale if record else "")
     after = compared_again(study, analysis)
     premises, claims = judged_again(study, analysis, record.claims if record else [])
-    words = {claim["text"]: claim["verdict"] for claim in raw}
+    old_verdicts = {claim["text"]: claim["verdict"] for claim in stored_claims}
     if write:
         page = (folder / "README.md").read_text(encoding="utf-8")
         (folder / "README.md").write_text(renewed_page(page, analysis, after, premises, claims), encoding="utf-8")
@@ -270,37 +290,37 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
         write_differences(folder, after)
         if record:
             record = record.model_copy(update={"premises": premises, "claims": claims})
-            kept.write_text(_json(record.model_dump(mode="json")), encoding="utf-8")
+            claims_path.write_text(_json(record.model_dump(mode="json")), encoding="utf-8")
     return [
         [
             f"[{folder.name}]({folder.name}/README.md)",
             claim.text,
-            words.get(claim.text, "–"),
+            old_verdicts.get(claim.text, "–"),
             claim.verdict_words,
             claim.why or "–",
         ]
         for claim in claims
-        if EARLIER.get(words.get(claim.text, ""), words.get(claim.text)) != claim.verdict
+        if EARLIER.get(old_verdicts.get(claim.text, ""), old_verdicts.get(claim.text)) != claim.verdict
     ]
 
 
-def _json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def main() -> None:
-    """Judge every kept study again, and write or print what changes."""
+    """Judge every kept study again, and write or print the changed verdicts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; print the verdicts that would change")
     parser.add_argument("studies", nargs="*", help="names of kept studies; none: all")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     for folder in sorted(path.parent for path in RESULTS.glob("*/analysis.json")):
-        if folder.name in study_names() and (not given.studies or folder.name in given.studies):
-            rows += renew(folder, write=not given.check)
+        if folder.name in study_names() and (not options.studies or folder.name in options.studies):
+            rows += renew(folder, write=not options.check)
             print(folder.name, flush=True)
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    if given.check:
+    if options.check:
         print("\n".join(lines))
     elif lines:
         with (RESULTS / CHANGED).open("a", encoding="utf-8") as stream:

@@ -36,17 +36,17 @@ from headwise.results.records import DIVERGED, StudyRecord
 from headwise.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
-# of every arm to the baseline, from which verdicts are computed again; and every figure
+# the file of every arm's differences, from which verdicts can be recomputed, and the file of every figure
 DIFFERENCES, SEEDS = "differences.csv", "seeds.csv"
-# of maps the first and last layer of the baseline and of the first arm
+# largest numbers of kept figures and maps; the maps are those of the baseline's and first arm's first and last layer
 MOST_FIGURES, MOST_MAPS = 10, 4
-# a statistic of heads in a layer, or over all of them
+# a statistic of heads in a layer, or over all layers
 DEPTHS = re.compile(r"heads/(?P<statistic>[^/]+)/(layer \d+|mean)")
 HEAD = re.compile(r"heads/.+ head \d+")
 WATCHED = re.compile(r"(watched|heads)/")
-# evaluations whose figures have a place of their own, or none: phases, and what nothing is decided by
+# evaluations whose figures are shown elsewhere or not at all
 ASIDE = re.compile(r"(validation|train|gap|after \d+|task \d+)/")
-# the outcomes whose tables are kept beside the primary one, where they were recorded
+# outcomes that get a table besides the primary one, if recorded
 KEPT = (
     "test/accuracy",
     "test/loss",
@@ -62,24 +62,28 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     """Write README.md and copy the small files of a finished study, or of a study of findings, into `kept`.
 
     Raises:
-        StudyError: where `folder` holds no finished study.
+        StudyError: if `folder` contains no finished study.
     """
     if (folder / "analysis.json").is_file():
         text, copied = study_page(folder, note), ("analysis.json", "table.csv")
-        study, found = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
+        study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
         claims = ClaimsRecord(
-            study=study.name, scale=study.scale, seeds=len(study.seeds), premises=found.premises, claims=found.claims
+            study=study.name,
+            scale=study.scale,
+            seeds=len(study.seeds),
+            premises=analysis.premises,
+            claims=analysis.claims,
         )
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
-        # tables of numbers, and what other parts quote, stand beside the findings
-        beside = (
+        # tables of numbers, and files that other pages quote, accompany the findings
+        extra_files = (
             sorted(path.name for path in folder.glob("*.csv")) + ["alarms.json"] * (folder / "alarms.json").is_file()
         )
-        text, copied = findings_page(findings, note), ("findings.json", *beside)
+        text, copied = findings_page(findings, note), ("findings.json", *extra_files)
         claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=findings.claims)
     else:
-        raise StudyError(f"{folder} holds neither analysis.json nor findings.json: carry out its study first.")
+        raise StudyError(f"{folder} contains neither analysis.json nor findings.json: run its study first.")
     kept.mkdir(parents=True, exist_ok=True)
     names = keep_figures(folder, kept, primary_figures(folder))
     if (folder / "analysis.json").is_file():
@@ -90,86 +94,93 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         shutil.copyfile(folder / name, kept / name)
     if "analysis.json" in copied:
         leave_out_single_heads(kept)
-        whole = checked_analysis(kept / "analysis.json")
-        write_differences(kept, whole)
-        write_seeds(folder, kept, list(whole.outcomes))
+        kept_analysis = checked_analysis(kept / "analysis.json")
+        write_differences(kept, kept_analysis)
+        write_seeds(folder, kept, list(kept_analysis.outcomes))
     if claims.claims:
         stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
         (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
 
 
 def write_differences(folder: Path, analysis: Analysis) -> None:
-    """Write the differences of all kept outcomes by seed, from which everything that is told can be computed again."""
+    """Write the differences of all kept outcomes by seed, from which all reported statistics can be recomputed."""
     with (folder / DIFFERENCES).open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(["outcome", "arm", "seed", "difference"])
         for name in analysis.outcomes:
             for arm in analysis.compared:
-                found = arm.differences.get(name)
+                difference = arm.differences.get(name)
                 rows.writerows(
-                    [name, arm.label, seed, repr(value)] for seed, value in (found.by_seed if found else {}).items()
+                    [name, arm.label, seed, repr(value)]
+                    for seed, value in (difference.by_seed if difference else {}).items()
                 )
 
 
 def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
-    """Write every figure of every arm by seed, baseline and diagnostics too; a run without a figure has no line."""
+    """Write every figure of every arm by seed, including the baseline and diagnostics; missing figures have no line."""
     study = read_study(folder)
     with (kept / SEEDS).open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(["outcome", "arm", "seed", "value"])
         cells = ((name, arm, seed) for name in [*outcomes, DIVERGED] for arm in study.arms for seed in study.seeds)
-        found = ((name, arm, seed, study.figure(arm, seed, name)) for name, arm, seed in dict.fromkeys(cells))
-        rows.writerows([*cell, repr(value)] for *cell, value in found if value is not None)
+        figures = ((name, arm, seed, study.figure(arm, seed, name)) for name, arm, seed in dict.fromkeys(cells))
+        rows.writerows([*cell, repr(value)] for *cell, value in figures if value is not None)
 
 
 def primary_figures(folder: Path) -> list[str]:
-    """Name the figures that are kept, at most `MOST_FIGURES`: the differences, divergence, what claims are judged by,
-    maps; of findings the first."""
-    drawn = list(figures(folder))
+    """Return the names of the figures to keep, at most `MOST_FIGURES`.
+
+    They are the differences, divergence, the outcomes that decide claims, and maps; for findings, the first figures.
+    """
+    names = list(figures(folder))
     if not (folder / "analysis.json").is_file():
-        return drawn[:MOST_FIGURES]
+        return names[:MOST_FIGURES]
     analysis = checked_analysis(folder / "analysis.json")
     judged = [test.outcome for claim in analysis.claims for test in claim.tests]
     forest = slug(f"differences in {analysis.outcomes[analysis.primary].label}")
-    found = [one for one in drawn if one.removeprefix("paired-") == forest][:1]
-    found += [one for one in drawn if one.startswith("diverged")]
+    chosen = [one for one in names if one.removeprefix("paired-") == forest][:1]
+    chosen += [one for one in names if one.startswith("diverged")]
     for name in dict.fromkeys(name for name in (analysis.primary, *judged) if name in analysis.outcomes):
         # a statistic of heads is drawn over all depths in one figure
         statistic = _statistic(name).replace("_", "-") or slug(analysis.outcomes[name].label)
-        ways = (f"{statistic}-mean-along-", f"{statistic}-along-", f"{statistic}-of-", f"{statistic}-by-depth")
-        # what was read once has no course, and is drawn under its own name
-        ways = ways if any(one.startswith(ways) for one in drawn) else (statistic,)
-        found += [one for way in ways for one in drawn if one == way or (way.endswith("-") and one.startswith(way))]
-    # what was watched is drawn against the steps
+        prefixes = (f"{statistic}-mean-along-", f"{statistic}-along-", f"{statistic}-of-", f"{statistic}-by-depth")
+        # a statistic with a single reading has no curve and is drawn under its own name
+        prefixes = prefixes if any(one.startswith(prefixes) for one in names) else (statistic,)
+        chosen += [
+            one
+            for prefix in prefixes
+            for one in names
+            if one == prefix or (prefix.endswith("-") and one.startswith(prefix))
+        ]
+    # watched statistics are drawn against the steps
     watched = dict.fromkeys(slug(name.split("/")[1].replace("_", " ")) for name in judged if WATCHED.match(name))
-    found += [one for way in watched for one in drawn if one.startswith(way) and one.endswith("-by-step")]
-    maps = [one for one in drawn if one.startswith("maps-")][:MOST_MAPS]
-    return [*list(dict.fromkeys(found))[: MOST_FIGURES - len(maps)], *maps]
+    chosen += [one for prefix in watched for one in names if one.startswith(prefix) and one.endswith("-by-step")]
+    maps = [one for one in names if one.startswith("maps-")][:MOST_MAPS]
+    return [*list(dict.fromkeys(chosen))[: MOST_FIGURES - len(maps)], *maps]
 
 
 def keep_figures(folder: Path, kept: Path, names: list[str]) -> list[str]:
-    """Write the named figures as SVG; those of a former result go. Return their names."""
+    """Write the named figures as SVG, delete those of an earlier result, and return the names."""
     for old in kept.glob("*.svg"):
         old.unlink()
-    drawn = figures(folder)
+    specifications = figures(folder)
     for name in names:
-        (kept / f"{name}.svg").write_text(svg(drawn[name]), encoding="utf-8")
+        (kept / f"{name}.svg").write_text(svg(specifications[name]), encoding="utf-8")
     return names
 
 
 def with_figures(text: str, names: list[str]) -> str:
-    """Put the figures before the tables, behind the claims."""
+    """Return a page with the figures after the claims and before the tables."""
     if not names:
         return text
-    shown = "\n\n".join(f"![{name.replace('-', ' ').capitalize()}]({name}.svg)" for name in names)
+    images = "\n\n".join(f"![{name.replace('-', ' ').capitalize()}]({name}.svg)" for name in names)
     parts = re.split(r"(?m)^(?=## )", text)
     at = 2 if len(parts) > 1 and parts[1].startswith("## Claims") else 1
-    return "".join([*parts[:at], f"## Figures\n\n{shown}\n\n", *parts[at:]])
+    return "".join([*parts[:at], f"## Figures\n\n{images}\n\n", *parts[at:]])
 
 
 def leave_out_single_heads(kept: Path) -> None:
-    """Take the figures of single heads out of the kept analysis and table, whose means by layer stay: they are most of
-    both files."""
+    """Remove the figures of single heads, which fill most of the kept analysis and table; means by layer stay."""
     path, table = kept / "analysis.json", kept / "table.csv"
     analysis = json.loads(path.read_text(encoding="utf-8"))
     if any(HEAD.fullmatch(name) for name in analysis["outcomes"]):
@@ -185,7 +196,7 @@ def leave_out_single_heads(kept: Path) -> None:
 
 
 def study_page(folder: Path, note: str = "") -> str:
-    """Return the page of a study: answer, what is to be said of it, tables, cost, settings and how to repeat it."""
+    """Return the page of a study: answer, warnings and notes, tables, cost, settings, and how to repeat it."""
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
@@ -199,12 +210,12 @@ def study_page(folder: Path, note: str = "") -> str:
     if any(arm.runs.diverged for arm in analysis.arms):
         lines += divergence_table(analysis)
     lines += cost_table(analysis)
-    lines += [line for said in study.notes for line in (said, "")]
+    lines += [line for text in study.notes for line in (text, "")]
     return "\n".join([*lines, *repeated(study, trained(folder))]) + "\n"
 
 
 def trained(folder: Path) -> str:
-    """Say how many runs a study has and how long their training took altogether."""
+    """Return the sentence on a study's number of runs and total training time."""
     files = list(folder.glob("runs/*/metrics.jsonl"))
     lines = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines() if line]
     seconds = sum(line.get("seconds") or 0.0 for line in lines)
@@ -212,10 +223,9 @@ def trained(folder: Path) -> str:
 
 
 def kept_outcomes(analysis: Analysis) -> list[str]:
-    """Name the outcomes whose tables are kept: the primary one, the usual ones, all that a claim is judged by, and
-    alerts."""
+    """Return the outcomes that get a table: the primary one, the usual ones, those that decide a claim, and alerts."""
     judged = [test.outcome for claim in analysis.claims for test in claim.tests]
-    # where each of many matrices or heads is tested, the table by depth says the same in fewer lines
+    # if a claim tests a statistic of many matrices or heads, the table by depth is shorter
     many = {name for name, times in Counter(map(_statistic, dict.fromkeys(judged))).items() if name and times > 4}
     judged = [name for name in judged if _statistic(name) not in many]
     alerts = [name for name, outcome in analysis.outcomes.items() if outcome.kind == "alerts"]
@@ -231,7 +241,7 @@ def _statistic(outcome: str) -> str:
 def findings_page(findings: FindingsRecord, note: str = "") -> str:
     """Return the page of a study of findings: its sentences, its tables and how to repeat it."""
     lines = [f"# {findings.title}", "", findings.question, ""]
-    lines += [line for said in [*findings.paragraphs, *([note] if note else [])] for line in (said, "")]
+    lines += [line for text in [*findings.paragraphs, *([note] if note else [])] for line in (text, "")]
     lines += claims_table(findings.claims)
     for table in findings.tables:
         lines += [f"## {table.title}", "", *findings_table(table), ""]
@@ -240,19 +250,19 @@ def findings_page(findings: FindingsRecord, note: str = "") -> str:
 
 
 def claims_table(claims: list[JudgedClaim]) -> list[str]:
-    """Return the lines of the claims: what was published, what was seen here, and whether both agree."""
+    """Return the lines of the table of claims: published figures, figures measured here, and verdict."""
     if not claims:
         return []
     rows = []
     for claim in claims:
         verdict = f"**{claim.verdict_words}**" + (f": {claim.why}" if claim.why else "")
-        said = f"{claim.text} ({claim.source})" if claim.source else claim.text
-        rows.append([said, claim.published_words or "–", claim.ours or "–", verdict])
+        statement = f"{claim.text} ({claim.source})" if claim.source else claim.text
+        rows.append([statement, claim.published_words or "–", claim.ours or "–", verdict])
     return ["## Claims", "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
 
 
 def premises_table(premises: list[JudgedPremise]) -> list[str]:
-    """Return the lines that say what must be true for the claims to mean anything, and whether it was seen."""
+    """Return the lines of the table of premises."""
     states = {True: "holds", False: "**fails**", None: "not recorded"}
     rows = [[one.text or one.name, one.ours or "–", states[one.holds]] for one in premises]
     return ["## Premises", "", *_table(["premise", "ours [95 %]", "here"], rows), ""] if rows else []
@@ -276,7 +286,7 @@ def outcome_table(analysis: Analysis, name: str) -> list[str]:
 
 
 def trend_table(analysis: Analysis) -> list[str]:
-    """Return the lines that say how the kept outcomes change along each axis; none where the study has no axis."""
+    """Return the lines of the table of kept outcomes' trends along each axis; empty if the study has no axis."""
     rows = []
     for trend in analysis.trends:
         if trend.outcome not in kept_outcomes(analysis) or trend.step is None:
@@ -291,8 +301,7 @@ def trend_table(analysis: Analysis) -> list[str]:
 
 
 def critical_table(analysis: Analysis) -> list[str]:
-    """Return the lines that say how far the learning rate can rise along each axis of rates; none where none was
-    swept."""
+    """Return the lines of the table of critical learning rates; empty if no rate was swept."""
     rows = [
         [
             f"`{one.axis}`",
@@ -304,13 +313,12 @@ def critical_table(analysis: Analysis) -> list[str]:
         for one in analysis.critical_rates
     ]
     head = ["sweep", "critical rate [95 %]", "times that of the first [95 %]", "corrected p", "seeds"]
-    said = "By seed: halfway, in log10, between the first rate at which the run diverges and the one below."
-    return ["## Critical learning rate", "", *_table(head, rows), "", said, ""] if rows else []
+    note = "By seed: halfway, in log10, between the first rate at which the run diverges and the one below."
+    return ["## Critical learning rate", "", *_table(head, rows), "", note, ""] if rows else []
 
 
 def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
-    """Return a table for each arm of runs with several phases: the deciding metric of each evaluation after each
-    phase."""
+    """Return a table for each arm of the primary metric by evaluation and phase; empty with a single phase."""
     matrix = phase_matrix(study, analysis)
     if matrix is None:
         return []
@@ -326,13 +334,13 @@ def phase_tables(study: StudyRecord, analysis: Analysis) -> list[str]:
 
 
 def depth_tables(analysis: Analysis) -> list[str]:
-    """Return a table for each statistic of heads: its means over seeds by layer and over all of them, an arm a row."""
-    places: dict[str, list[str]] = {}
+    """Return a table for each statistic of heads: its means over seeds by layer and overall, one row per arm."""
+    by_statistic: dict[str, list[str]] = {}
     for name in analysis.outcomes:
-        if (found := DEPTHS.fullmatch(name)) is not None:
-            places.setdefault(found["statistic"], []).append(name)
+        if (match := DEPTHS.fullmatch(name)) is not None:
+            by_statistic.setdefault(match["statistic"], []).append(name)
     lines = []
-    for statistic, names in places.items():
+    for statistic, names in by_statistic.items():
         rows = [
             [
                 f"`{arm.label}`",
@@ -346,12 +354,11 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 
 def other_outcomes(analysis: Analysis) -> list[str]:
-    """Return one table of the means of all outcomes that have none of their own: other metrics, conditions,
-    matrices."""
-    shown = set(kept_outcomes(analysis))
+    """Return the table of means of all outcomes without a table of their own: other metrics, conditions, matrices."""
+    with_tables = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():
-        if name in shown or any(pattern.match(name) for pattern in (ASIDE, HEAD, DEPTHS)):
+        if name in with_tables or any(pattern.match(name) for pattern in (ASIDE, HEAD, DEPTHS)):
             continue
         unit = unit_named(outcome.unit)
         means = (arm.metrics[name].mean if name in arm.metrics else None for arm in analysis.arms)
@@ -362,25 +369,25 @@ def other_outcomes(analysis: Analysis) -> list[str]:
 
 
 def divergence_table(analysis: Analysis) -> list[str]:
-    """Return the lines that say how many runs of each arm diverged."""
+    """Return the lines of the table of diverged runs by arm."""
     rows = []
     for arm in analysis.arms:
         test, ended = arm.divergence, arm.runs.finished + len(arm.runs.diverged)
-        told = [p_value(test.p_corrected) or "–", test.verdict] if test else ["–", "–"]
-        rows.append([f"`{arm.label}`", f"{len(arm.runs.diverged)} of {ended}", *told])
+        cells = [p_value(test.p_corrected) or "–", test.verdict] if test else ["–", "–"]
+        rows.append([f"`{arm.label}`", f"{len(arm.runs.diverged)} of {ended}", *cells])
     return ["## Diverged runs", "", *_table(["arm", "diverged", "corrected p", "verdict"], rows), ""]
 
 
 def cost_table(analysis: Analysis) -> list[str]:
-    """Return the lines of what a step costs; missing figures are dashes."""
+    """Return the lines of the table of costs; missing figures are dashes."""
     rows = []
     for arm in analysis.arms:
         costs, parameters = arm.costs, arm.costs.get("parameters")
         figures = [milliseconds(costs.get("seconds_per_step")), mebibytes(costs.get("peak_memory_bytes"))]
         figures.append(None if parameters is None else f"{parameters:,.0f}")
         rows.append([f"`{arm.label}`", *(figure or "–" for figure in figures)])
-    said = ["Other runs shared the processor while times were measured.", ""] if analysis.cost_is_indicative else []
-    return ["## Cost", "", *_table(["arm", "time of a step", "memory of a step", "parameters"], rows), "", *said]
+    note = ["Other runs shared the processor while times were measured.", ""] if analysis.cost_is_indicative else []
+    return ["## Cost", "", *_table(["arm", "time of a step", "memory of a step", "parameters"], rows), "", *note]
 
 
 def findings_table(table: TableRecord) -> list[str]:
@@ -389,13 +396,13 @@ def findings_table(table: TableRecord) -> list[str]:
 
 
 def repeated(study: StudyRecord | FindingsRecord, took: str = "") -> list[str]:
-    """Say with which settings, command, versions and processor a result was made; what is unknown is said to be."""
+    """Return the lines on the settings, command, versions and hardware of a result, "unknown" where not recorded."""
     command = study.command if isinstance(study.command, str) else " ".join(study.command)
-    # where somebody kept results and data is no part of the result
+    # the folders of results and data are not part of the result
     command = re.sub(r" --(out|data) \S+", "", command)
     hardware = study.hardware or {}
-    where = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
-    parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {where}."]
+    processor = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
+    parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {processor}."]
     parts += [took] if took else []
     parts.append(f"Commit {(study.commit or 'unknown')[:12]}.")
     scale = [f"Scale: {study.scale}."] if study.scale else []
@@ -406,10 +413,10 @@ def _listed(values: dict[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in (values or {}).items() if value is not None) or "unknown"
 
 
-def _interval(found: Interval | None, unit: Unit, *, signed: bool = False) -> str:
-    if found is None or found.mean is None:
+def _interval(record: Interval | None, unit: Unit, *, signed: bool = False) -> str:
+    if record is None or record.mean is None:
         return "–"
-    return f"{unit.number(found.mean, signed=signed)} {unit.interval(found.low, found.high, signed=signed)}".strip()
+    return f"{unit.number(record.mean, signed=signed)} {unit.interval(record.low, record.high, signed=signed)}".strip()
 
 
 def _four_digits(value: float | None) -> str:
@@ -417,7 +424,7 @@ def _four_digits(value: float | None) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    # an arm's text holds a bar where it changes the recipe
+    # an arm's text contains a bar if it changes the recipe
     lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -427,10 +434,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of a finished study")
     parser.add_argument("kept", type=Path, help="where to keep its results")
-    parser.add_argument("--note", default="", help="what is to be said of the result, below its answer")
-    given = parser.parse_args()
+    parser.add_argument("--note", default="", help="a note on the result, shown below its answer")
+    options = parser.parse_args()
     try:
-        keep(given.folder, given.kept, given.note)
+        keep(options.folder, options.kept, options.note)
     except StudyError as error:
         parser.exit(1, f"{error}\n")
 

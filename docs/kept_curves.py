@@ -25,7 +25,7 @@ from headwise.results.intervals import interval
 CURVES = "curves.csv"
 SPLITS = ("train", "test")
 COLUMNS = 3
-# epochs below which a line shows nothing that the table does not
+# smallest number of epochs for which a curve shows more than the table
 LEAST_EPOCHS = 3
 FIELDS = ["metric", "arm", "split", "epoch", "seeds", "mean", "low", "high"]
 
@@ -53,7 +53,7 @@ def curve_rows(study: StudyFolder, metric: str) -> list[dict[str, Any]]:
 def panels(rows: list[dict[str, Any]], baseline: str, title: str) -> Any:
     """Return one panel for each arm: the arm in blue and the baseline in grey, training dashed and test solid."""
     arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != baseline] or [baseline]
-    drawn = [
+    panel_rows = [
         row | {"panel": arm, "role": "baseline" if row["arm"] == baseline else "arm"}
         for arm in arms
         for row in rows
@@ -77,7 +77,7 @@ def panels(rows: list[dict[str, Any]], baseline: str, title: str) -> Any:
     )
     band = base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q").transform_filter("datum.low != null")
     return (
-        alt.layer(band, line, data=alt.InlineData(values=drawn))
+        alt.layer(band, line, data=alt.InlineData(values=panel_rows))
         .properties(width=190, height=130)
         .facet(facet=alt.Facet("panel:N", title=None, sort=arms, header=alt.Header(labelLimit=190)), columns=COLUMNS)
     )
@@ -90,21 +90,21 @@ def keep_curves(folder: Path, kept: Path) -> list[str]:
     """
     study = read_study(folder)
     kinds = dict.fromkeys([study.study.primary.rpartition("/")[2], "loss"])
-    found = {metric: curve_rows(study, metric) for metric in kinds}
-    found = {metric: rows for metric, rows in found.items() if _is_curve(rows)}
-    if not found:
+    rows_by_metric = {metric: curve_rows(study, metric) for metric in kinds}
+    rows_by_metric = {metric: rows for metric, rows in rows_by_metric.items() if _is_curve(rows)}
+    if not rows_by_metric:
         return []
     with (kept / CURVES).open("w", encoding="utf-8", newline="") as stream:
         table = csv.DictWriter(stream, FIELDS, lineterminator="\n")
         table.writeheader()
-        table.writerows(row for rows in found.values() for row in rows)
-    for metric, rows in found.items():
+        table.writerows(row for rows in rows_by_metric.values() for row in rows)
+    for metric, rows in rows_by_metric.items():
         unit = unit_of(study.study.outcome(f"test/{metric}"))
         scaled = [row | {key: _times(row[key], unit.factor) for key in ("mean", "low", "high")} for row in rows]
         words = metric.replace("_", " ")
         chart = panels(scaled, study.baseline, f"{words} ({unit.name})" if unit.name else words)
         (kept / f"curves-{metric}.svg").write_text(svg(chart), encoding="utf-8")
-    return [f"curves-{metric}" for metric in found]
+    return [f"curves-{metric}" for metric in rows_by_metric]
 
 
 def _is_curve(rows: list[dict[str, Any]]) -> bool:
@@ -120,9 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of a finished study")
     parser.add_argument("kept", type=Path, help="where to keep its curves")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        names = keep_curves(given.folder, given.kept)
+        names = keep_curves(options.folder, options.kept)
     except StudyError as error:
         parser.exit(1, f"{error}\n")
     print(f"wrote {', '.join(names)}" if names else "no run measured the test split after every epoch")

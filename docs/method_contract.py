@@ -1,7 +1,7 @@
-"""Write the table of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py
+"""Write the tables of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py
 [--check]`.
 
-What it says is read from `Method` itself: the texts below its class variables, and the docstrings of its stages.
+Their texts come from `Method` itself: the strings below its class variables, and the docstrings of its stages.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ BEGIN, END = "<!-- contract: begin (python docs/method_contract.py) -->", "<!-- 
 
 
 def class_variables() -> dict[str, tuple[str, str]]:
-    """Return each class variable of `Method` with its default, as code, and what is said of it."""
+    """Return each class variable of `Method` with its default, as code, and its description."""
     body = _class().body
-    found = {}
+    variables = {}
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            said = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            found[node.target.id] = (ast.unparse(node.value), " ".join(str(said).split()))
-    return found
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            variables[node.target.id] = (ast.unparse(node.value), " ".join(str(text).split()))
+    return variables
 
 
 def stages() -> dict[str, tuple[str, str]]:
-    """Return each stage with its signature, as code, and what is said of it: paragraphs, apart by empty lines."""
+    """Return each stage with its signature, as code, and its docstring."""
     (block,) = [n for n in _class().body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     return {
         node.name: (f"{node.name}({ast.unparse(node.args)})", ast.get_docstring(node) or "")
@@ -39,15 +39,15 @@ def stages() -> dict[str, tuple[str, str]]:
 
 
 def _class() -> ast.ClassDef:
-    (made,) = ast.parse(inspect.getsource(Method)).body
-    assert isinstance(made, ast.ClassDef)
-    return made
+    (definition,) = ast.parse(inspect.getsource(Method)).body
+    assert isinstance(definition, ast.ClassDef)
+    return definition
 
 
 def table() -> str:
-    """Return two tables in Markdown: the class variables, and the stages."""
-    variables = [(f"`{name} = {default}`", said) for name, (default, said) in class_variables().items()]
-    stages_ = [(f"`{_names(code)}`", " ".join(said.split())) for code, said in stages().values()]
+    """Return the tables of class variables and stages in Markdown."""
+    variables = [(f"`{name} = {default}`", text) for name, (default, text) in class_variables().items()]
+    stages_ = [(f"`{_names(code)}`", " ".join(text.split())) for code, text in stages().values()]
     return "\n\n".join([_rows("class variable", variables), _rows("stage", stages_)])
 
 
@@ -65,7 +65,7 @@ def _rows(title: str, rows: list[tuple[str, str]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the table between its marks, or with --check tell whether it stands there."""
+    """Write the tables between their marks, or with --check report whether they are current."""
     text = GUIDE.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     wanted = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"

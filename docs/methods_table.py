@@ -20,7 +20,7 @@ ACTS = {"train": "train", "both": "train, eval", "step": "after the step"}
 MATRIX = ("logits", "weights", "read")
 
 
-# in the order in which they are shown: what is wrong with a training, and what the methods against it have in common
+# in the order of the table: the key of each family of methods, and the problem that it addresses
 FAMILIES = {
     "memorising": "The model memorises",
     "collapse": "Attention collapses, or the loss diverges",
@@ -35,17 +35,17 @@ def families() -> dict[str, list[str]]:
     """Return the names of the package's methods by family, as docs/site/methods.toml says.
 
     Raises:
-        ValueError: where a method is in no family.
+        ValueError: if a method is in no family.
     """
-    said = tomllib.loads((DOCS / "site" / "methods.toml").read_text(encoding="utf-8"))
-    lost = [name for name in methods.__all__ if said.get(name, {}).get("family") not in FAMILIES]
-    if lost:
-        raise ValueError(f"{', '.join(lost)}: docs/site/methods.toml names no family of {', '.join(FAMILIES)}")
-    return {one: sorted(name for name in methods.__all__ if said[name]["family"] == one) for one in FAMILIES}
+    entries = tomllib.loads((DOCS / "site" / "methods.toml").read_text(encoding="utf-8"))
+    unassigned = [name for name in methods.__all__ if entries.get(name, {}).get("family") not in FAMILIES]
+    if unassigned:
+        raise ValueError(f"{', '.join(unassigned)}: docs/site/methods.toml names no family of {', '.join(FAMILIES)}")
+    return {one: sorted(name for name in methods.__all__ if entries[name]["family"] == one) for one in FAMILIES}
 
 
 def table() -> str:
-    """Return the table in Markdown, one row a method, the families one after another."""
+    """Return the table in Markdown, one row per method, grouped by family."""
     lines = ["| method | what it does | source |", "|---|---|---|"]
     for family, names in families().items():
         lines.append(f"| **{FAMILIES[family]}** | | |")
@@ -56,14 +56,13 @@ def table() -> str:
 
 
 def source(cls: type[Method]) -> str:
-    """Return the second paragraph of the docstring: where the method comes from."""
+    """Return the source of a method: the second paragraph of its docstring."""
     return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[1].replace("\n", " ").rstrip(".")
 
 
 def stages(cls: type[Method]) -> str:
-    """Return the stages that the class defines, in order of action; `build` serves the others, and is named where it is
-    the only one."""
-    # What is read without the matrix in its paper too has no other form.
+    """Return the stages that the class defines, in order of action; `build` only if it is the only one."""
+    # A method that its paper also defines without the matrix has `read_free` as its only form of `read`.
     read = cls.overrides("read_free")
     return (
         ", ".join(
@@ -76,7 +75,7 @@ def stages(cls: type[Method]) -> str:
 
 
 def matrix_free(cls: type[Method]) -> str:
-    """Return whether the method runs without the attention matrix: seen on a call with its default settings."""
+    """Return whether the method runs without the attention matrix, as observed in a call with default settings."""
     needs = [stage for stage in MATRIX if cls.overrides(stage)]
     if not needs:
         return "yes"
@@ -90,8 +89,7 @@ def matrix_free(cls: type[Method]) -> str:
 
 
 def kernels_of(method: Method) -> frozenset[str]:
-    """Run one causal training call, large enough that the matrix is not the faster way, and see which kernels served
-    it."""
+    """Return the kernels that serve one causal training call, large enough that the explicit matrix is not faster."""
     q, x = torch.randn(2, 1, 2, 128, 8, generator=torch.Generator().manual_seed(0))
     hidden = x[:, 0]
     fitted = fit_standalone([method], standalone_site(q, q, hidden=hidden))
@@ -100,7 +98,7 @@ def kernels_of(method: Method) -> frozenset[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the table between its marks, or with --check tell whether it stands there."""
+    """Write the table between its marks, or with --check report whether it is current."""
     text = README.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         print(f"{README.name} has no place for the table of methods: add the lines\n{BEGIN}\n{END}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
     python docs/picture_of_report.py docs/results/digits docs/report.png
 
-The folder is a study's, with its report.html, or that of kept results, whose report is made from what was kept: the
-picture then shows what docs/results says.
+The folder is a study's, with its report.html, or one of kept results, whose report is then built from the kept files,
+so that the picture agrees with docs/results.
 
 Needs playwright and a Chromium on this machine (`pip install playwright`; HEADWISE_CHROMIUM names another executable).
 """
@@ -26,14 +26,14 @@ from headwise.studies.registry import load_study
 
 WIDTH, MARGIN = 1120, 24
 FOREST = "section#paired-differences"
-# The table below the plot says the same in numbers, and would fill the picture alone.
+# The table below the plot repeats it in numbers and is too large for the picture.
 PICTURED = (
     f"section:not(#paired-differences), nav, .printing {{ display: none !important }} {FOREST} {{ margin-top: 0 }}"
 )
 
 
 def take(report: Path, picture: Path, scheme: str) -> None:
-    """Write the report from its title to the end of its forest plot, drawn in the given colour scheme, to `picture`."""
+    """Write a picture of the report, from its title to the end of its forest plot, in a colour scheme."""
     executable = os.environ.get("HEADWISE_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
@@ -51,7 +51,7 @@ def take(report: Path, picture: Path, scheme: str) -> None:
 
 
 def kept_report(folder: Path) -> str:
-    """Return the report of kept results; what needs the runs themselves, such as their courses, is not in it."""
+    """Return the report of kept results, without the parts that need the runs, such as learning curves."""
     analysis, study = checked_analysis(folder / "analysis.json"), load_study(folder.name).STUDY
     kept = kept_study(folder, analysis, study, "")
     named = {"name": study.name, "title": study.title, "question": study.question}
@@ -65,16 +65,16 @@ def main() -> None:
     parser.add_argument(
         "picture", type=Path, help="where to write the light picture; the dark one gets -dark in its name"
     )
-    given = parser.parse_args()
-    report = given.folder / "report.html"
-    if not report.is_file() and not (given.folder / "analysis.json").is_file():
-        parser.error(f"{report} does not exist; make it with: headwise report {given.folder}")
-    with tempfile.TemporaryDirectory() as made:
+    options = parser.parse_args()
+    report = options.folder / "report.html"
+    if not report.is_file() and not (options.folder / "analysis.json").is_file():
+        parser.error(f"{report} does not exist; make it with: headwise report {options.folder}")
+    with tempfile.TemporaryDirectory() as folder:
         if not report.is_file():
-            report = Path(made) / "report.html"
-            report.write_text(kept_report(given.folder), encoding="utf-8")
-        take(report, given.picture, "light")
-        take(report, given.picture.with_stem(given.picture.stem + "-dark"), "dark")
+            report = Path(folder) / "report.html"
+            report.write_text(kept_report(options.folder), encoding="utf-8")
+        take(report, options.picture, "light")
+        take(report, options.picture.with_stem(options.picture.stem + "-dark"), "dark")
 
 
 if __name__ == "__main__":

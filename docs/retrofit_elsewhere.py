@@ -1,8 +1,8 @@
 """Switch methods on in two more trained models, an encoder and a vision transformer, for the page of `retrofit`.
 
-python docs/retrofit_elsewhere.py --run FOLDER    run both: 6 minutes of one core; FOLDER holds STS-B
-python docs/retrofit_elsewhere.py                 write the page's section from what was run, elsewhere.csv
-python docs/retrofit_elsewhere.py --check         say whether it is current
+python docs/retrofit_elsewhere.py --run FOLDER    run both, 6 minutes on one core; FOLDER contains STS-B
+python docs/retrofit_elsewhere.py                 write the page's section from the results, elsewhere.csv
+python docs/retrofit_elsewhere.py --check         check whether it is current
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from headwise.studies.digits import Digits
 
 FOLDER = Path(__file__).resolve().parent / "results" / "retrofit"
 FILE, PAGE = FOLDER / "elsewhere.csv", FOLDER / "README.md"
-# the outcome under which the file says where its figures were made
+# the outcome of the file's row that names the machine and version
 MADE = "made"
 BEGIN, END = "<!-- elsewhere: begin (python docs/retrofit_elsewhere.py) -->", "<!-- elsewhere: end -->"
-# with those that have no meaning on the causal layers of the study's model, or were not run there
+# including methods that are undefined for the causal layers of the study's model, or were not run there
 METHODS = (
     *IN_TRAINING,
     *NEUTRAL,
@@ -41,53 +41,55 @@ METHODS = (
 )
 PAIRS, TOKENS = 200, 32
 SEEDS, TRAIN, EPOCHS, MORE, BATCH = 6, 200, 30, 10, 25
-# what counts as the same: Spearman's correlation when switched on, shares of right answers when on and when fine-tuned
+# largest changes that count as none: in Spearman's correlation, in accuracy when switched on, and when fine-tuned
 KEPT_ORDER, KEPT_RIGHT, MARGIN = 0.005, 0.005, 0.02
 
 
 def encoder(folder: Path) -> dict[str, float]:
-    """Return the rank correlation of MiniLM's similarities with people's, by the method that is switched on."""
+    """Return, by the method switched on, the rank correlation of MiniLM's similarities with human scores."""
     from headwise_papers.tasks.sentence_similarity import SentenceSimilarity
     from scipy.stats import spearmanr
 
     task = SentenceSimilarity().located(folder)
-    held = task.data("test")
-    assert held is not None
-    first = {name: tensor[:PAIRS] for name, tensor in held.items()}
+    test_data = task.data("test")
+    assert test_data is not None
+    first = {name: tensor[:PAIRS] for name, tensor in test_data.items()}
     inputs = task.batch(first, None).inputs
-    found = {}
+    correlations = {}
     model = task.model()
     for arm in (BASELINE, *METHODS):
         handle = _fitted(model, arm, inputs)
         with torch.no_grad():
-            given = model.eval()(**inputs)
-        found[arm] = float(spearmanr(given.numpy(), first["labels"].numpy()).statistic)
+            similarities = model.eval()(**inputs)
+        correlations[arm] = float(spearmanr(similarities.numpy(), first["labels"].numpy()).statistic)
         if handle is not None:
             handle.remove(discard=True)
-    return found
+    return correlations
 
 
 def vision(seed: int) -> dict[tuple[str, str], float]:
-    """Return the shares of right answers of a vision transformer that was trained on digits, by outcome and method:
-    when the method is switched on, and after more training on other images."""
+    """Return the test accuracy of a vision transformer trained on digits, by outcome and method.
+
+    The outcomes are "switched on", and "fine-tuned": after further training on other images.
+    """
     task = Digits()
     images, digits = task.data("train")
     order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(seed))
-    known, fresh = order[:TRAIN], order[TRAIN : 2 * TRAIN]
+    first_images, other_images = order[:TRAIN], order[TRAIN : 2 * TRAIN]
     torch.manual_seed(seed)
     model = task.model()
-    _train(model, images[known], digits[known], EPOCHS, 3e-3, seed, None)
+    _train(model, images[first_images], digits[first_images], EPOCHS, 3e-3, seed, None)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = {}
+    accuracy = {}
     for arm in (BASELINE, *METHODS):
         model.load_state_dict(weights)
         handle = _fitted(model, arm, {"images": images[:2]}, seed)
-        found["switched on", arm] = _right(model, *task.data("test"))
-        _train(model, images[fresh], digits[fresh], MORE, 1e-3, seed, handle)
-        found["fine-tuned", arm] = _right(model, *task.data("test"))
+        accuracy["switched on", arm] = _right(model, *task.data("test"))
+        _train(model, images[other_images], digits[other_images], MORE, 1e-3, seed, handle)
+        accuracy["fine-tuned", arm] = _right(model, *task.data("test"))
         if handle is not None:
             handle.remove(discard=True)
-    return found
+    return accuracy
 
 
 def _fitted(model: nn.Module, arm: str, example: dict[str, Tensor], seed: int = 0) -> headwise.Regularized | None:
@@ -127,7 +129,7 @@ def _right(model: nn.Module, images: Tensor, digits: Tensor) -> float:
 
 
 def verdict(start: Interval, end: Interval) -> str:
-    """Return whether the method may enter the vision transformer, from its paired differences."""
+    """Return whether the method can be added to the vision transformer, from its paired differences."""
     if end.low is not None and end.low > -MARGIN:
         return "yes" if abs(start.mean) <= KEPT_RIGHT else "yes, once fine-tuned"
     return "no" if end.high is not None and end.high < -MARGIN else "undecided"
@@ -136,11 +138,11 @@ def verdict(start: Interval, end: Interval) -> str:
 def section() -> str:
     """Return the section of the study's page."""
     figures: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    made = ""
+    machine = ""
     with FILE.open(encoding="utf-8", newline="") as stream:
         for line in csv.DictReader(stream):
             if line["outcome"] == MADE:
-                made = line["arm"]
+                machine = line["arm"]
                 continue
             figures[line["outcome"], line["arm"]][int(line["seed"])] = float(line["value"])
     rows = []
@@ -155,7 +157,7 @@ def section() -> str:
     return f"""## In an encoder and in a vision transformer
 
 The same question in two more models, with five methods more. Made by `python docs/retrofit_elsewhere.py --run FOLDER`
-on {made}.
+on {machine}.
 
 - **all-MiniLM-L6-v2**, switched on and not fine-tuned. The rank correlation with people's scores on {PAIRS} test pairs
   of STS-B is {figures["spearman", BASELINE][0]:.3f} in the model as loaded; the table shows its change. *Kept*: at most
@@ -176,7 +178,7 @@ def _points(share: float) -> str:
 
 
 def _signed(value: float, digits: int) -> str:
-    """Return a number with its sign; 0 has none."""
+    """Return a number with its sign, 0 without one."""
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
@@ -187,7 +189,7 @@ def _beside(figures: dict[tuple[str, str], dict[int, float]], outcome: str, arm:
 
 
 def run(folder: Path) -> None:
-    """Run both and keep what they gave."""
+    """Run both and store their results."""
     rows = [("spearman", arm, 0, value) for arm, value in encoder(folder).items()]
     for seed in range(SEEDS):
         rows += [(outcome, arm, seed, value) for (outcome, arm), value in vision(seed).items()]
@@ -204,14 +206,14 @@ def keep(rows: list[tuple[str, str, int, float]]) -> None:
 
 
 def main() -> None:
-    """Run, write the section or check it."""
+    """Run, write the section, or check it."""
     if sys.argv[1:2] == ["--run"]:
         run(Path(sys.argv[2]))
     old = PAGE.read_text(encoding="utf-8")
     before, _, rest = old.partition(BEGIN)
     new = f"{before.rstrip()}\n\n{BEGIN}\n{section()}\n{END}{rest.partition(END)[2] or chr(10)}"
     if "--check" in sys.argv and new != old:
-        raise SystemExit(f"{PAGE} is not current: python docs/retrofit_elsewhere.py")
+        raise SystemExit(f"{PAGE} is not current: run python docs/retrofit_elsewhere.py")
     PAGE.write_text(new, encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""Write what the study `retrofit` says of each method into its page and, in short, into docs/shipping.md.
+"""Write the results of the study `retrofit` for each method into its page and, in short, into docs/shipping.md.
 
 python docs/retrofit_table.py            write both, each between its two marks
-python docs/retrofit_table.py --check    say whether they are current
+python docs/retrofit_table.py --check    check whether they are current
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = DOCS / "results" / STUDY.name
 PAGE, SHORT = FOLDER / "README.md", DOCS / "shipping.md"
 MARKS = "<!-- retrofit: begin (python docs/retrofit_table.py) -->", "<!-- retrofit: end -->"
 YES, LATER, WARM, NO, OPEN = "yes", "yes, once fine-tuned", "with warm-up", "no", "undecided"
-# of methods that were not switched on
+# verdicts on methods that were not switched on
 TRAINS = "yes: evaluation stays as it was; how fine-tuning ends was measured with DropHead alone"
 STEPS = "yes: nothing changes before the first step; fine-tuning was not run"
 STARTS = "yes: it begins where the model stays as it was; fine-tuning was not run"
@@ -47,24 +47,24 @@ Figures = dict[tuple[str, str], dict[int, float]]
 
 @dataclass(frozen=True)
 class Row:
-    """Hold the differences of one method to the plain model: at once, and behind a warm-up where there was one."""
+    """The differences of one method from the plain model, switched on at once and, if run, with a warm-up."""
 
     arm: str
     figures: Figures
 
     def beside(self, outcome: str, arm: str | None = None) -> Interval:
-        """Return the paired difference of an outcome to the plain model's."""
+        """Return the paired difference of an outcome from the plain model's."""
         own, plain = self.figures[outcome, arm or self.arm], self.figures[outcome, BASELINE]
         return interval([own[seed] - plain[seed] for seed in plain if seed in own])
 
     @property
     def warmed(self) -> Interval | None:
-        """Return the same behind a warm-up."""
+        """Return the difference after fine-tuning with a warm-up, or None if it was not run."""
         return self.beside(END, WARMED[self.arm]) if self.arm in WARMED else None
 
     @property
     def verdict(self) -> str:
-        """Return whether the method may enter a trained model."""
+        """Return whether the method can be added to a trained model."""
         at_once, warmed = self.beside(END), self.warmed
         if _fine(at_once):
             return YES if abs(self.beside(START).mean) <= KEPT else LATER
@@ -74,16 +74,16 @@ class Row:
         return NO if all(one.low is not None and one.low > MARGIN for one in worse) else OPEN
 
     def cells(self) -> list[str]:
-        """Return the cells of its line."""
+        """Return the cells of the row."""
         moves = self.figures[MOVED, self.arm].values()
-        # farther than the rates allow: the start was drawn, and is not known behind the training
+        # a larger move than the learning rates allow means that the start was random and is unknown after training
         learns = any(moves) and max(moves) <= TRAVEL
         own = {name: interval(list(self.figures[name, self.arm].values())).mean for name in (MOVED, WORTH)}
         return [
             f"`{self.arm}`",
             f"{self.beside(START).mean:+.3f}",
-            _told(self.beside(END)),
-            "–" if self.warmed is None else _told(self.warmed),
+            _with_interval(self.beside(END)),
+            "–" if self.warmed is None else _with_interval(self.warmed),
             f"{self.beside(STORIES).mean:+.3f}",
             f"{own[MOVED]:.4f}" if learns else "–",
             f"{own[WORTH]:+.4f}" if learns else "–",
@@ -92,17 +92,19 @@ class Row:
         ]
 
 
-def _fine(found: Interval) -> bool:
-    return found.high is not None and found.high < MARGIN
+def _fine(difference: Interval) -> bool:
+    return difference.high is not None and difference.high < MARGIN
 
 
-def _told(found: Interval) -> str:
-    span = "" if found.low is None or found.high is None else f" [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"{found.mean:+.3f}{span}"
+def _with_interval(difference: Interval) -> str:
+    span = (
+        "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
+    )
+    return f"{difference.mean:+.3f}{span}"
 
 
 def rows() -> list[Row]:
-    """Return a row for every method that was switched on, or none where the study was not run."""
+    """Return a row for every method that was switched on; empty if the study was not run."""
     if not (FOLDER / "seeds.csv").is_file():
         return []
     figures: Figures = defaultdict(dict)
@@ -113,12 +115,12 @@ def rows() -> list[Row]:
 
 
 def left() -> dict[str, list[str]]:
-    """Return the methods that were not switched on, by what their classes say of evaluation."""
+    """Return the methods that were not switched on, grouped by what their classes declare about evaluation."""
     tried = {arm.partition("(")[0] for arm in METHODS}
-    found: dict[str, list[str]] = {TRAINS: [], STEPS: [], STARTS: [], UNKNOWN: []}
+    by_verdict: dict[str, list[str]] = {TRAINS: [], STEPS: [], STARTS: [], UNKNOWN: []}
     for name in sorted({*methods.__all__} - tried):
-        found[_by_construction(REGISTRY[name])].append(name)
-    return found
+        by_verdict[_by_construction(REGISTRY[name])].append(name)
+    return by_verdict
 
 
 def _by_construction(cls: type[Method]) -> str:
@@ -128,11 +130,11 @@ def _by_construction(cls: type[Method]) -> str:
     return STARTS if neutral else UNKNOWN
 
 
-def whole(found: list[Row]) -> str:
+def whole(table_rows: list[Row]) -> str:
     """Return the section of the study's page."""
-    lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in found)]
+    lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in table_rows)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    said = (
+    explanation = (
         "Differences to the plain model in nats per token, paired by seed. *Stories* are the model's own. "
         "*Moved*: root mean square move of what the method brought along; *put back*: how much worse the model is with "
         f"that where it began. *Yes*: its loss on stories changes by at most {KEPT:g} when it is switched on, and "
@@ -144,17 +146,17 @@ def whole(found: list[Row]) -> str:
     )
     others = "Not switched on here, and what their classes promise, which the tests hold them to:"
     rest = "\n".join(f"- {label}: {_code(names)}." for label, names in left().items())
-    return f"## May it enter a trained model?\n\n{said}\n\n{table}\n\n{others}\n\n{rest}"
+    return f"## May it enter a trained model?\n\n{explanation}\n\n{table}\n\n{others}\n\n{rest}"
 
 
-def short(found: list[Row]) -> str:
+def short(table_rows: list[Row]) -> str:
     """Return the section of docs/shipping.md."""
-    by: dict[str, list[str]] = defaultdict(list)
-    for row in found:
-        by[row.verdict].append(row.arm)
-    by.update(left())
+    by_verdict: dict[str, list[str]] = defaultdict(list)
+    for row in table_rows:
+        by_verdict[row.verdict].append(row.arm)
+    by_verdict.update(left())
     order = (YES, LATER, WARM, NO, OPEN, TRAINS, STEPS, STARTS, UNKNOWN)
-    lines = [f"| {verdict} | {_code(by[verdict])} |" for verdict in order if by[verdict]]
+    lines = [f"| {verdict} | {_code(by_verdict[verdict])} |" for verdict in order if by_verdict[verdict]]
     return "\n".join(["| may it enter? | methods |", "|---|---|", *lines])
 
 
@@ -163,7 +165,7 @@ def _code(names: list[str]) -> str:
 
 
 def written(text: str, section: str) -> str:
-    """Return a page with the section between the marks; at its end where it has none."""
+    """Return a page with the section between its marks, or at its end if it has no marks."""
     begin, end = MARKS
     block = f"{begin}\n{section}\n{end}"
     if begin not in text:
@@ -176,14 +178,14 @@ def main() -> None:
     """Write both pages, or check them."""
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--check", action="store_true")
-    check, found = reader.parse_args().check, rows()
-    if not found:
+    check, table_rows = reader.parse_args().check, rows()
+    if not table_rows:
         return
-    for path, section in ((PAGE, whole(found)), (SHORT, short(found))):
+    for path, section in ((PAGE, whole(table_rows)), (SHORT, short(table_rows))):
         old = path.read_text(encoding="utf-8")
         new = written(old, section)
         if check and new != old:
-            raise SystemExit(f"{path} is not current: python docs/retrofit_table.py")
+            raise SystemExit(f"{path} is not current: run python docs/retrofit_table.py")
         if not check:
             path.write_text(new, encoding="utf-8")
 

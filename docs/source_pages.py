@@ -1,8 +1,7 @@
-"""Write the page of each source, its forest plot, and the screen of docs/results/README.md, from the kept claims and
-sources.toml.
+"""Write the page and plot of each source, and the summary in docs/results/README.md, from kept claims and sources.toml.
 
 python docs/source_pages.py            write them
-python docs/source_pages.py --check    say whether they are current
+python docs/source_pages.py --check    check whether they are current
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ COMMAND = "python docs/source_pages.py"
 
 
 def column(one: Placed) -> str:
-    """Return the column of the counts that a claim's verdict belongs to."""
+    """Return the column of the table of counts for a claim's verdict."""
     if one.claim.verdict in HELD[1:]:
         return "smaller or larger"
     return "not testable" if one.claim.verdict == "not testable here" else one.claim.verdict
@@ -37,25 +36,25 @@ def row_of(cells: Sequence[object]) -> str:
 
 
 def counts(claims: list[Placed], missing: int | str = "") -> list[object]:
-    """Return how many claims have each verdict; a dash for none."""
-    found = [column(one) for one in claims]
-    return [*(found.count(name) or "–" for name in COUNTED[:-1]), missing or "–"]
+    """Return the number of claims with each verdict, a dash for none."""
+    columns = [column(one) for one in claims]
+    return [*(columns.count(name) or "–" for name in COUNTED[:-1]), missing or "–"]
 
 
-def screen(known: list[Source]) -> str:
-    """Return what docs/results/README.md shows: what held of each source, and how many of its claims."""
+def screen(all_sources: list[Source]) -> str:
+    """Return the summary for docs/results/README.md: the answers for each source, and the counts of its verdicts."""
     head = ["source", *ANSWERS]
     lines = [row_of(head), row_of(["---"] * len(head))]
-    lines += [row_of([_named(one), *_answers(one)]) for one in known]
+    lines += [row_of([_named(one), *_answers(one)]) for one in all_sources]
     total = ["claims of", *COUNTED]
     lines += ["", row_of(total), row_of(["---", *["---:"] * len(COUNTED)])]
-    for one in known:
+    for one in all_sources:
         missing = sum(bool(part.missing) for part in one.parts)
         lines.append(row_of([_named(one), *counts(one.of_kind("published"), missing)]))
     for kind, words in KINDS.items():
-        apart = [claim for one in known for claim in one.of_kind(kind)]
-        if kind != "published" and apart:
-            lines.append(row_of([f"apart: {words}", *counts(apart)]))
+        of_this_kind = [claim for one in all_sources for claim in one.of_kind(kind)]
+        if kind != "published" and of_this_kind:
+            lines.append(row_of([f"apart: {words}", *counts(of_this_kind)]))
     return "\n".join(lines)
 
 
@@ -69,7 +68,7 @@ def _answers(source: Source) -> list[str]:
 
 
 def page(source: Source) -> str:
-    """Return the page of a source: what came out, the plot, and every part in the source's order."""
+    """Return the page of a source: its answers, its plot, and every part in the source's order."""
     published = [one for part in source.parts if part.kind == "published" for one in part.claims]
     title = f"[{source.title}]({source.link})" if source.link else source.title
     lines = [f"# {source.name}", "", f"{title}. {source.about}", ""]
@@ -118,7 +117,7 @@ def _table(parts: list[Part]) -> list[str]:
             )
         lines_of = [one.line for one in part.claims]
         for at, one in enumerate(part.claims):
-            # the same sentence of two data sets
+            # the study distinguishes equal sentences on several data sets
             line = f"{one.line} ({one.study})" if lines_of.count(one.line) > 1 else one.line
             claim = f"{line} *{one.care}*" if one.care else line
             study = f"[{one.study}](../{one.study}/README.md)"
@@ -129,38 +128,38 @@ def _table(parts: list[Part]) -> list[str]:
 
 
 def wanted(results: Path) -> dict[Path, str]:
-    """Return the text of every file that follows from the kept results.
+    """Return the text of every file that is generated from the kept results.
 
     Raises:
-        StudyError: where sources.toml does not fit them, or README.md has no marks.
+        StudyError: if sources.toml does not match the results, or README.md has no marks.
     """
-    known, readme = sources(results), results / "README.md"
-    found = {readme: filled(readme.read_text(encoding="utf-8"), screen(known), MARKS)}
-    for one in known:
-        found[results / "sources" / f"{one.key}.md"] = page(one)
-        if drawn := forest(one.of_kind("published")):
-            found[results / "sources" / f"{one.key}.svg"] = drawn
-    return found
+    all_sources, readme = sources(results), results / "README.md"
+    texts = {readme: filled(readme.read_text(encoding="utf-8"), screen(all_sources), MARKS)}
+    for one in all_sources:
+        texts[results / "sources" / f"{one.key}.md"] = page(one)
+        if plot := forest(one.of_kind("published")):
+            texts[results / "sources" / f"{one.key}.svg"] = plot
+    return texts
 
 
 def main() -> None:
-    """Write the pages, or say which are not current."""
+    """Write the pages, or check which are not current."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where a page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is not current")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        files = wanted(given.results)
+        files = wanted(options.results)
     except (OSError, StudyError, ValueError, TypeError) as error:
         parser.exit(1, f"{error}\n")
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    left = [path for path in (given.results / "sources").glob("*.*") if path not in files]
-    if given.check and stale + left:
-        parser.exit(1, f"not current: {', '.join(path.name for path in stale + left)}. Run {COMMAND}.\n")
-    for path in () if given.check else stale:
+    obsolete = [path for path in (options.results / "sources").glob("*.*") if path not in files]
+    if options.check and stale + obsolete:
+        parser.exit(1, f"not current: {', '.join(path.name for path in stale + obsolete)}. Run {COMMAND}.\n")
+    for path in () if options.check else stale:
         path.parent.mkdir(exist_ok=True)
         path.write_text(files[path], encoding="utf-8")
-    for path in () if given.check else left:
+    for path in () if options.check else obsolete:
         path.unlink()
 
 

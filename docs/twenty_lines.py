@@ -1,4 +1,4 @@
-"""Run the README's example, and show what it did: the loss, the health of the heads, and what to do next.
+"""Run the README's example and print its results: the loss, the health of the heads, and next steps.
 
 python docs/twenty_lines.py
 """
@@ -24,14 +24,16 @@ In a training loop of your own: docs/training_script.md"""
 
 def twenty_lines() -> str:
     """Return the code of the README's example."""
-    found = re.search(r"<!-- example.*?-->\s*```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    if found is None:
-        raise ValueError(f"{README} holds no example: a comment <!-- example ... --> and a Python block below it")
-    return found.group(1)
+    match = re.search(r"<!-- example.*?-->\s*```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    if match is None:
+        raise ValueError(
+            f"{README} contains no example: add a comment <!-- example ... --> and a Python block below it"
+        )
+    return match.group(1)
 
 
 def health(records: list[dict[str, Any]]) -> str:
-    """Return a table with a row a layer: each figure's mean over its heads at the first and the last reading."""
+    """Return a table with a row per layer: the mean over heads of each statistic at the first and last reading."""
     steps = sorted({record["step"] for record in records})
     first, last = steps[0], steps[-1]
     lines = [
@@ -54,12 +56,12 @@ def health(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run the example and say what came of it."""
-    made: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(twenty_lines(), str(README), "exec"), made)
-    losses = made["losses"]
+    """Run the example and print its results."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(twenty_lines(), str(README), "exec"), namespace)
+    losses = namespace["losses"]
     print(f"\nloss before {losses[0]:.2f}, after {len(losses)} steps {losses[-1]:.2f}\n")
-    print(health(made["watch"].records()))
+    print(health(namespace["watch"].records()))
     print(NEXT)
 
 

@@ -1,9 +1,9 @@
 """Write docs/which_method.md, and the league's lines in README.md, from the kept tables in docs/league.
 
 python docs/which_method.py --keep results/league/recall results/league/words
-                                                    take tables and figures of worlds that were run
+                                                    replace the kept tables and figures by those of these worlds
 python docs/which_method.py                         write the page
-python docs/which_method.py --check                 say whether it is current
+python docs/which_method.py --check                 check whether it is current
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DOCS = Path(__file__).resolve().parent
 KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_runs", "pairs")
-# of what a plain model of a world gets right: nearer to all of it, no entry can be told to help
+# smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
 NO_ROOM = 0.01
 WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one entry in one world."""
+    """One entry in one world."""
 
     cells: dict[str, str]
 
@@ -44,13 +44,13 @@ class Row:
         return self.cells[name]
 
     def number(self, name: str) -> float | None:
-        """Return a figure; None where there is none."""
+        """Return a figure, or None if it is missing."""
         return float(self.cells[name]) if self.cells[name] else None
 
 
 @dataclass(frozen=True)
 class League:
-    """Hold the kept tables, and the files of the worlds."""
+    """The kept tables, and the worlds and environments that they come from."""
 
     worlds: dict[str, World]
     tables: dict[str, list[Row]]
@@ -62,19 +62,19 @@ class League:
         return list(dict.fromkeys(row["world"] for row in self.tables["league"]))
 
     def of(self, world: str) -> list[Row]:
-        """Return the entries of a world, the plain model left out."""
+        """Return the entries of a world without the plain model."""
         return [row for row in self.tables["league"] if row["world"] == world and row["kind"] != "plain"]
 
     def unit(self, world: str) -> tuple[Unit, bool, str]:
-        """Return the unit of the outcome that decides, whether more is better, and its words."""
+        """Return the unit of the primary outcome, whether higher is better, and its label."""
         name = next(row["outcome"] for row in self.of(world) if row["outcome"]).rpartition("/")[2]
         metric = next(one for one in self.worlds[world].built().all_metrics() if one.name == name)
         return unit_named(metric.unit), metric.higher_is_better is not False, metric.label
 
     def better(self, world: str, kinds: tuple[str, ...] = ("method",)) -> list[Row]:
-        """Return the entries that beat the plain model there, the largest gain first."""
-        found = [row for row in self.of(world) if row["kind"] in kinds and row["verdict"] == "better"]
-        return sorted(found, key=lambda row: -(row.number("gain") or 0.0))
+        """Return the entries that are better than the plain model in a world, by falling gain."""
+        rows = [row for row in self.of(world) if row["kind"] in kinds and row["verdict"] == "better"]
+        return sorted(rows, key=lambda row: -(row.number("gain") or 0.0))
 
     def worse_in(self, entry: str) -> list[str]:
         """Return the worlds in which an entry is worse than the plain model."""
@@ -82,7 +82,7 @@ class League:
 
 
 def read(kept: Path = KEPT) -> League:
-    """Read what is kept."""
+    """Return the kept league."""
     tables = {}
     for name in TABLES:
         path = kept / f"{name}.csv"
@@ -94,19 +94,19 @@ def read(kept: Path = KEPT) -> League:
 
 
 def keep(folders: list[Path]) -> None:
-    """Take the tables and figures of finished worlds, and say of each where its runs were made."""
+    """Copy the tables and figures of finished worlds, and store the environments of their runs."""
     shutil.rmtree(KEPT, ignore_errors=True)
-    told, _ = write(folders, KEPT)
-    told.unlink()
-    found = {}
+    league_page, _ = write(folders, KEPT)
+    league_page.unlink()
+    environments = {}
     for folder in folders:
         study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        found[study["name"].removeprefix("league-")] = {
+        environments[study["name"].removeprefix("league-")] = {
             "hardware": study["hardware"]["processor"],
             "versions": study["versions"],
             "environments": len(study["environments"]),
         }
-    (KEPT / "environments.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (KEPT / "environments.json").write_text(json.dumps(environments, indent=1) + "\n", encoding="utf-8")
 
 
 def page(league: League) -> str:
@@ -115,18 +115,16 @@ def page(league: League) -> str:
     parts = ["# Which method?", _lead(league)]
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
-        parts.append(
-            f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}. What stands "
-            "here is of the others alone."
-        )
+        parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
     parts += [
+        "## By what goes wrong",
+        _by_symptom(league),
+        "## All entries in all worlds",
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
         "▲ better, ▼ worse, = no effect within the world's margin, · not shown, – refused by the world's model, × "
         "failed; colour: the gain in standard deviations of the plain model between seeds. Entries that miss a world "
         "come last. How it is measured: [the league](league.md); every figure: "
         "[league.csv](league/league.csv), [runs.csv](league/runs.csv), [trials.csv](league/trials.csv).",
-        "## By what goes wrong",
-        _by_symptom(league),
         *[part for world in done for part in _world(league, world)],
         "## Over all worlds",
         *_aggregate(league),
@@ -147,9 +145,12 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        f"{len(entries)} entries, methods and controls, each searched alike: {trials:,} trials on validation data and "
-        f"{runs:,} final runs on test data. Each line below names its interval, its cost and the worlds that "
-        "contradict it."
+        "Look up what goes wrong in your training; the first table says what helped most against it. It comes from "
+        "small models, each of which fails in one way: the *worlds*. "
+        f"In each, {len(entries)} entries (methods, and controls such as dropout and weight decay) were tuned with the "
+        f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
+        "stands with its interval, the time of a step, and the worlds in which the same entry did worse than the plain "
+        "model."
     )
 
 
@@ -178,12 +179,12 @@ def _symptom(league: League, world: str) -> str:
 
 
 def _try(league: League) -> str:
-    """Return what the column may promise: a winner is named once it ran on fresh seeds."""
+    """Return the heading of the recommendation, which depends on whether the winners ran on fresh seeds."""
     return "try first" if league.tables["fresh"] else "ahead so far, not yet run on fresh seeds"
 
 
 def _first(methods: list[Row], controls: list[Row]) -> str:
-    """Return what to try first: the method only where it beats the best control by its interval too."""
+    """Return what to try first: the best method only if it is also shown to be better than the best control."""
     above = [row for row in methods if row["control_verdict"] == "better"]
     if above:
         return f"**{above[0]['entry']}**: better than the best control too"
@@ -195,7 +196,7 @@ def _first(methods: list[Row], controls: list[Row]) -> str:
 
 def _world(league: League, world: str) -> list[str]:
     unit, higher, label = league.unit(world)
-    known = league.worlds[world]
+    definition = league.worlds[world]
     lines = [
         f"| entry | {label}, against plain [95 %] | verdict | against the best control | time of a step | chosen |",
         "|---|---|---|---|---|---|",
@@ -205,15 +206,15 @@ def _world(league: League, world: str) -> list[str]:
     lines += [f"| {' | '.join(map(_clean, (_named(row), *result(row, unit))))} |" for row in rows]
     direction = "higher is better" if higher else "lower is better"
     return [
-        f"### {known.title}",
-        f"The plain model suffers from {known.symptom}. {known.reason} Outcome: {label} ({direction}). "
+        f"### {definition.title}",
+        f"The plain model suffers from {definition.symptom}. {definition.reason} Outcome: {label} ({direction}). "
         + _of_plain(league, world),
         "\n".join(lines),
     ]
 
 
 def _of_plain(league: League, world: str) -> str:
-    """Say what the plain model reaches after its own search, and where that leaves an entry nothing to gain."""
+    """Return the text on the plain model's figure after its own search, and on how little room it leaves if so."""
     unit, _, _ = league.unit(world)
     reached = f"{unit.number(_plain(league, world))} {unit.name}".rstrip()
     text = f"The plain model, searched like the others, reaches {reached}."
@@ -229,20 +230,20 @@ def _plain(league: League, world: str) -> float:
     """Return the mean figure of the plain model's final runs."""
     plain = {row["entry"] for row in league.tables["league"] if row["kind"] == "plain"}
     figures = [row.number("figure") for row in league.tables["runs"] if row["world"] == world and row["entry"] in plain]
-    known = [figure for figure in figures if figure is not None]
-    return sum(known) / len(known)
+    finite = [figure for figure in figures if figure is not None]
+    return sum(finite) / len(finite)
 
 
 def _room(league: League, world: str) -> float | None:
-    """Return the share that the plain model does not get right, where it is too small for any gain to be told."""
+    """Return the plain model's share of errors if it is too small for any gain to be shown, else None."""
     unit, higher, _ = league.unit(world)
     left = 1 - _plain(league, world)
     return left if higher and unit.factor == 100 and left < NO_ROOM else None
 
 
 def result(row: Row, unit: Unit) -> list[str]:
-    """Return what one entry did in one world: difference, verdict, against the best control, time of a step, and what
-    its search chose."""
+    """Return the cells of an entry in a world: difference, verdict, verdict against the best control, time of a step,
+    and the choice of its search."""
     if not row["difference"]:
         return ["", f"{row['status']}: {row['why']}", "", "", ""]
     cost = row.number("cost")
@@ -280,8 +281,12 @@ def _aggregate(league: League) -> list[str]:
     parts = [words, "\n".join(lines)]
     left_out = league.tables["left_out"]
     if left_out:
-        told = ", ".join(f"{_title(league, row['left_out'])} {_ends(row, 'rank_correlation')}" for row in left_out)
-        parts.append(f"How well the other worlds foretell the order of entries in the one left out (Spearman): {told}.")
+        correlations = ", ".join(
+            f"{_title(league, row['left_out'])} {_ends(row, 'rank_correlation')}" for row in left_out
+        )
+        parts.append(
+            f"How well the other worlds foretell the order of entries in the one left out (Spearman): {correlations}."
+        )
     return parts
 
 
@@ -312,22 +317,22 @@ def _pairs(league: League) -> list[str]:
 
 def _nowhere(league: League) -> str:
     helped = {row["entry"] for world in league.run for row in league.better(world, ("method", "control"))}
-    every = [row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")]
-    none = [name for name in dict.fromkeys(every) if name not in helped]
-    where = {name: ", ".join(_title(league, world) for world in league.worse_in(name)) for name in none}
-    worse = [f"{name} (worse in {worlds})" for name, worlds in where.items() if worlds]
-    rest = [name for name, worlds in where.items() if not worlds]
-    said = []
+    entries = [row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")]
+    never_helped = [name for name in dict.fromkeys(entries) if name not in helped]
+    worse_in = {name: ", ".join(_title(league, world) for world in league.worse_in(name)) for name in never_helped}
+    worse = [f"{name} (worse in {worlds})" for name, worlds in worse_in.items() if worlds]
+    never_worse = [name for name, worlds in worse_in.items() if not worlds]
+    sentences = []
     if worse:
-        said.append(f"Worse somewhere, better nowhere: {'; '.join(worse)}.")
-    if rest:
-        said.append(f"Better nowhere, worse nowhere: {', '.join(rest)}.")
-    if said:
-        said.append(
+        sentences.append(f"Worse somewhere, better nowhere: {'; '.join(worse)}.")
+    if never_worse:
+        sentences.append(f"Better nowhere, worse nowhere: {', '.join(never_worse)}.")
+    if sentences:
+        sentences.append(
             f"This is of {count(len(league.run), 'world')}: a method against a failure that none of them has cannot "
             "help in any."
         )
-    return " ".join(said) or "Every entry helped in one of these worlds."
+    return " ".join(sentences) or "Every entry helped in one of these worlds."
 
 
 def _limits(league: League) -> list[str]:
@@ -351,7 +356,7 @@ def short(league: League) -> str:
     for world in league.run:
         methods, controls = league.better(world), league.better(world, ("control",))
         if not (methods or controls) and _room(league, world) is not None:
-            # a world that cannot show what helps
+            # this world cannot show what helps
             continue
         best = _told(league, world, methods[0]) if methods else "no method"
         lines.append(f"| {league.worlds[world].symptom} | {best} | {_first(methods, controls)} |")
@@ -361,14 +366,14 @@ def short(league: League) -> str:
 def _told(league: League, world: str, row: Row) -> str:
     unit, _, label = league.unit(world)
     outcome = "" if unit.difference else f"{label} "
-    against = [_title(league, name) for name in league.worse_in(row["entry"])]
+    worse_in = [_title(league, name) for name in league.worse_in(row["entry"])]
     cost = "" if row.number("cost") is None else f", {row.number('cost'):.2f} × a step"
-    told = f"{row['entry']} {outcome}{difference_of(row, unit)}{cost}"
-    return told + (f"; worse in {', '.join(against)}" if against else "")
+    text = f"{row['entry']} {outcome}{difference_of(row, unit)}{cost}"
+    return text + (f"; worse in {', '.join(worse_in)}" if worse_in else "")
 
 
 def difference_of(row: Row, unit: Unit) -> str:
-    """Write the difference to the plain model with its interval."""
+    """Return the difference from the plain model with its interval as text."""
     mean = row.number("difference")
     ends = unit.interval(row.number("low"), row.number("high"), signed=True)
     return f"{unit.number(mean, signed=True)} {unit.difference} {ends}".replace("  ", " ").strip()
@@ -391,23 +396,25 @@ def _clean(text: str) -> str:
 
 
 def main() -> int:
-    """Keep, write, or check."""
+    """Keep tables, write the page, or check it."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--keep", type=Path, nargs="+", metavar="WORLD")
     reader.add_argument("--check", action="store_true")
-    given = reader.parse_args()
-    if given.keep:
-        keep(given.keep)
+    options = reader.parse_args()
+    if options.keep:
+        keep(options.keep)
     league = read()
     text = README.read_text(encoding="utf-8")
     before, rest = text.split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     wanted = {PAGE: page(league), README: f"{before}{MARKS[0]}\n{short(league)}\n{MARKS[1]}{after}"}
-    old = [path.name for path, new in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != new]
-    if given.check:
-        if old:
-            print(f"not current: {', '.join(old)}; run python docs/which_method.py")
-        return bool(old)
+    outdated = [
+        path.name for path, new in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != new
+    ]
+    if options.check:
+        if outdated:
+            print(f"not current: {', '.join(outdated)}; run python docs/which_method.py")
+        return bool(outdated)
     for path, new in wanted.items():
         path.write_text(new, encoding="utf-8")
     return 0

@@ -163,7 +163,7 @@ def test_what_learns_beside_adapters_and_a_model_without_attention_are_refused(m
     given = {"plugins": [NAME], "headwise": {"methods": "GatedOutput()"}, "output_dir": str(tmp_path)}
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
     cfg = prepared(manager, given)
-    with pytest.raises(ValueError, match=r"GatedOutput.* learn, and axolotl saves the adapters alone"):
+    with pytest.raises(ValueError, match=r"GatedOutput.* learn parameters, and axolotl saves only the adapters"):
         manager.post_model_load(cfg, adapted)
     with pytest.raises(ValueError, match="reaches no attention layer of this Linear"):
         manager.post_model_load(cfg, torch.nn.Linear(2, 2))

@@ -276,3 +276,32 @@ def test_the_loop_of_the_first_screen_runs():
         cwd=ROOT,
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def test_what_a_cell_printed_in_pieces_is_one_text(site):
+    pytest.importorskip("myst_nb", reason="myst-nb is not installed: pip install -e '.[docs]'")
+    import streams
+
+    def piece(name, text):
+        return {"output_type": "stream", "name": name, "text": text}
+
+    shown = {"output_type": "display_data"}
+    made = streams.joined([piece("stderr", "bad"), piece("stdout", "model.la"), shown, piece("stdout", "yers\n")])
+    assert [(one.get("name"), one.get("text")) for one in made] == [
+        ("stdout", "model.layers\n"),
+        ("stderr", "bad"),
+        (None, None),
+    ]
+    # the name that is replaced exists
+    import myst_nb.core.render
+
+    assert callable(myst_nb.core.render.coalesce_streams)
+
+
+@pytest.mark.parametrize(
+    "name", ["start", "training_script", "trainer", "fine_tuning", "my_loss_exploded", "audit", "compare", "own_task"]
+)
+def test_code_of_the_first_hour_fits_its_column(name):
+    text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks and not [line for block in blocks for line in block.splitlines() if len(line) > 88]

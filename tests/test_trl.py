@@ -169,7 +169,7 @@ def test_a_reference_that_runs_through_the_methods_is_refused(tmp_path, tokenize
         peft_config=LoraConfig(target_modules=["q_proj"]),
         callbacks=[HeadwiseCallback(DropHead(p=0.5))],
     )
-    with pytest.raises(ValueError, match=r"DPOTrainer takes the regularized model itself.*DropHead.*ref_model"):
+    with pytest.raises(ValueError, match=r"DPOTrainer uses the regularized model itself.*DropHead.*ref_model"):
         trainer.train()
 
 

@@ -21,6 +21,7 @@ import mathml  # noqa: E402
 import method_pages  # noqa: E402
 import notebooks  # noqa: E402
 import reference  # noqa: E402
+import streams  # noqa: E402
 
 import headwise  # noqa: E402
 
@@ -28,9 +29,14 @@ import headwise  # noqa: E402
 # environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-os.environ.update(TQDM_DISABLE="1", TERM="dumb", COLUMNS="100", HF_HUB_OFFLINE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+os.environ.update(TQDM_DISABLE="1", TERM="dumb", COLUMNS="88", HF_HUB_OFFLINE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+# what tqdm says of a notebook without widgets, with a path of this machine, is nothing for a reader
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
+# a kernel asks the commands in its cells for colours; sourced by every bash, this takes it back
+os.environ["BASH_ENV"] = str(SITE / "plain.bash")
 
 project, author, release = "headwise", "The headwise developers", headwise.__version__
+project_copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 exclude_patterns = ["site", "**.ipynb_checkpoints"]
@@ -103,6 +109,9 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if "/sources/" in name:
         source[0] = re.sub(r"\| \*\*([^*|]+)\*\*(?: `([^`|]+)`)? \|", badges, source[0])
+    if name.startswith("results/"):
+        # a note beside a result is called by its title
+        source[0] = re.sub(r"\[([\w-]+\.md)\]\(\1\)", r"[](\1)", source[0])
     if name.startswith("results/") and name.endswith("/README"):
         source[0] += gallery.figures_of(name.split("/")[1], up)
 
@@ -124,12 +133,19 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if tree_of_pages := context.get("furo_navigation_tree"):
         context["furo_navigation_tree"] = tree_of_pages.replace('role="heading"', 'role="heading" aria-level="2"')
     context["body"] = slim(context["body"])
+    if name.startswith("results/"):
+        context["body"] = re.sub(r"(?<=<td>)(?:(?!</?t[dhr]).)+", listed, context["body"], flags=re.DOTALL)
     # what scrolls sideways is to be reached by keyboard too
     context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
     if 'class="cell ' not in body:
         context["css_files"] = [
             one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))
         ]
+
+
+def listed(cell: re.Match[str]) -> str:
+    """Return a table's cell with three or more items, each on a line of its own."""
+    return cell[0].replace("; ", ";<br>") if cell[0].count("; ") > 1 else cell[0]
 
 
 def slim(body: str) -> str:
@@ -143,6 +159,7 @@ def slim(body: str) -> str:
 def setup(app: Any) -> None:
     """Register what the site adds to Sphinx."""
     mathml.register(app)
+    streams.register()
     app.connect("builder-inited", generate)
     app.connect("source-read", adapt)
     app.connect("html-page-context", shape, priority=900)

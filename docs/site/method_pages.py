@@ -102,8 +102,8 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
     parts.append(_picture(cls, parse(said.get("picture", name))[0], folder))
     if "when" in said:
         parts += ["## When to use it", said["when"]]
-    parts += ["## What was measured", results_of(name)]
-    parts += ["## Cost and place", _facts(cls), "## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
+    parts += ["## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
+    parts += ["## What was measured", results_of(name), "## Cost and place", _facts(cls)]
     if rest:
         parts += ["## In full", *(_line(one) for one in rest)]
     parts += ["## The two forms", *_forms(cls)]

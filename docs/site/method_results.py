@@ -19,13 +19,14 @@ from headwise.results.stored import checked_analysis
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTE = (
-    "Differences in each study's deciding outcome, with intervals of 95 % that hold for all arms of the study "
-    "together. An arm that changes the recipe too is held against the plain model with the same change where the study "
-    "has it, by itself. Arms that combine methods count for each."
+    "Every kept study in which the method ran: its difference to the plain model in the outcome that decides the "
+    "study, with intervals of 95 % that hold for all arms of the study together. An arm that changes the recipe too is "
+    "compared with the plain model after the same change, where the study has it. An arm that combines methods stands "
+    "on the page of each."
 )
 LEAGUE = (
-    "In [the league](../../which_method.md), where every entry is searched alike; intervals hold for all entries of a "
-    "world together, and a step is that of the plain model where it says 1.00 ×:"
+    "In [the league](../../which_method.md), where every method is tuned with the same number of trials. Intervals "
+    "hold for all entries of a world together; the time of a step is in steps of the plain model:"
 )
 NONE = "No kept study ran it: nothing is known here of what it does to a training."
 
@@ -54,7 +55,9 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
     world = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     metric, found = analysis.metric, []
     unit = unit_named(metric.unit)
-    failed = "".join(f"; a premise failed: {one.text or one.name}" for one in analysis.premises if one.holds is False)
+    broken = [one.text or one.name for one in analysis.premises if one.holds is False]
+    others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+    failed = f"; a premise failed: {broken[0]}{others}" if broken else ""
     for arm in analysis.compared:
         if analysis.primary not in arm.differences or not re.search(rf"\b{name}\(", arm.label):
             continue

@@ -130,7 +130,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, hidd
     folder = tmp_path / form.folder
     folder.mkdir()
     (folder / "train").write_bytes(pickle.dumps(hidden(trap)))
-    with pytest.raises(StudyError, match=r"train is no CIFAR file: it holds 0 classes"):
+    with pytest.raises(StudyError, match=r"train is not a CIFAR file: it holds 0 classes"):
         cifar.read(cifar.SOURCES["cifar100"], "train", tmp_path)
     assert not trap.exists()
 
@@ -155,8 +155,8 @@ def test_what_is_no_batch_is_named(content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"its 0 bytes are no whole number of images of 3,074 bytes"),
-        (bytes(3073), r"its 3,073 bytes are no whole number"),
+        (b"", r"its 0 bytes are not a whole number of images of 3,074 bytes"),
+        (bytes(3073), r"its 3,073 bytes are not a whole number"),
         (bytes([0, 100]) + bytes(3072), r"it holds the class 100, of 100 counted from 0"),
     ],
 )
@@ -165,7 +165,7 @@ def test_what_is_no_binary_file_is_named(tmp_path, content, message):
     folder = tmp_path / found.binary.folder
     folder.mkdir()
     (folder / "train.bin").write_bytes(content)
-    with pytest.raises(StudyError, match=rf"train\.bin is no CIFAR file: {message}"):
+    with pytest.raises(StudyError, match=rf"train\.bin is not a CIFAR file: {message}"):
         cifar.read(found, "train", tmp_path)
 
 

@@ -102,7 +102,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, tiny, name):
     module = tiny(name)[0]
     (tmp_path / "given").write_text("some text")
     for act in (lambda: module.prepare(tmp_path / "given", silent), lambda: module.files(tmp_path / "given")):
-        with pytest.raises(StudyError, match=r"--data names .*given, which is a file: name the folder that holds"):
+        with pytest.raises(StudyError, match=r"--data names .*given, which is a file: name the folder that contains"):
             act()
 
 
@@ -285,19 +285,19 @@ def test_every_broken_picture_is_named(tmp_path, camvid_server):
     with pytest.raises(StudyError) as caught:
         camvid.prepare(tmp_path, silent)
     for said in (
-        r"train/0001TP_0.png is no picture",
-        r"train/0001TP_1.png is (480, 360) pixels where (240, 180) must stand",
+        r"train/0001TP_0.png is not a picture",
+        r"train/0001TP_1.png is (480, 360) pixels instead of (240, 180)",
         r"trainannot/0001TP_2.png has class 12; there are 0 to 10, and 11 for void",
         r"testannot/0001TP_0.png holds colours (RGB)",
     ):
         assert said in str(caught.value)
-    with pytest.raises(StudyError, match=r"0001TP_0.png is no picture"):
+    with pytest.raises(StudyError, match=r"0001TP_0.png is not a picture"):
         camvid.read(tmp_path, "train")
 
 
 def test_a_split_without_pictures_is_refused(tmp_path):
     (tmp_path / "camvid" / "trainannot").mkdir(parents=True)
-    with pytest.raises(StudyError, match="train holds no pictures"):
+    with pytest.raises(StudyError, match="train contains no pictures"):
         camvid.read(tmp_path, "train")
 
 
@@ -313,14 +313,14 @@ def put(folder: Path, name: str, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"sentence\tlabel\nfine\t1\nonly one\n", r"train.tsv, line 3: 1 columns where 2 must stand"),
+        (b"sentence\tlabel\nfine\t1\nonly one\n", r"train.tsv, line 3: 1 columns instead of 2"),
         (b"sentence\tlabel\nfine\t1\tx\n", r"line 2: 3 columns"),
-        (b"sentence\tlabel\nfine\t2\n", r"line 2: label '2' where 0 or 1 must stand"),
+        (b"sentence\tlabel\nfine\t2\n", r"line 2: label '2' instead of 0 or 1"),
         (b"sentence\tlabel\nfine\t\n", r"line 2: label ''"),
         (b"text\tlabel\nfine\t1\n", r"line 1: \['text', 'label'\] where the header"),
         (b"", r"line 1: it is empty"),
         (b"sentence\tlabel\nfine\t1\n \t0\n\t1\n", r"2 empty sentences, in line 2, 3"),
-        (b"sentence\tlabel\n\xff\xfe\t1\n", r"is no text in UTF-8: byte 15"),
+        (b"sentence\tlabel\n\xff\xfe\t1\n", r"is not a text in UTF-8: byte 15"),
     ],
 )
 def test_a_broken_table_of_sentences_is_refused_by_line(tmp_path, content, said):
@@ -331,10 +331,10 @@ def test_a_broken_table_of_sentences_is_refused_by_line(tmp_path, content, said)
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("g\tf\ty\t1\t5.1\ta\tb\n", r"sts-dev.csv, line 1: '5.1' is no number from 0 to 5"),
-        ("g\tf\ty\t1\tnan\ta\tb\n", r"'nan' is no number"),
-        ("g\tf\ty\t1\tx\ta\tb\n", r"'x' is no number"),
-        ("g\tf\ty\t1\t5\ta\n", r"line 1: 6 columns where 7 must stand"),
+        ("g\tf\ty\t1\t5.1\ta\tb\n", r"sts-dev.csv, line 1: '5.1' is not a number from 0 to 5"),
+        ("g\tf\ty\t1\tnan\ta\tb\n", r"'nan' is not a number"),
+        ("g\tf\ty\t1\tx\ta\tb\n", r"'x' is not a number"),
+        ("g\tf\ty\t1\t5\ta\n", r"line 1: 6 columns instead of 7"),
         ("g\tf\ty\t1\t5\ta\t \n", r"1 empty sentences, in line 1"),
     ],
 )
@@ -345,17 +345,17 @@ def test_a_broken_row_of_scores_is_refused_by_line(tmp_path, row, said):
 
 def test_a_broken_part_of_sts2012_is_refused_by_line(tmp_path):
     put(tmp_path / "sts2012", "MSRpar.train.tsv", b"5\ta\tb\n-1\ta\tb\n")
-    with pytest.raises(StudyError, match=r"MSRpar.train.tsv, line 2: '-1' is no number from 0 to 5"):
+    with pytest.raises(StudyError, match=r"MSRpar.train.tsv, line 2: '-1' is not a number from 0 to 5"):
         sts2012.read(tmp_path, "train")
     put(tmp_path / "sts2012", "MSRpar.train.tsv", b"5\ta\tb\tc\n")
-    with pytest.raises(StudyError, match=r"line 1: 4 columns where 3 must stand"):
+    with pytest.raises(StudyError, match=r"line 1: 4 columns instead of 3"):
         sts2012.read(tmp_path, "train")
 
 
 def test_sentences_without_a_partner_are_refused(tmp_path):
     put(tmp_path / "multi30k", "val.de", b"eins\nzwei\n")
     put(tmp_path / "multi30k", "val.en", b"one\n")
-    with pytest.raises(StudyError, match=r"val.de has 2 lines, val.en 1: no pairs"):
+    with pytest.raises(StudyError, match=r"val.de has 2 lines, val.en 1: they form no pairs"):
         multi30k.read(tmp_path, "validation")
     put(tmp_path / "multi30k", "val.en", b"one\n\n")
     with pytest.raises(StudyError, match=r"val.en: 1 empty sentences, in line 2"):
@@ -365,9 +365,9 @@ def test_sentences_without_a_partner_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "is no SQuAD file: JSONDecodeError"),
-        (b"[]", "is no SQuAD file: TypeError"),
-        (b'{"data": [{"title": "x"}]}', "is no SQuAD file: KeyError: 'paragraphs'"),
+        (b"{", "is not a SQuAD file: JSONDecodeError"),
+        (b"[]", "is not a SQuAD file: TypeError"),
+        (b'{"data": [{"title": "x"}]}', "is not a SQuAD file: KeyError: 'paragraphs'"),
         (b'{"data": []}', "0 of 0 questions"),
         (
             tiny_data.squad_json(answers=[]),
@@ -375,7 +375,7 @@ def test_sentences_without_a_partner_are_refused(tmp_path):
         ),
         (tiny_data.squad_json(answers=[{"text": "Denver", "answer_start": 1}]), "1 of 1 questions"),
         (tiny_data.squad_json(answers=[{"text": "", "answer_start": 1}]), "1 of 1 questions"),
-        (tiny_data.squad_json(answers=[{"text": "Denver"}]), "is no SQuAD file: KeyError: 'answer_start'"),
+        (tiny_data.squad_json(answers=[{"text": "Denver"}]), "is not a SQuAD file: KeyError: 'answer_start'"),
     ],
 )
 def test_broken_questions_are_refused(tmp_path, content, said):
@@ -394,10 +394,10 @@ class _Runs:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no such file of features"),
-        (b"PK\x03\x04 no archive", "is no such file of features"),
-        (tiny_data.an4_npz()[:-200], "is no such file of features"),
-        (tiny_data.an4_npz(transcripts=None), "is no such file of features: .*transcripts"),
+        (b"", "is not a valid file of features"),
+        (b"PK\x03\x04 no archive", "is not a valid file of features"),
+        (tiny_data.an4_npz()[:-200], "is not a valid file of features"),
+        (tiny_data.an4_npz(transcripts=None), "is not a valid file of features: .*transcripts"),
         (tiny_data.an4_npz(transcripts=np.array(["YES", " "])), "1 utterances have an empty transcript, .*: an2"),
         (tiny_data.an4_npz(split=np.array(["train", "dev"])), "1 utterances have .* no split: an2"),
         (tiny_data.an4_npz(lengths=np.array([5, 0])), "1 utterances have .*no frames.*: an2"),
@@ -419,7 +419,7 @@ def test_a_pickle_in_the_features_place_runs_nothing(tmp_path, whole):
     trap = tmp_path / "trap"
     hidden = np.array([_Runs(trap)], dtype=object)
     content = pickle.dumps(_Runs(trap)) if whole else tiny_data.an4_npz(names=hidden)
-    with pytest.raises(StudyError, match="is no such file of features"):
+    with pytest.raises(StudyError, match="is not a valid file of features"):
         an4.read(put(tmp_path / "an4", an4.NAME, content), "train")
     assert not trap.exists()
 
@@ -429,13 +429,13 @@ def test_a_flipped_bit_in_the_features_is_found_though_no_checksum_is_asked(tmp_
     content = bytearray(tiny_data.an4_npz())
     place = content.find(np.arange(13, dtype=np.float16).tobytes())
     content[place + 4] ^= 1
-    with pytest.raises(StudyError, match="is no such file of features: Bad CRC-32"):
+    with pytest.raises(StudyError, match="is not a valid file of features: Bad CRC-32"):
         an4.read(put(tmp_path / "an4", an4.NAME, bytes(content)), "train")
 
 
 def test_a_torn_photograph_is_named(tmp_path):
     put(tmp_path / "cifar_c_frost", "frost1.png", tiny_data.picture((9, 5), (1, 2, 3))[:-30])
-    with pytest.raises(StudyError, match=r"frost1.png is no picture"):
+    with pytest.raises(StudyError, match=r"frost1.png is not a picture"):
         frost.read(tmp_path)
 
 

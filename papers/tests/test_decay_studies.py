@@ -217,7 +217,10 @@ def test_stories_are_read_as_llama2c_lays_them_out(tmp_path):
     for layer, one in enumerate(stories260k.read(tmp_path)):
         assert torch.equal(one.q[3], q[layer][6:8]) and torch.equal(one.k[1], k[layer][2:4])
         assert torch.equal(one.v[0], v[layer][:2]) and torch.equal(one.o[2], o[layer][:, 4:6].T)
-    for broken, said in ((content[:200], "fewer than its own sizes say"), (b"x", "1 bytes: it is no llama2.c model")):
+    for broken, said in (
+        (content[:200], "fewer than its own sizes say"),
+        (b"x", "1 bytes: it is not a llama2.c model"),
+    ):
         path.write_bytes(broken)
         with pytest.raises(StudyError, match=said):
             stories260k.read(tmp_path)

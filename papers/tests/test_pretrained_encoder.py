@@ -299,9 +299,9 @@ def test_weights_of_other_sizes_broken_weights_and_another_config_are_named(tmp_
         load_encoder(spoiled(tmp_path, folder, intermediate_size=48))
     spoiled(tmp_path, folder)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-50])
-    with pytest.raises(StudyError, match=r"model\.safetensors is no whole file of weights"):
+    with pytest.raises(StudyError, match=r"model\.safetensors is not a complete file of weights"):
         load_encoder(str(tmp_path))
-    with pytest.raises(StudyError, match=r"config\.json describes no encoder of transformers"):
+    with pytest.raises(StudyError, match=r"config\.json does not describe an encoder of transformers"):
         load_encoder(spoiled(tmp_path, folder, model_type="no_such"))
 
 

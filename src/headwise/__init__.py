@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# Where each name lives; what is named in no line here is a method, and the room of methods says which there are.
+# The module of each public name; names of methods are not listed here, but in headwise.methods.
 _HOME = {
     "Method": "core.method",
     "Site": "core.site",
@@ -40,7 +40,7 @@ _HOME = {
     "Run": "training.script_run",
 }
 
-# Out of `from headwise import *`, which must work with torch alone.
+# Not in `from headwise import *`, which must work with only torch installed.
 _OPTIONAL = {
     "WatchCallback": "watching.callbacks",
     "HeadwiseCallback": "training.trainer_callback",
@@ -54,17 +54,16 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(["__version__", *_HOME, *_methods()])
     module = _HOME.get(name) or _OPTIONAL.get(name)
-    # Python asks here for folders too before it imports them; a class begins with a capital, and only for one is torch
-    # worth its time.
+    # Python also calls this for submodules before it imports them. Methods are classes, so that headwise.methods, which
+    # imports torch, is only imported for a name that begins with a capital.
     if module is None and name[:1].isupper() and name in _methods():
         module = "methods"
     if module is None:
-        # In the text too: Python's own suggestion stands in tracebacks alone. Names of methods are worth torch's time
-        # for a class only.
-        known = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
-        near = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1)
-        meant = f". Did you mean {near[0]!r}?" if near else ""
-        raise AttributeError(f"module 'headwise' has no attribute {name!r}{meant}", obj=sys.modules[__name__])
+        # The message has its own suggestion, because Python adds one only in tracebacks.
+        names = [*_HOME, *_OPTIONAL, *(_methods() if name[:1].isupper() else ())]
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, names, n=1)
+        suggestion = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}{suggestion}", obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f".{module}", __name__), name)
     globals()[name] = value
     return value
@@ -79,7 +78,7 @@ def __dir__() -> list[str]:
     return sorted([*__getattr__("__all__"), *_OPTIONAL])
 
 
-# For type checkers, which do not run `__getattr__`: a test holds these names against those that it gives.
+# For type checkers, which do not run `__getattr__`; a test compares these names with its own.
 if TYPE_CHECKING:
     from headwise.auditing.audit import audit as audit
     from headwise.compressing.compress import compress as compress

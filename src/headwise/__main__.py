@@ -1,10 +1,10 @@
-"""The command `headwise`, and `python -m headwise`: it can be stopped from its first moment on."""
+"""The entry of the command `headwise` and of `python -m headwise`, which handles stops from the start."""
 
 from headwise.files.stops import end_on_stops
 
 
 def main() -> None:
-    """Hear stops, then import and run the command line."""
+    """Handle stops, then import and run the command line."""
     end_on_stops()
     from headwise.cli import main as command
 

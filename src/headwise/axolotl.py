@@ -1,4 +1,4 @@
-"""axolotl: the plugin that its YAML names, `headwise.axolotl.HeadwisePlugin`."""
+"""The plugin for axolotl, `headwise.axolotl.HeadwisePlugin`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["HeadwiseArgs", "HeadwisePlugin", "HeadwiseSection"]
 
 
 class HeadwiseSection(BaseModel):
-    """What stands under `headwise:` in the YAML.
+    """The section `headwise:` of the YAML.
 
     Attributes:
-        methods: in order of action, as `DropHead(p=0.1) + EntropyPenalty(strength=0.01)`; none: the model is only
-            watched.
-        watch: settings of `headwise.watch`, such as `every: 50`; none: the model is not watched.
-        where: names of the layers that are regularized; none: every one on which a method has a meaning.
-        seed: of the methods' draws.
-        attention: `headwise` has headwise compute the attention of layers with a kernel of their own.
+        methods: in order of action, such as `DropHead(p=0.1) + EntropyPenalty(strength=0.01)`; without it, the model is
+            only watched.
+        watch: settings of `headwise.watch`, such as `every: 50`; without it, the model is not watched.
+        where: names of the layers to regularize; by default all layers to which a method applies.
+        seed: of the methods' random draws.
+        attention: with `headwise`, headwise computes the attention of layers that have their own kernel.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -47,14 +47,14 @@ class HeadwiseSection(BaseModel):
     @field_validator("methods")
     @classmethod
     def check_methods(cls, value: str | None) -> str | None:
-        """Raise ValueError where a method or a setting is unknown."""
+        """Raise ValueError if a method or a setting is unknown."""
         if value is not None:
             parse(value)
         return value
 
     @model_validator(mode="after")
     def check_something(self) -> HeadwiseSection:
-        """Raise ValueError where nothing is asked for."""
+        """Raise ValueError if neither methods nor watch is given."""
         if self.methods is None and self.watch is None:
             raise ValueError("give methods: 'DropHead(p=0.1)', watch: {every: 50}, or both")
         return self
@@ -64,21 +64,21 @@ class HeadwiseArgs(BaseModel):
     """The part of axolotl's configuration that the plugin reads.
 
     Attributes:
-        headwise: the section of that name.
+        headwise: the section of this name.
     """
 
     headwise: HeadwiseSection
 
 
 class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
-    """Regularizes and watches the model that axolotl trains: `plugins: [headwise.axolotl.HeadwisePlugin]`.
+    """A plugin that regularizes and watches the model of axolotl: `plugins: [headwise.axolotl.HeadwisePlugin]`.
 
-    What the section `headwise:` of the YAML says is what `HeadwiseCallback` does in axolotl's trainer. A full
-    fine-tuning ends with a folder that `headwise.load_pretrained` reads; beside adapters only methods that learn
-    nothing are taken, for what others learn would be in no file.
+    It adds a `HeadwiseCallback` with the settings of the YAML's section `headwise:` to axolotl's trainer. A full
+    fine-tuning ends with a folder that `headwise.load_pretrained` reads. With adapters, only methods without learned
+    parameters are accepted, because axolotl would not save these.
 
     Attributes:
-        callback: the `HeadwiseCallback` of the latest trainer: its handle, and its watch with the records.
+        callback: the `HeadwiseCallback` of the latest trainer, with its handle and its watch.
     """
 
     def __init__(self) -> None:
@@ -90,25 +90,25 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         return f"{__name__}.{HeadwiseArgs.__name__}"
 
     def post_model_load(self, cfg: Any, model: Any) -> None:
-        """Refuse a model that methods cannot reach, before the data are read; a reference model comes here too.
+        """Check a model, also a reference model, before the data are read.
 
         Raises:
-            ValueError: where no attention layer can be reached, or adapters stand beside methods that learn.
+            ValueError: if no attention layer can be reached, or a method learns parameters and the model has adapters.
         """
         if not sites(model):
             raise ValueError(
-                f"headwise reaches no attention layer of this {type(model).__name__}: take the plugin out of plugins:, "
+                f"headwise reaches no attention layer of this {type(model).__name__}: remove the plugin from plugins:, "
                 "or set attn_implementation to one that transformers dispatches (sdpa, eager, flash_attention_2)"
             )
         learning = [method for method in _methods(cfg) if method.learns]
         if learning and any(map(is_adapted, model.modules())):
             raise ValueError(
-                f"{' + '.join(map(repr, learning))} learn, and axolotl saves the adapters alone: train without "
-                "adapter:, or take methods that learn nothing"
+                f"{' + '.join(map(repr, learning))} learn parameters, and axolotl saves only the adapters: train "
+                "without adapter:, or use methods that learn nothing"
             )
 
     def add_callbacks_pre_trainer(self, cfg: Any, model: Any) -> list[Any]:
-        """Return the callback that regularizes the model to be trained when its trainer is made."""
+        """Return the callback that regularizes the model once its trainer is made."""
         section = _section(cfg)
         self.callback = HeadwiseCallback(
             *_methods(cfg),
@@ -120,11 +120,10 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         return [self.callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:
-        """Write a full model's folder so that plain loaders and `headwise.load_pretrained` read it, on the first
-        process.
+        """Write a full model's folder for plain loaders and `headwise.load_pretrained`, on the first process.
 
-        axolotl calls this before it saves the model and behind that: the last call counts. What cannot be written is
-        told and stops nothing, for axolotl's own files are still to be written then.
+        axolotl calls this both before and after it saves the model, and the last call counts. An error is only a
+        warning, because axolotl may still have to write its own files.
         """
         handle = None if self.callback is None else self.callback.regularized
         if handle is None or handle.removed or not cfg.get("output_dir"):
@@ -140,14 +139,14 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
 
 
 def _section(cfg: Any) -> HeadwiseSection:
-    given = cfg.get("headwise")
-    if not given:
+    section = cfg.get("headwise")
+    if not section:
         raise ValueError(
-            "plugins: names headwise.axolotl.HeadwisePlugin, and there is no headwise: section beside it: give it "
+            "plugins: names headwise.axolotl.HeadwisePlugin, but the YAML has no section headwise: add it with "
             "methods: or watch:"
         )
-    # axolotl's dict says None of what is not there, and its own class would reach transformers as a setting
-    plain = given.to_dict() if hasattr(given, "to_dict") else given
+    # a plain dict, because axolotl's class returns None for missing keys and would reach transformers as a setting
+    plain = section.to_dict() if hasattr(section, "to_dict") else section
     return HeadwiseSection.model_validate(plain)
 
 

@@ -1,5 +1,7 @@
-"""The command line: `headwise compare | report | league | audit | replay | methods | studies`. Each command imports
-what it needs, when it runs."""
+"""The command line: `headwise compare | report | league | audit | replay | methods | studies`.
+
+Each command imports its own modules when it runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        # from the metadata: a door is above every floor, and importing it here would turn an arrow round
+        # from the metadata, because modules may not import the package `headwise` itself
         print(f"headwise {metadata.version('headwise')}")
         raise typer.Exit
 
@@ -47,18 +49,18 @@ def main_options(
 
 
 class CompareCommand(TyperCommand):
-    """Add to `headwise compare STUDY --help` the settings of that study."""
+    """The command `compare`, whose help for a study also lists the settings of that study."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep what was given, which --help alone would not see."""
+        """Store the arguments, because format_help does not get them."""
         ctx.meta["headwise.given"] = list(args)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the study or task that was named, with its settings, then the options."""
-        given = ctx.meta.get("headwise.given", [])
-        task, scale = (_after(option, given) for option in ("--task", "--scale"))
-        study = next((word for word in given if word in study_names()), None)
+        """Print the study or task on the command line with its settings, then the options."""
+        words = ctx.meta.get("headwise.given", [])
+        task, scale = (_value_of(option, words) for option in ("--task", "--scale"))
+        study = next((word for word in words if word in study_names()), None)
         if task or study:
             from headwise.comparing.settings_help import describe_request
 
@@ -70,11 +72,11 @@ class CompareCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def _after(option: str, given: list[str]) -> str | None:
-    """Return what stands after an option, or behind its equals sign."""
-    apart = (after for name, after in itertools.pairwise(given) if name == option)
-    joined = (word.partition("=")[2] for word in given if word.startswith(f"{option}="))
-    return next(itertools.chain(apart, joined), None)
+def _value_of(option: str, words: list[str]) -> str | None:
+    """Return the value of an option, either the next word or the text after its equals sign."""
+    separate = (value for name, value in itertools.pairwise(words) if name == option)
+    joined = (word.partition("=")[2] for word in words if word.startswith(f"{option}="))
+    return next(itertools.chain(separate, joined), None)
 
 
 @app.command(cls=CompareCommand)
@@ -99,7 +101,7 @@ def compare(
             help="Change a setting of task or recipe in all arms: name=value; repeatable. STUDY --help lists them.",
         ),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="The size at which the study is run, where it has several.")] = None,
+    scale: Annotated[str | None, typer.Option(help="The size of the study, if it has several.")] = None,
     task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
     script: Annotated[
         str | None,
@@ -109,23 +111,24 @@ def compare(
     ] = None,
     outcome: Annotated[
         list[str] | None,
-        typer.Option(help="What the script records, and which direction is good: accuracy:higher; the first decides."),
+        typer.Option(
+            help="An outcome that the script records, with its better direction: accuracy:higher; the first decides."
+        ),
     ] = None,
     arguments: Annotated[
         str | None,
         typer.Option(help="How the script takes changes after '|': argparse, hydra, environment or yaml:PATH."),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds of silence after which a run of the script is ended as hanging.")
+        float | None,
+        typer.Option(help="Seconds of silence after which a run of the script counts as hanging and is ended."),
     ] = None,
     require_pairs: Annotated[
-        bool, typer.Option("--require-pairs", help="Stop where arms of a seed differ in initial weights or data.")
+        bool, typer.Option("--require-pairs", help="Stop if arms of a seed differ in initial weights or data.")
     ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Try every arm for a batch, say what would follow, and stop.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Try every arm on one batch, print the plan, and stop.")] = False,
     no_rehearsal: Annotated[
-        bool, typer.Option("--no-rehearsal", help="Begin at once, without trying every arm for a batch.")
+        bool, typer.Option("--no-rehearsal", help="Start at once, without trying every arm on one batch.")
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
@@ -133,34 +136,34 @@ def compare(
     test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; changes no number. Default: the cores.")
+        int | None, typer.Option(min=1, help="Runs at a time; does not change results. Default: the cores.")
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that train each run together, one after the other.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
+        str | None, typer.Option(help="The Ray cluster. Default: the running one, or a new one.")
     ] = None,
     slurm: Annotated[
         list[str] | None,
         typer.Option(
-            help="What each job of --engine slurm asks for: partition=gpu,gpus_per_node=1,timeout_min=60; "
+            help="Resources of each job of --engine slurm: partition=gpu,gpus_per_node=1,timeout_min=60; "
             "executor=local tries it out without Slurm. Options: docs/slurm.md."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if available.")] = None,
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
 ) -> None:
-    """Train arms × seeds, paired, and write a report. Stopped at any moment, the same command goes on."""
+    """Train arms × seeds, paired, and write a report. After a stop, the same command continues."""
     from headwise.comparing.command import run
     from headwise.comparing.request import Request
 
     run(
         Request(
-            study=_named(study, task, script),
+            study=_study_name(study, task, script),
             studies=Installed(),
             methods=tuple(method or ()),
             sweeps=tuple(sweep or ()),
@@ -191,7 +194,7 @@ def compare(
     )
 
 
-def _named(study: str | None, task: str | None, script: str | None) -> str:
+def _study_name(study: str | None, task: str | None, script: str | None) -> str:
     if study and script:
         raise StudyError(f"{study} is a built-in study and --script {script!r} is your own: give one of the two.")
     if study and task:
@@ -205,19 +208,18 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="The folder given by --out, of several the arms are put together; or a table of runs, CSV or JSONL, "
-            "from anywhere.",
+            help="Folders given by --out, whose arms are joined; or a table of runs from any source, CSV or JSONL.",
         ),
     ],
     outcome: Annotated[
         list[str] | None,
-        typer.Option(help="Of a table: what is compared, accuracy:higher; repeatable, the first decides."),
+        typer.Option(help="For a table: the outcome to compare, accuracy:higher; repeatable, the first decides."),
     ] = None,
-    baseline: Annotated[str, typer.Option(help="Of a table: the arm that the others are held against.")] = "baseline",
-    arm: Annotated[str, typer.Option(help="Of a table: the column of the arms. Default: arm, method or group.")] = "",
-    seed_column: Annotated[str, typer.Option(help="Of a table: the column of the seeds. Default: seed.")] = "",
+    baseline: Annotated[str, typer.Option(help="For a table: the arm to compare the others with.")] = "baseline",
+    arm: Annotated[str, typer.Option(help="For a table: the column of the arms. Default: arm, method or group.")] = "",
+    seed_column: Annotated[str, typer.Option(help="For a table: the column of the seeds. Default: seed.")] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Of a table: the folder of its report. Default: NAME-report.")
+        Path | None, typer.Option(help="For a table: the folder of its report. Default: NAME-report.")
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
@@ -235,8 +237,8 @@ def report(
         return
     if outcome or arm or seed_column or out:
         raise StudyError(
-            f"--outcome, --arm, --seed-column and --out are of a table; {folders[0]} is a folder, which says what it "
-            "compares."
+            f"--outcome, --arm, --seed-column and --out are for tables, and {folders[0]} is a folder of results: leave "
+            "them out."
         )
     run(folders, export)
 
@@ -245,13 +247,13 @@ def report(
 def league(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER...", help="Worlds that were run, to be read. Default: those in --out."),
+        typer.Argument(metavar="FOLDER...", help="Folders of worlds that were run. Default: those in --out."),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say which runs are missing and how long they take, and stop.")
+        bool, typer.Option("--plan", help="Print which runs are missing and how long they take, and stop.")
     ] = False,
-    go: Annotated[bool, typer.Option("--run", help="Run what is missing, the most informative first.")] = False,
-    budget: Annotated[str | None, typer.Option(help="Begin no run after this time: 30min, 2h.")] = None,
+    go: Annotated[bool, typer.Option("--run", help="Run the missing runs, the most informative first.")] = False,
+    budget: Annotated[str | None, typer.Option(help="Start no run after this time: 30min, 2h.")] = None,
     worlds: Annotated[
         list[str] | None, typer.Option(help="Only these worlds; commas between them, or repeated.")
     ] = None,
@@ -261,29 +263,29 @@ def league(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials on validation for every entry, the plain model too.")] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
-    again: Annotated[bool, typer.Option("--again", help="Try entries that failed or were refused once more.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Retry entries that failed or were refused.")] = False,
     fresh: Annotated[
-        int, typer.Option(min=0, help="With --run: at the end so many of the highest methods, on fresh seeds.")
+        int, typer.Option(min=0, help="With --run: finally run this many of the top methods again, on fresh seeds.")
     ] = 0,
     pairs: Annotated[
-        int, typer.Option(min=0, help="Write files of entries: pairs of so many of the highest methods.")
+        int, typer.Option(min=0, help="Write entry files for the pairs of this many of the top methods.")
     ] = 0,
     time_steps: Annotated[
-        bool, typer.Option("--time", help="Measure a step of every entry beside one of the plain model, in turns.")
+        bool, typer.Option("--time", help="Time a step of every entry and of the plain model, in turns.")
     ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster; absent: the running one, or a new one.")
+        str | None, typer.Option(help="The Ray cluster. Default: the running one, or a new one.")
     ] = None,
-    slurm: Annotated[list[str] | None, typer.Option(help="What each job of --engine slurm asks for.")] = None,
+    slurm: Annotated[list[str] | None, typer.Option(help="Resources of each job of --engine slurm.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data sets.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder of the league: one folder in it for each world, and its page.")
-    ] = Path("results/league"),
+    out: Annotated[Path, typer.Option(help="Folder of the league, with its page and a folder for each world.")] = Path(
+        "results/league"
+    ),
 ) -> None:
-    """Compare many methods and controls in many worlds, each searched alike."""
+    """Compare many methods and controls in many worlds, each tuned by the same search."""
     from headwise.league.command import LeagueRequest, named, run
 
     run(
@@ -322,10 +324,12 @@ def studies() -> None:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="All that is said of one method.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None,
     purpose: Annotated[
         str | None,
-        typer.Option("--for", help="Those for overfitting, unstable training, oversmoothing, long contexts, ..."),
+        typer.Option(
+            "--for", help="Only methods for this: overfitting, unstable training, oversmoothing, long contexts, ..."
+        ),
     ] = None,
 ) -> None:
     """List the methods: name, operation, paper, what they are for."""
@@ -339,11 +343,11 @@ def audit(
     checkpoint: Annotated[
         str, typer.Argument(help="A transformers folder, a timm name or file, or module.py:factory.")
     ],
-    text: Annotated[Path | None, typer.Option(help="A text to read the activations on.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of images to read the activations on.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the report (HTML; JSON beside it).")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file for the statistics of activations.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images for the statistics of activations.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the report (HTML; the JSON is written next to it).")] = None,
 ) -> None:
-    """Read the health of every head of a checkpoint from its weights, and from data where given."""
+    """Read the health of every head of a checkpoint from its weights and, if given, from data."""
     from headwise.auditing.command import run
 
     run(checkpoint, text=text, images=images, out=out)
@@ -351,13 +355,13 @@ def audit(
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="What headwise.watch(..., keep=N) wrote of an alert.")],
+    file: Annotated[Path, typer.Argument(help="The file that headwise.watch(..., keep=N) wrote for an alert.")],
     training: Annotated[
         str,
-        typer.Argument(help="FILE.py:FUNCTION, which gives (model, optimizer, step); step(batch) trains on a batch."),
+        typer.Argument(help="FILE.py:FUNCTION, which returns (model, optimizer, step); step(batch) trains on a batch."),
     ],
 ) -> None:
-    """Run the steps before an alert again, from their weights, batches and random state, and read every one."""
+    """Run the steps before an alert again, from their weights, batches and random state, and read each step."""
     from headwise.watching.replay import run
 
     run(file, training)
@@ -365,8 +369,7 @@ def replay(
 
 def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
-    # where memory is measured in this process, torch's profiler writes lines of its own, unless told so before it is
-    # imported
+    # stops torch's profiler, which measures memory, from printing; it must be set before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from headwise.engines.rank import be_one_of_several

@@ -1,4 +1,4 @@
-"""Lightning: what a `lightning.Trainer` takes to regularize and watch, `HeadwiseCallback`."""
+"""The callback that regularizes and watches the model of a `lightning.Trainer`, `HeadwiseCallback`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from headwise.watching.watch import watch as start_watch
 
 __all__ = ["HeadwiseCallback"]
 
-# One library under two names, whose classes do not know each other.
+# One library under two names, with separate classes.
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> Any:
-    """Return the class of callbacks of the Lightning that a script imports."""
-    for name in sorted(NAMES, key=lambda one: one not in sys.modules):
+    """Return the class Callback of the Lightning package that the script imports."""
+    for name in sorted(NAMES, key=lambda package: package not in sys.modules):
         try:
             return importlib.import_module(name).Callback
         except ModuleNotFoundError as error:
-            # A library that is there and lacks one of its own is told by its own error.
+            # An installed Lightning that lacks another library raises its own error.
             if error.name not in (name, name.partition(".")[0]):
                 raise
     raise ImportError("headwise.lightning needs Lightning, which is not installed: pip install lightning")
@@ -41,33 +41,33 @@ Callback = _callback_class()
 
 
 class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
-    """Regularizes the model of a `lightning.Trainer`, adds the penalties to its loss and watches it.
+    """A callback that regularizes the model of a `lightning.Trainer`, adds penalties to its loss and watches it.
 
-    `Trainer(callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. What methods learn goes into
-    Lightning's checkpoints with the model, and steps, draws and strengths with the callback: `fit(ckpt_path=...)` goes
-    on with them, and `validate`, `test` and `predict` with a checkpoint and this callback run the regularized model.
-    The health goes to the Trainer's loggers.
+    `Trainer(callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. Lightning's checkpoints contain the
+    methods' learned parameters with the model, and steps, draws and strengths with the callback: `fit(ckpt_path=...)`
+    continues with them, and `validate`, `test` and `predict` with a checkpoint and this callback run the regularized
+    model. The health goes to the Trainer's loggers.
 
-    Under manual optimization the loss is the user's: methods with penalties ask for
+    Under manual optimization the user computes the loss: methods with penalties need
     `loss = loss + headwise.handle(self.model).loss()` before `self.manual_backward(loss)`.
 
     Args:
-        methods: in order of action, as `headwise.regularize` takes them; none: the model is only watched.
+        methods: in order of action, as for `headwise.regularize`; without methods, the model is only watched.
         model: the name of the part of the LightningModule whose `forward` the training step calls, such as `"model"`;
-            None: the one part that holds attention layers, or the LightningModule itself where several do.
-        watch: settings of `headwise.watch`; None: the model is not watched.
+            None means the only part with attention layers, or the LightningModule itself if there are several.
+        watch: settings of `headwise.watch`; None means that the model is not watched.
         where: which sites are regularized, as in `headwise.regularize`.
-        seed: of the methods' draws.
-        attention: who computes the attention of layers with a kernel of their own, as in `headwise.regularize`.
+        seed: of the methods' random draws.
+        attention: who computes the attention of layers that have their own kernel, as in `headwise.regularize`.
 
     Attributes:
         regularized: the handle, from the beginning of `fit`, `validate`, `test` or `predict` on.
         watch: the handle of the watched model, during and after the training.
 
     Raises:
-        ValueError: from the Trainer's calls, where the LightningModule has no such part, or as `headwise.regularize`
-            does: so it is where the layers are made in `setup` or `configure_model`, which run later.
-        RuntimeError: from `fit`, after the first step, where the training step did not call the regularized part, or
+        ValueError: from the Trainer's calls, if the LightningModule has no such part, or as from `headwise.regularize`;
+            this includes layers that are made in `setup` or `configure_model`, which run later.
+        RuntimeError: from `fit`, after the first step, if the training step did not call the regularized part, or
             optimizes manually and did not read the penalties.
     """
 
@@ -93,14 +93,14 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
 
     @property
     def state_key(self) -> str:
-        """Return the name of this callback's state in a checkpoint: one for each part."""
+        """Return the name of this callback's state in a checkpoint, which depends on the part."""
         return f"{type(self).__qualname__}{{'model': {self.model!r}}}"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Regularize before weights are loaded and optimizers are made, which have to hold what methods learn."""
+        """Regularize before weights are loaded and optimizers are made, which need the methods' parameters."""
         model = self._model = self._part(pl_module)
-        known = self.regularized
-        if self.methods and (known is None or known.model is not model or (known.removed and stage == "fit")):
+        handle = self.regularized
+        if self.methods and (handle is None or handle.model is not model or (handle.removed and stage == "fit")):
             self.regularized = regularize(
                 model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
             )
@@ -109,13 +109,15 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
             Penalized.on(pl_module).handles.append(self.regularized)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Follow the optimizers that train the model, and start to watch; a resumed training goes on at its step."""
+        """Hook the optimizers that train the model, and start watching, at the step of a resumed training."""
         assert self._model is not None
-        held = {id(parameter) for parameter in self._model.parameters()}
-        training = [o for o in trainer.optimizers if any(id(p) in held for g in o.param_groups for p in g["params"])]
-        # Of a frozen model with a head beside it, the head's steps count.
+        parameters = {id(parameter) for parameter in self._model.parameters()}
+        training = [
+            o for o in trainer.optimizers if any(id(p) in parameters for g in o.param_groups for p in g["params"])
+        ]
+        # For a frozen model with a trained head, count the head's steps.
         self._of_model = training or list(trainer.optimizers)
-        self._hooks = [one.register_step_post_hook(self._on_step) for one in self._of_model]
+        self._hooks = [optimizer.register_step_post_hook(self._on_step) for optimizer in self._of_model]
         if self._watching is not None:
             logs = [*logs_of(self._watching.get("log", ())), *trainer.loggers]
             self.watch = start_watch(self._model, **{**self._watching, "log": logs})
@@ -123,12 +125,12 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
 
     def _on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._stepped = True
-        # Several that share the model's weights make one step of it together, which ends with the batch.
+        # Several optimizers that share the model's weights make one step together, which ends with the batch.
         if len(self._of_model) == 1:
             self._after_step()
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Keep the loss for the watch; one that a scaler multiplied is none."""
+        """Store the loss for the watch, unless a gradient scaler has multiplied it."""
         if self.watch is not None and getattr(trainer.precision_plugin, "scaler", None) is None:
             self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
@@ -160,16 +162,16 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
             )
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Take the watch off the model; its records stay readable."""
+        """Stop watching the model; the records stay readable."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the model as after a training that ended."""
+        """Clean up as after a training that ended."""
         self._end()
         self._leave(pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Put the own training step of the LightningModule back; the model stays regularized."""
+        """Restore the LightningModule's own training step; the model stays regularized."""
         self._leave(pl_module)
 
     def _end(self) -> None:
@@ -180,9 +182,9 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
             self.watch.remove()
 
     def _leave(self, pl_module: Any) -> None:
-        standing = pl_module.__dict__.get("training_step")
-        if isinstance(standing, Penalized) and self.regularized is not None:
-            standing.leave(self.regularized)
+        step = pl_module.__dict__.get("training_step")
+        if isinstance(step, Penalized) and self.regularized is not None:
+            step.leave(self.regularized)
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, draws and strengths, as plain numbers and text, for Lightning's checkpoint."""
@@ -193,10 +195,10 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what an earlier training left; the model was regularized before.
+        """Load the state of an earlier training; the model is already regularized.
 
         Raises:
-            ValueError: where it is that of another model or of other methods.
+            ValueError: if the state belongs to another model or other methods.
         """
         self._steps = state_dict["steps"]
         if self.regularized is not None and state_dict["progress"] is not None:
@@ -205,23 +207,23 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     def _part(self, pl_module: Any) -> nn.Module:
         """Return the part of a LightningModule that is regularized and watched."""
         if self.model is None:
-            holding = [child for child in pl_module.children() if sites(child)]
-            # A list of layers is called by none but the module around it.
-            whole = [child for child in holding if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
-            own = sum(len(sites(child)) for child in holding) == len(sites(pl_module))
-            return whole[0] if len(holding) == len(whole) == 1 and own else pl_module
+            parts = [child for child in pl_module.children() if sites(child)]
+            # A list of layers has no forward of its own: the module around it calls the layers.
+            callable_parts = [child for child in parts if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
+            own = sum(len(sites(child)) for child in parts) == len(sites(pl_module))
+            return callable_parts[0] if len(parts) == len(callable_parts) == 1 and own else pl_module
         try:
             return pl_module.get_submodule(self.model)  # type: ignore[no-any-return]
         except AttributeError:
-            parts = ", ".join(name for name, _ in pl_module.named_children())
+            names = ", ".join(name for name, _ in pl_module.named_children())
             raise ValueError(
                 f"{type(pl_module).__name__} has no part {self.model!r} when the Trainer sets up: make it in "
-                f"__init__; it has {parts or 'none'}"
+                f"__init__; it has {names or 'none'}"
             ) from None
 
 
 class Penalized:
-    """Stands for a LightningModule's training step, and adds the penalties of the handles to its loss."""
+    """A replacement of a LightningModule's training step that adds the penalties of the handles to its loss."""
 
     def __init__(self, module: Any) -> None:
         self.module, self.before = module, module.__dict__.get("training_step")
@@ -232,15 +234,15 @@ class Penalized:
 
     @classmethod
     def on(cls, module: Any) -> Penalized:
-        """Return the one that stands on a module, put there where none does."""
-        standing = module.__dict__.get("training_step")
-        if not isinstance(standing, cls):
-            standing = module.__dict__["training_step"] = cls(module)
-        return standing
+        """Return the replacement on a module, after adding it if there is none."""
+        step = module.__dict__.get("training_step")
+        if not isinstance(step, cls):
+            step = module.__dict__["training_step"] = cls(module)
+        return step
 
     def leave(self, handle: Regularized) -> None:
-        """Take one handle off, and give the module's own step back behind the last."""
-        self.handles = [one for one in self.handles if one is not handle]
+        """Remove one handle, and restore the module's own step after the last."""
+        self.handles = [other for other in self.handles if other is not handle]
         if self.handles:
             return
         if self.before is None:
@@ -252,8 +254,7 @@ class Penalized:
         output = self.inner(*args, **kwargs)
         if not self.module.automatic_optimization:
             return output
-        # Lightning divides the whole by the batches that it accumulates. A step that is skipped takes its penalties
-        # along.
+        # Lightning divides the sum by the number of accumulated batches. A skipped step drops its penalties too.
         penalties = [handle.loss() for handle in self.handles if not handle.removed]
         if isinstance(output, Tensor):
             return sum((penalty.to(output.device) for penalty in penalties), output)

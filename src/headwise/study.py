@@ -1,5 +1,4 @@
-"""What a user's own study file imports: `Task`, `Study`, their parts, `VisionTransformer`, `compare` and the error they
-raise."""
+"""The names that a user's own study file imports: `Task`, `Study`, their parts, `compare` and their error."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve a public name on first use, so that importing this module stays light; raise ImportError naming the
-    extra."""
+    """Return a public name, imported on first use; raise ImportError with the extra if a library is missing."""
     if name not in _HOME:
         raise AttributeError(f"module 'headwise.study' has no attribute {name!r}")
     with needing(f"headwise.study.{name}", "study"):

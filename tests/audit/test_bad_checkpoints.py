@@ -24,13 +24,13 @@ def folder(tmp_path):
 def test_a_truncated_file_is_named_with_its_size(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:2000])
-    refused(folder, r"model\.safetensors is no whole safetensors file .*2,000 bytes.*Download it again")
+    refused(folder, r"model\.safetensors is not a complete safetensors file .*2,000 bytes.*Download it again")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 400, b"<html>404</html>"])
 def test_a_file_of_another_kind_is_refused(folder, content):
     (folder / "model.safetensors").write_bytes(content)
-    refused(folder, "is no whole safetensors file")
+    refused(folder, "is not a complete safetensors file")
 
 
 def test_flipped_header_bytes_are_refused(folder):
@@ -38,7 +38,7 @@ def test_flipped_header_bytes_are_refused(folder):
     spoiled = bytearray(path.read_bytes())
     spoiled[8:40] = bytes(32)
     path.write_bytes(bytes(spoiled))
-    refused(folder, "is no whole safetensors file")
+    refused(folder, "is not a complete safetensors file")
 
 
 class Trap:
@@ -76,9 +76,9 @@ def test_unknown_types_and_configs_are_refused(folder):
     change(folder, model_type="gpt99")
     refused(folder, r"transformers .* knows no model type 'gpt99'")
     (folder / "config.json").write_text('{"hidden_size": 4}')
-    refused(folder, "names no model_type")
+    refused(folder, "has no model_type")
     (folder / "config.json").write_text('{"hidden_size": ')
-    refused(folder, r"config\.json is no JSON .*truncated or corrupt")
+    refused(folder, r"config\.json is not JSON .*truncated or corrupt")
     (folder / "config.json").write_text("[1]")
     refused(folder, "holds list, not an object")
     (folder / "config.json").unlink()
@@ -87,7 +87,7 @@ def test_unknown_types_and_configs_are_refused(folder):
 
 def test_quantized_weights_are_refused(folder):
     change(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(folder, r"is quantized \(gptq\).*Audit the model it was made from")
+    refused(folder, r"is quantized \(gptq\).*audit the model it was made from")
 
 
 def test_a_config_that_does_not_belong_is_named_by_its_first_weight(folder):
@@ -162,7 +162,7 @@ def test_a_folder_saved_before_folding_says_to_fold(folder):
     model = tf.LlamaForCausalLM.from_pretrained(folder)
     handle = headwise.regularize(model, headwise.SigmaReparam())
     model.save_pretrained(folder)
-    refused(folder, r"was saved while SigmaReparam stood on its weights.*q_proj|k_proj.*call handle\.fold\(\)")
+    refused(folder, r"was saved while SigmaReparam parametrized its weights.*q_proj|k_proj.*call handle\.fold\(\)")
     handle.fold()
     model.save_pretrained(folder)
     assert audit(folder).records
@@ -196,7 +196,7 @@ def test_bloom_is_told_why_and_what_to_do(tmp_path):
     ) as told:
         audit(tmp_path)
     assert str(told.value).endswith("and 2 more layers")
-    assert "no like" not in str(told.value)
+    assert "no counterpart" not in str(told.value)
 
 
 def test_adapters_and_empty_folders_say_what_they_are(folder):
@@ -211,7 +211,7 @@ def test_adapters_and_empty_folders_say_what_they_are(folder):
 
 def test_what_is_no_checkpoint_at_all_gets_the_list_of_forms(folder, tmp_path):
     refused("nowhere", "there is no checkpoint 'nowhere': give a transformers folder, TIMM_NAME:FILE.safetensors, or")
-    refused(folder / "model.safetensors", "alone does not tell which model it is")
+    refused(folder / "model.safetensors", "alone does not show which model it is")
     refused(
         "vit_tiny_patch16_2244:weights.safetensors",
         "has no model 'vit_tiny_patch16_2244'. Did you mean 'vit_tiny_patch16_224'",
@@ -233,5 +233,5 @@ def test_a_model_without_attention_is_refused(tmp_path):
     file.write_text("import torch\ndef build():\n    return torch.nn.Linear(2, 2)\ndef wrong():\n    return 3\n")
     with pytest.raises(ValueError, match=r"plain\.py:build: Linear has no attention layer that headwise can see"):
         audit(f"{file}:build")
-    refused(f"{file}:wrong", r"plain\.py:wrong gave int, not a torch module")
+    refused(f"{file}:wrong", r"plain\.py:wrong returned int, not a torch module")
     refused(f"{file}:biuld", r"has no function 'biuld'\. Did you mean 'build'")

@@ -77,5 +77,5 @@ def test_a_function_of_yours_gives_the_model(tmp_path):
     found = audit(f"{file}:build")
     assert found.kind == "factory"
     assert {r["site"] for r in found.records} == {"layers.0.self_attn", "layers.1.self_attn"}
-    with pytest.raises(CheckpointError, match="audited by its weights"):
+    with pytest.raises(CheckpointError, match="only the weights of a factory"):
         audit(f"{file}:build", text=file)

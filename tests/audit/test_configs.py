@@ -68,10 +68,13 @@ WRONG = {
     "a size that heads do not divide": ({"num_attention_heads": 5, "head_dim": None}, r"config\.json (cannot|gives)"),
     "no heads": ({"num_attention_heads": 0, "head_dim": None}, r"config\.json (cannot|gives).*ZeroDivisionError"),
     "a list of types": ({"model_type": ["llama"]}, r"knows no model type \['llama'\]"),
-    "a number for an architecture": ({"architectures": [5]}, "names the architecture 5, which is no name"),
+    "a number for an architecture": (
+        {"architectures": [5]},
+        "names the architecture 5, which must be the name of a class",
+    ),
     "an architecture of another family": (
         {"architectures": ["BertModel"]},
-        "is of the model type 'llama' and names the architecture BertModel, which is of another",
+        "has the model type 'llama', and the architecture BertModel belongs to another",
     ),
     "an unknown rotary type": ({"rope_parameters": {"rope_type": "weird"}}, r"gives no model \(KeyError: 'weird'\)"),
     "rotary settings in words": ({"rope_parameters": "x"}, "cannot be read as a config .*rope_parameters"),
@@ -109,7 +112,7 @@ def test_weights_of_eight_bits_are_read_as_the_numbers_they_are_and_integers_are
     save_file({name: w.to(torch.float8_e4m3fn).float() for name, w in state.items()}, folder / "model.safetensors")
     assert eight == {(r["site"], r["statistic"], r["head"]): r["value"] for r in audit(folder).records}
     save_file({name: (100 * w).to(torch.int8) for name, w in state.items()}, folder / "model.safetensors")
-    refused(folder, r"q_proj\.weight holds torch.int8 and no floating-point numbers")
+    refused(folder, r"q_proj\.weight holds torch.int8 instead of floating-point numbers")
 
 
 def test_layers_that_the_config_leaves_out_are_told_of(folder):
@@ -117,7 +120,7 @@ def test_layers_that_the_config_leaves_out_are_told_of(folder):
     change(folder, num_hidden_layers=1)
     found = audit(folder)
     assert len(found.unused) == 4
-    assert "the files hold 4 weights of attention layers that the model of this config has not" in found.notes()[0]
+    assert "the files hold 4 weights of attention layers that the model of this config does not" in found.notes()[0]
     assert "model.layers.1.self_attn" in found.notes()[0]
 
 

@@ -147,8 +147,25 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)
-    table = console.file.getvalue().split("All heads")[1].split("Statistics that")[0]
+    table = console.file.getvalue().split("All heads")[1].split("Statistics without")[0]
     rows = [line.split() for line in table.splitlines() if " of W_" in line]
     assert len(rows) == 8
     assert all("head" in row for row in rows)
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_an_audit_shows_itself_in_one_line(checked):
+    shown = repr(checked(silence))
+    assert "built.py:build: 4 layers, 16 heads, " in shown and "alerts" in shown and len(shown) < 200
+
+
+def test_without_a_terminal_no_bar_is_drawn_even_where_colours_are_asked_for(tmp_path, monkeypatch, capfd):
+    from headwise.auditing.command import run
+
+    # as the kernel of a notebook sets it
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    (tmp_path / "plain.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)\n"
+    )
+    run(f"{tmp_path / 'plain.py'}:build")
+    assert "reading layers" not in capfd.readouterr().err

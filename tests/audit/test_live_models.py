@@ -37,7 +37,7 @@ def test_a_hubs_cache_is_read_by_folder_and_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert figures(headwise.audit(cache)) == figures(headwise.audit("me/tiny"))
     with pytest.raises(
-        CheckpointError, match=r"'me/other' is no folder here.*hf download me/other, then give the same name"
+        CheckpointError, match=r"'me/other' is not a folder here.*hf download me/other, then give the same name"
     ):
         headwise.audit("me/other")
 

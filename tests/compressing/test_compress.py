@@ -202,7 +202,7 @@ def test_a_state_dict_that_does_not_fit_leaves_the_model_alone() -> None:
         with pytest.raises(ValueError, match=said):
             headwise.load_compressed(again, spoiled)
         assert all(torch.equal(tensor, plain[name]) for name, tensor in again.state_dict().items())
-    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.query is a NarrowRows and no plain linear layer"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.query is a NarrowRows, not a plain linear layer"):
         headwise.load_compressed(model, state)
 
 
@@ -322,7 +322,7 @@ def test_a_loss_that_fails_on_the_cut_model_leaves_the_plain_one() -> None:
 
 def test_torchs_own_layer_is_refused() -> None:
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-    with pytest.raises(ValueError, match=r"self_attn qk: nn\.MultiheadAttention reads its weights itself"):
+    with pytest.raises(ValueError, match=r"self_attn qk: nn\.MultiheadAttention reads its weights directly"):
         headwise.compress(model, 0.9, example=torch.randn(2, 6, 32))
 
 
@@ -362,7 +362,7 @@ def test_where_leaves_the_other_layers_and_what_cannot_be_cut_is_listed() -> Non
     done = headwise.compress(model, 0.6)
     assert set(done.refused) == {"turned qk"}
     assert {(one.site, one.part) for one in done.layers} == {("plain", "qk"), ("plain", "vo"), ("turned", "vo")}
-    assert "left as it was: turned qk: other factors" in str(done)
+    assert "left unchanged: turned qk: other factors" in str(done)
     other = Own()
     headwise.compress(other, 0.6, where=["blocks.1.attn"], example=torch.randn(2, 6, 32))
     assert isinstance(other.blocks[0].attn.qkv, nn.Linear) and isinstance(other.blocks[1].attn.qkv, NarrowRows)

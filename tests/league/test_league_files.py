@@ -28,10 +28,14 @@ def test_the_plain_model_comes_first_then_controls_then_methods(tmp_path):
 @pytest.mark.parametrize(
     ("arm", "more", "message"),
     [
-        ("DropHead(p=0.2)", "p = [0.5, 0.1]\n", r"ours.toml: search.p: a range rises, got \[0.5, 0.1\]"),
+        (
+            "DropHead(p=0.2)",
+            "p = [0.5, 0.1]\n",
+            r"ours.toml: search.p: a range needs its lower end first, got \[0.5, 0.1\]",
+        ),
         ("DropHead(p=0.2)", "p = 3\n", r"ours.toml: search.p"),
         ("DropHead(p=0.2)", "p = { choices = [0.2] }\n", r"ours.toml: search.p"),
-        ("DropHead(p=0.2)", "p = [\n", r"ours.toml is no TOML"),
+        ("DropHead(p=0.2)", "p = [\n", r"ours.toml is not valid TOML"),
     ],
 )
 def test_a_file_that_is_no_entry_is_refused_by_name(tmp_path, arm, more, message):
@@ -45,11 +49,11 @@ def test_a_file_that_is_no_entry_is_refused_by_name(tmp_path, arm, more, message
         (
             "DropHead(p=0.2)",
             "q = [0.1, 0.5]\n",
-            r"entry ours: it searches q, which is no field of DropHead\(p=0.2\) and no setting that",
+            r"entry ours: it searches q, which is neither a field of DropHead\(p=0.2\) nor a setting that",
         ),
-        ("DropHead(p=0.2)", "p = [0.3, 0.5]\n", r"entry ours: as written, p is 0.2, outside of what is searched"),
-        ("DropHead(p=0.2)", "p = [0.1, 1.5]\n", r"entry ours: at .*1.5.* it cannot be: "),
-        ("baseline | dim=4", "dim = { choices = [4, 8] }\n", r"entry ours: at .*8.* it is the plain model here"),
+        ("DropHead(p=0.2)", "p = [0.3, 0.5]\n", r"entry ours: as written, p is 0.2, outside of the searched range"),
+        ("DropHead(p=0.2)", "p = [0.1, 1.5]\n", r"entry ours: at .*1.5.* it is invalid: "),
+        ("baseline | dim=4", "dim = { choices = [4, 8] }\n", r"entry ours: at .*8.* it equals the plain model"),
         (
             "DropHead(p=0.2) | learning_rate=0.1",
             "p = [0.1, 0.5]\n",

@@ -105,13 +105,13 @@ def test_what_is_no_pair_is_refused(one, other, message):
 
 
 def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
-    with pytest.raises(StudyError, match="--fresh is of --run"):
+    with pytest.raises(StudyError, match="--fresh needs --run"):
         command.run(LeagueRequest(out=tmp_path, fresh=2))
-    with pytest.raises(StudyError, match="one after the other"):
+    with pytest.raises(StudyError, match="to run them"):
         command.run(LeagueRequest(out=tmp_path, run=True, pairs=2))
-    with pytest.raises(StudyError, match="give it alone"):
+    with pytest.raises(StudyError, match="Give it alone"):
         command.run(LeagueRequest(out=tmp_path, run=True, time_steps=True))
-    with pytest.raises(StudyError, match="holds no world"):
+    with pytest.raises(StudyError, match="contains no world"):
         command.run(LeagueRequest(out=tmp_path, time_steps=True))
-    with pytest.raises(StudyError, match="holds no world"):
+    with pytest.raises(StudyError, match="contains no world"):
         command.run(LeagueRequest(out=tmp_path, pairs=2))

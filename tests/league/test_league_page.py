@@ -113,7 +113,7 @@ def test_lower_figures_are_gains_where_lower_is_better(tmp_path):
 def test_folders_that_are_no_worlds_of_one_league_are_refused(folders, tmp_path):
     with pytest.raises(StudyError, match=r"the world one was given twice"):
         read_worlds([folders[0], folders[0]])
-    with pytest.raises(StudyError, match=r"holds no league.json"):
+    with pytest.raises(StudyError, match=r"contains no league.json"):
         read_worlds([tmp_path])
     (folders[1] / "study.json").unlink()
     with pytest.raises(StudyError, match="the search of the plain model has not ended"):

@@ -148,21 +148,19 @@ def test_worlds_and_entries_can_be_chosen_and_the_plain_model_is_always_there(tm
     write_source(tmp_path / "source", worlds=("dots", "more"))
     cells = cells_of(request_of(tmp_path, worlds=("more",), entries=named(["drop-head"])), HereEngine(), Quiet())
     assert [(cell.entry.name, cell.place.world.name) for cell in cells] == [("plain", "more"), ("drop-head", "more")]
-    with pytest.raises(
-        StudyError, match=r"--worlds mor: there is none of this name. Did you mean 'more'\? Known: dots, more"
-    ):
+    with pytest.raises(StudyError, match=r"--worlds mor: unknown name. Did you mean 'more'\? Known: dots, more"):
         cells_of(request_of(tmp_path, worlds=("mor",)), HereEngine(), Quiet())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plan": True, "run": True}, "--plan says what --run would do"),
-        ({"budget": "2h"}, "--budget is of --run"),
-        ({"folders": (Path("a"),), "run": True}, "Folders are read; --plan and --run work on --out"),
+        ({"plan": True, "run": True}, "--plan only shows what --run would do"),
+        ({"budget": "2h"}, "--budget needs --run"),
+        ({"folders": (Path("a"),), "run": True}, "Folders are only read, while --plan and --run work on --out"),
         ({"run": True, "engine": "dask"}, "--engine 'dask' is not known. Engines: local, ray, slurm"),
-        ({"run": True, "budget": "soon"}, "--budget 'soon' is no time"),
-        ({}, "holds no world of a league"),
+        ({"run": True, "budget": "soon"}, "--budget 'soon' is not a duration"),
+        ({}, "contains no world of a league"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(tmp_path, changes, message):
@@ -181,7 +179,9 @@ def test_a_world_that_changed_is_not_mixed_with_what_was_run(tmp_path):
     request = request_of(tmp_path, entries=("plain",))
     ticks = iter(range(9))
     go(request, deadline=1, clock=lambda: next(ticks))
-    with pytest.raises(StudyError, match=r"holds the world dots with other trials: .*Choose another --out, or delete"):
+    with pytest.raises(
+        StudyError, match=r"contains the world dots with other trials: .*Choose another --out, or delete"
+    ):
         cells_of(request_of(tmp_path, trials=3), HereEngine(), Quiet())
     write_source(tmp_path / "source", settings="[settings]\nepochs = 3\n")
     with pytest.raises(StudyError, match="with other settings"):

@@ -154,7 +154,7 @@ def test_what_is_made_for_a_softmax_is_refused_by_name(settings):
 def test_an_edit_of_the_logits_before_it_is_refused_and_after_it_acts():
     model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
     with pytest.raises(
-        ValueError, match=r"Temperature\(value=0.5\) does to them before would be lost: put Temp.* behind it"
+        ValueError, match=r"changes of Temperature\(value=0.5\) before it would be lost: put Temp.* after it"
     ):
         headwise.regularize(model, Temperature(value=0.5), LinearAttention())
     q, k, v = qkv()

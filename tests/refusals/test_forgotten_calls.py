@@ -84,7 +84,7 @@ def test_a_schedule_that_is_set_later_needs_after_step_too():
     train(model, handle, steps=4, after=False)
     handle.set(DropHead, p=Ramp(0.0, 0.3, 10))
     with pytest.raises(
-        RuntimeError, match=r"after_step\(\) was not called in the first 2 optimizer steps, where DropHead"
+        RuntimeError, match=r"after_step\(\) was not called in the first 2 optimizer steps, so that DropHead"
     ):
         train(model, handle, after=False)
 

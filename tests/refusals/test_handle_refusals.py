@@ -20,7 +20,7 @@ def test_a_handle_that_left_answers_every_call_with_why(leave):
     calls = [handle.remove, handle.fold, handle.loss, handle.after_step, lambda: handle.set(DropHead, p=0.1)]
     for call in calls:
         with pytest.raises(
-            RuntimeError, match=r"this model is no longer regularized: remove\(\) or fold\(\) was called before"
+            RuntimeError, match=r"no longer regularized, since remove\(\) or fold\(\) was called: call regularize"
         ):
             call()
     same(before, untouched(model))
@@ -46,7 +46,7 @@ def test_learned_parameters_are_not_thrown_away_unasked():
     [
         (DropKey, {"p": 0.1}, ValueError, r"DropKey is not fitted on this model; fitted: DropHead\(p=0\.2\)"),
         (DropHead(p=0.3), {"p": 0.1}, ValueError, r"DropHead\(p=0\.3\) is not fitted"),
-        (DropHead, {"q": 0.1}, ValueError, r"DropHead\.q cannot change while training; what can: p"),
+        (DropHead, {"q": 0.1}, ValueError, r"DropHead\.q cannot change while training; these can: p"),
         (DropHead, {"p": 1.5}, ValueError, r"DropHead: p must lie in \[0, 1\), got 1\.5"),
         (DropHead, {"p": "half"}, TypeError, r"DropHead\.p must be a number or a schedule, got 'half'"),
         (
@@ -55,7 +55,12 @@ def test_learned_parameters_are_not_thrown_away_unasked():
             ValueError,
             r"p must lie in \[0, 1\), got 1\.5",
         ),
-        (DropHead, {}, ValueError, r"set\(\) needs to know which setting of DropHead\(p=0\.2\) changes; what can: p"),
+        (
+            DropHead,
+            {},
+            ValueError,
+            r"set\(\) needs a new value for a setting of DropHead\(p=0\.2\); these can change: p",
+        ),
     ],
 )
 def test_a_strength_that_cannot_be_set_changes_none(chosen, changes, kind, message):

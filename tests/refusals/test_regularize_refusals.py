@@ -254,7 +254,7 @@ def test_a_refusal_names_the_method_once(monkeypatch, reason):
         ("layers", r"no argument 'layers': choose layers with where="),
         ("target_modules", "choose layers with where="),
         ("batch", "pass a batch as example=batch"),
-        ("method", "methods stand behind the model"),
+        ("method", "methods come after the model"),
         ("strength", "its arguments: model, methods, where, example, seed, allow_none, attention"),
     ],
 )

@@ -15,7 +15,7 @@ TWO = ("baseline", "Other()")
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no study\.json.*--out"):
+    with pytest.raises(FileNotFoundError, match=r"contains no study\.json.*--out"):
         read_study(tmp_path)
 
 
@@ -79,13 +79,13 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ([], r"study\.json holds \[\], where a dictionary should be"),
-        ({"arms": "baseline"}, r"study\.json holds something else than it should under arms"),
-        ({"arms": [1, 2]}, "under arms"),
-        ({"baseline": 3, "seeds": ["0"]}, "under baseline, seeds"),
-        ({"metrics": "test_accuracy"}, "under metrics"),
-        ({"metrics": [{"name": "accuracy"}], "margin": "small"}, "under metrics, margin"),
-        ({"settings": [], "notes": "one", "runs": [1]}, "under settings, runs, notes"),
+        ([], r"study\.json contains \[\] instead of a dictionary"),
+        ({"arms": "baseline"}, r"study\.json has invalid values for arms"),
+        ({"arms": [1, 2]}, "values for arms"),
+        ({"baseline": 3, "seeds": ["0"]}, "values for baseline, seeds"),
+        ({"metrics": "test_accuracy"}, "values for metrics"),
+        ({"metrics": [{"name": "accuracy"}], "margin": "small"}, "values for metrics, margin"),
+        ({"settings": [], "notes": "one", "runs": [1]}, "values for settings, runs, notes"),
     ],
 )
 def test_a_study_of_another_shape_is_named(tmp_path, change, message):
@@ -108,16 +108,16 @@ def test_a_study_of_an_earlier_version_is_refused_with_what_it_lacks(tmp_path):
 def test_what_is_no_result_is_named(tmp_path, content):
     folder = write_study(tmp_path, methods=TWO, seeds=1)
     (folder / "runs" / "000100000000" / "result.json").write_text(content)
-    with pytest.raises(ValueError, match=r"000100000000/result\.json holds .*Delete it and run the study again"):
+    with pytest.raises(ValueError, match=r"000100000000/result\.json contains .*Delete it and run the study again"):
         read_study(folder)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", '{"method": 1}', r"config\.json names no arm and seed"),
-        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, holds no record but \[1\]"),
-        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, names no epoch"),
+        ("config.json", '{"method": 1}', r"config\.json does not name an arm and a seed"),
+        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, is not a record but \[1\]"),
+        ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, does not name an epoch"),
     ],
 )
 def test_files_of_a_run_of_another_shape_are_named(tmp_path, name, content, message):

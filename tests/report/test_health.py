@@ -121,5 +121,5 @@ def test_readings_that_are_not_finite_leave_a_gap(tmp_path):
 
 def test_a_line_that_is_no_record_is_named(tmp_path):
     study = watched(tmp_path, [reading(0), {"site": "blocks.0.attn", "step": 1}])
-    with pytest.raises(ValueError, match=r"health.jsonl, line 2, is no record of health: depth"):
+    with pytest.raises(ValueError, match=r"health.jsonl, line 2, is not a health record: depth"):
         health_sections(study)

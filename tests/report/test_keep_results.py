@@ -176,7 +176,7 @@ def test_findings_are_kept_with_their_tables(tmp_path):
 
 def test_a_folder_without_results_is_refused_and_nothing_is_written(tmp_path):
     done = keep(tmp_path, tmp_path / "kept")
-    assert done.returncode == 1 and "holds neither analysis.json nor findings.json" in done.stderr
+    assert done.returncode == 1 and "contains neither analysis.json nor findings.json" in done.stderr
     assert not (tmp_path / "kept").exists()
 
 

@@ -231,17 +231,17 @@ def mixed(rows):
     [
         (lambda rows: [*rows, rows[3]], "rows 5 and 16 are both plain, seed 3. A pair needs one run of each arm"),
         (mixed, "row 5 has lr 0.2, and row 2 of the same arm plain has 0.1. One arm is one configuration"),
-        (lambda rows: [{**rows[0], "seed": "one"}, *rows[1:]], "row 2 has 'one' for seed, which is no whole number"),
+        (lambda rows: [{**rows[0], "seed": "one"}, *rows[1:]], "row 2 has 'one' for seed, which is not a whole number"),
         (lambda rows: [{**rows[0], "arm": ""}, *rows[1:]], "row 2 has no arm"),
         (
             lambda rows: [{**rows[0], "accuracy": "good"}, *rows[1:]],
-            "row 2 has 'good' for accuracy, which is no number",
+            "row 2 has 'good' for accuracy, which is not a number",
         ),
         (
             lambda rows: [{"who": row["arm"], "seed": row["seed"], "accuracy": 1} for row in rows],
             "no column arm. Columns: who, seed, accuracy. .*--arm NAME",
         ),
-        (lambda rows: [{**row, "accuracy": None, "acuracy": 1} for row in rows][:0], "holds no row"),
+        (lambda rows: [{**row, "accuracy": None, "acuracy": 1} for row in rows][:0], "contains no rows"),
     ],
 )
 def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
@@ -254,10 +254,14 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"arm": "plain"}\n{"arm": "x", "acc', "line 2, is no JSON: unterminated string .*delete it where"),
-        ("a.json", "[]", "holds no row"),
-        ("a.json", '{"arm": "plain"}', r'holds no list of runs. Write \[{"arm": ..., "seed": ...}, ...\]'),
-        ("a.json", '[{"arm": "plain"', "a.json is no JSON: Expecting"),
+        (
+            "a.jsonl",
+            '{"arm": "plain"}\n{"arm": "x", "acc',
+            "line 2, is not valid JSON: unterminated string .*delete it if",
+        ),
+        ("a.json", "[]", "contains no rows"),
+        ("a.json", '{"arm": "plain"}', r'contains no list of runs. Write \[{"arm": ..., "seed": ...}, ...\]'),
+        ("a.json", '[{"arm": "plain"', "a.json is not valid JSON: Expecting"),
         (
             "a.csv",
             "arm,seed,accuracy\nplain,0,0,5\n",
@@ -266,7 +270,7 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
         (
             "a.csv",
             'config,seed\n{1: "b,0\n',
-            "row 2: config is no dict that can be read. Export its entries as columns",
+            "row 2: config is not a readable dict. Export its entries as columns",
         ),
     ],
 )
@@ -297,5 +301,5 @@ def test_the_numbers_of_a_report_give_its_verdicts_again(tmp_path, capsys):
 
 def test_the_folder_of_a_study_is_not_written_over(tmp_path):
     (tmp_path / "study.json").write_text('{"kind": "compare"}')
-    with pytest.raises(StudyError, match=r"holds a study of its own. Choose another --out"):
+    with pytest.raises(StudyError, match=r"already contains another study. Choose another --out"):
         study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path)

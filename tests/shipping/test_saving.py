@@ -101,7 +101,7 @@ def test_what_a_process_without_headwise_is_told(tmp_path):
     assert done.difference <= 1e-5
     assert [type(m).__name__ for m in done.folded] == ["SigmaReparam"] and len(done.left_out) == 4
     assert list(model.state_dict()) == keys and len(handle.fitted) == 2
-    assert "in its weights: SigmaReparam" in str(done) and "training alone: DropHead" in str(done)
+    assert "in its weights: SigmaReparam" in str(done) and "training only: DropHead" in str(done)
     assert "runs without headwise" in (stock / "README.md").read_text()
     handle.save_pretrained(five)
     trained(llama(), "XSA() + LinearAttention() + SigmaReparam() + DropHead(p=0.1)").save_pretrained(silent)
@@ -112,7 +112,7 @@ def test_what_a_process_without_headwise_is_told(tmp_path):
     # methods that learn nothing leave weights that fit, and another model
     assert "trained_with_XSA_and_LinearAttention__load_it_with_headwise.load_pretrained" in told[2]
     card = (silent / "README.md").read_text()
-    assert "`XSA`, `LinearAttention`" in card and "another model" in card
+    assert "`XSA`, `LinearAttention`" in card and "computes something else" in card
 
 
 def test_what_cannot_be_folded_is_named_and_nothing_is_written(tmp_path):
@@ -472,7 +472,7 @@ def test_prompts_of_peft_are_refused(tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     handle = headwise.regularize(peft.get_peft_model(llama(), config), headwise.DropHead())
-    with pytest.raises(ValueError, match="learns prompts by peft"):
+    with pytest.raises(ValueError, match="learns prompts of peft"):
         handle.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -7,7 +7,7 @@ from test_script import ARM, COMMAND, source  # noqa: F401
 import headwise
 from headwise.files.errors import StudyError
 from headwise.studies.digits import Digits
-from headwise.studies.from_python import _named, _settings, _text
+from headwise.studies.from_python import _kind_and_name, _settings, _text
 
 
 def test_a_script_gives_a_table_a_plot_verdicts_and_a_page(tmp_path):
@@ -23,8 +23,10 @@ def test_a_script_gives_a_table_a_plot_verdicts_and_a_page(tmp_path):
 
 
 def test_what_is_compared_is_told_by_what_it_is():
-    assert _named("digits") == {"study": "digits"} and _named("python train.py") == {"script": "python train.py"}
-    assert _named("my.py:Mine") == {"task": "my.py:Mine"} and _named(Digits) == {
+    assert _kind_and_name("digits") == {"study": "digits"} and _kind_and_name("python train.py") == {
+        "script": "python train.py"
+    }
+    assert _kind_and_name("my.py:Mine") == {"task": "my.py:Mine"} and _kind_and_name(Digits) == {
         "task": "headwise.studies.digits:Digits"
     }
     assert _settings(Digits(epochs=2, learning_rate=0.01)) == ["epochs=2", "learning_rate=0.01"]
@@ -33,8 +35,8 @@ def test_what_is_compared_is_told_by_what_it_is():
 
 def test_a_task_that_stands_in_no_file_is_refused():
     kind = type("Mine", (Digits,), {"__module__": "__main__", "__annotations__": {}})
-    with pytest.raises(StudyError, match=r"Mine stands in no file|defined inside"):
-        _named(kind)
+    with pytest.raises(StudyError, match=r"Mine is not defined in a file|defined inside"):
+        _kind_and_name(kind)
 
 
 def test_a_task_gives_the_numbers_of_the_command(tmp_path):

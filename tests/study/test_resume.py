@@ -266,9 +266,9 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path, monk
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "out").write_text("not a folder")
-    with pytest.raises(StudyError, match=r"out cannot be used as a folder.*A file stands in its place"):
+    with pytest.raises(StudyError, match=r"out cannot be used as a folder.*It is a file"):
         carry(tiny_study(), tmp_path / "out")
-    with pytest.raises(StudyError, match="A file stands in its place"):
+    with pytest.raises(StudyError, match="It is a file"):
         carry(tiny_study(), tmp_path / "out" / "deeper")
 
 

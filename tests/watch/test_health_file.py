@@ -41,8 +41,8 @@ def test_a_torn_line_is_left_out_and_a_wrong_one_named(tmp_path):
     path.write_text('{"torn\n' + whole)
     assert read_health(path) == [figure("max_logit", 1.0)]
     path.write_text(whole + whole.replace("1.0", '"high"'))
-    with pytest.raises(ValueError, match=r"health.jsonl, line 2, is no record of health: value"):
+    with pytest.raises(ValueError, match=r"health.jsonl, line 2, is not a health record: value"):
         read_health(path)
     path.write_text("3\n")
-    with pytest.raises(ValueError, match=r"line 1, is no record of health: the line"):
+    with pytest.raises(ValueError, match=r"line 1, is not a health record: the line"):
         read_health(path)

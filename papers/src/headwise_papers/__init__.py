@@ -1,2 +1,1 @@
-"""Studies of the literature on attention regularizers: each tests what its source claims, found by `headwise compare
-NAME`."""
+"""Studies that test the claims of the literature on attention regularizers; run one by `headwise compare NAME`."""

@@ -1,5 +1,4 @@
-"""The blog's experiment on CIFAR-100: its block, its seven methods and NeuTRENO, with who memorises the training
-images.
+"""The blog's experiment on CIFAR-100: its block, its seven methods and NeuTRENO, and which runs memorise the images.
 
 The blog trains one seed for 25 epochs on the full training set (`--scale paper`). `--set norm=pre` asks whether the
 verdicts depend on the block, which has no norm before attention: all arms change, the baseline with them.
@@ -21,7 +20,7 @@ from headwise_papers.tasks.blog_claims import (
 )
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
 
-# nats: 5 % of the plain model's test loss in the search
+# margin in nats: 5 % of the plain model's test loss in the search
 SIMILAR = 0.23
 SCALES = scales(epochs=30)
 

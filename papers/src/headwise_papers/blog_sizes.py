@@ -1,7 +1,6 @@
-"""The blog's methods against the number of training images, with the gap of training and test, and how alike the heads
-are.
+"""The blog's methods at several numbers of training images: accuracy, generalisation gap and similarity of heads.
 
-The blog (Meindl 2023) expects overfitting "when there is limited training data" and trains on all images alone; its
+The blog (Meindl 2023) expects overfitting "when there is limited training data" but only trains on all images; its
 Decorrelation is meant to make heads differ, which it does not measure.
 """
 
@@ -14,34 +13,35 @@ from headwise_papers.tasks.blog_claims import BLOG, DECORRELATION, DROPOUT
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
 
 FEW, MIDDLE, MANY = 400, 1200, 3600
-# the gap that the conclusion calls very large: 40 points in its figures, of which half is asked
+# threshold of a "very large" gap: half of the 40 points in the blog's figures
 LARGE = 0.2
 ALIKE = "heads/head_redundancy/mean"
 SCALES = scales(epochs=24, test_size=2000, train_size=MANY)
 
 
 class SizedBlogImages(BlogImages):
-    """Train an untrained model on each of several numbers of CIFAR's images, as the blog's studies do, and measure each
-    in evaluation mode."""
+    """The blog's task with training from scratch on each of several numbers of images in one run."""
 
     images: tuple[int, ...] = (FEW, MIDDLE, MANY)
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return accuracy, loss, whether the images are memorised, and the gap of both accuracies."""
+        """Return accuracy, loss, whether the images are memorised, and the gap of train and test accuracy."""
         return (*super().all_metrics(), Metric("gap", "train − test accuracy", higher_is_better=False, unit="%"))
 
     def phases(self) -> list[Phase]:
-        """Return a phase for each number of images, each from weights that no other has seen."""
+        """Return a phase for each number of images, each with new weights."""
         return [Phase(_images(count), changes={"train_size": count}, start="fresh") for count in self.images]
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate training and test images at every phase's end."""
+        """Return the evaluations of training and test images after every phase."""
         return [Evaluation(name, when="phase") for name in ("train", "test")]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return the gap of training and test accuracy at every number of images."""
-        where = [(_images(count), f"{_images(count)}/train/accuracy") for count in self.images]
-        return {f"{name}/test/gap": outcomes[train] - outcomes[f"{name}/test/accuracy"] for name, train in where}
+        """Return the gap of training and test accuracy for every number of images."""
+        outcome_names = [(_images(count), f"{_images(count)}/train/accuracy") for count in self.images]
+        return {
+            f"{name}/test/gap": outcomes[train] - outcomes[f"{name}/test/accuracy"] for name, train in outcome_names
+        }
 
 
 def _images(count: int) -> str:

@@ -1,9 +1,7 @@
-"""Doses of the blog's methods on CIFAR-100: how strong the penalties must be to act, DropHead's rescaling, and the unit
-of the noise.
+"""Doses of the blog's methods on CIFAR-100: the strength of penalties, DropHead's rescaling, and the unit of the noise.
 
-The blog says of its penalties that more emphasis on them would raise the loss, and of the methods that changed nothing
-that other parameters are needed. It names no rescaling of the heads that stay, and takes the median as the unit of its
-noise.
+The blog says that a stronger penalty would raise the loss, and that methods without an effect need other parameters. It
+does not mention rescaling of the remaining heads, and uses the median as the unit of its noise.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
 DECORRELATION = "Decorrelation(strength={0,1,10,100,1000})"
 NORM = "AttentionNormPenalty(strength={0,1,10,100,1000})"
 NOISE = 'InputNoise(scale={0.01,0.1,1}, unit="std")'
-# nats: 5 % of the plain model's test loss in the search
+# margin in nats: 5 % of the plain model's test loss in the search
 SIMILAR = 0.24
 SCALES = scales(epochs=26, train_size=600, test_size=2000)
 

@@ -1,7 +1,7 @@
-"""Entropy collapse in a pre-LN language model: it comes in spite of every norm, and it is not rank collapse.
+"""A study of entropy collapse in a pre-LN language model, with norms and as distinct from rank collapse.
 
-Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant rate, few steps: each arm is trained at every rate of a
-ladder.
+Zhai et al. 2023, arXiv 2303.06296. Without warm-up and with a constant learning rate, each arm is trained for few steps
+at every rate of a ladder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGMA, QUERIES, QKNORM = (
     'QKNorm(norm="rms")',
 )
 CRITICAL, ENTROPY, RANK = "test/critical_rate", "health/entropy_share", "health/rank"
-# one at which every arm learns, and one at which the plain model fails
+# a rate at which every arm learns, and one at which the plain model fails
 LOW, HIGH = "rate 0.003", "rate 0.1"
 WORDS = {"in words": "the abstract and the summary give no figure"}
 

@@ -1,8 +1,8 @@
-"""What low rank saves: language models trained with more and less decay of attention, their heads cut to the
-pseudo-rank.
+"""A study of the savings from low rank: language models trained with several strengths of attention decay, whose heads
+are then cut to their pseudo-rank by `headwise.compress`.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show that decay lowers the rank; that the rank could be used to
-store and compute less is said of their work and not measured there. `headwise.compress` does it.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show that decay lowers the rank, but do not measure what the low
+rank saves in storage or computation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Weight decay of attention apart from that of the MLPs: does decoupling the two help, and what becomes of the rank,
-layer by layer?
+"""Separate weight decay of attention and MLPs in a language model: its effect on the loss and on the rank by layer.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819: decay that is good for the MLPs costs attention its rank, and
-decoupling it "can enhance performance".
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819: decay that is good for the MLPs lowers the rank of attention,
+and decoupling it "can enhance performance".
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
 
 
 def decayed(attention: float, mlp: float) -> str:
-    """Return the arm whose attention and MLPs decay so."""
+    """Return the arm with these weight decays of attention and MLPs."""
     changes = {"attention_weight_decay": attention, "mlp_weight_decay": mlp}
     changed = ", ".join(f"{name}={value}" for name, value in changes.items() if value != 0.1)
     return f"baseline | {changed}" if changed else "baseline"
@@ -29,7 +28,7 @@ FREE, STRONG_FREE, HALF_FREE = decayed(0.0, 0.3), decayed(0.0, 1.0), decayed(0.1
 
 
 def _less_perplexity(text: str, *pairs: tuple[str, str]) -> Claim:
-    """Claim that each first arm has a lower perplexity than its second."""
+    """Return the claim that the first arm of each pair has a lower perplexity than the second."""
     return Claim(
         text=text,
         source=f"{PAPER}, summary",

@@ -1,8 +1,8 @@
-"""Weight decay of attention and of MLPs, apart, on a language model of characters.
+"""Separate weight decay of attention and of MLPs in a character language model.
 
 Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train 125M parameters on the Pile with AdamW and vary one decay
-at a time, five runs each. What a decay λ does in n steps at a rate η goes as ηλn, which is small here: the axes reach
-farther up than the paper's.
+at a time, with five runs each. The effect of a decay λ in n steps at a rate η is proportional to ηλn, which is small
+here, so the axes have larger decays than the paper's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Associative recall with layers of attention alone: what weight decay does to the products of a head's weights.
+"""Associative recall by attention alone: the effect of weight decay on the products of a head's weights.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Under gradient flow a decay λ lets PᵀP − W_V W_Vᵀ vanish as
-e^(−2λt), and makes L2 on the factors the nuclear norm of their product. Here AdamW takes the steps, as in the paper's
-experiment.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Under gradient flow, a decay λ makes PᵀP − W_V W_Vᵀ vanish as
+e^(−2λt), and L2 on the factors equals the nuclear norm of their product. As in the paper's experiment, AdamW is used
+here.
 """
 
 from __future__ import annotations

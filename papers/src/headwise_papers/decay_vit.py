@@ -1,7 +1,7 @@
 """Weight decay of attention in a vision transformer on CIFAR-10: the rank of its products.
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a day of one GPU and vary the decay of
-attention alone.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, train on ImageNet for a day on one GPU and vary only the decay
+of attention.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Entropy collapse: does the entropy alert of `headwise.watch` come before the loss shows a divergence, and do remedies
-prevent it?
+"""A study of entropy collapse: does the entropy alert of `headwise.watch` precede a divergence, and do remedies help?
 
 A small ViT without the norm before attention (where the paper uses SigmaReparam, Zhai et al. 2023, arXiv 2303.06296)
-learns handwritten digits at a learning rate that is too high for it. A fifth of the labels is random: the loss then has
-a floor, so that 1.2 × its minimum means something.
+is trained on handwritten digits with a learning rate that is too high for it. A fifth of the labels is random, which
+gives the loss a floor and makes 1.2 × its minimum a meaningful threshold.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from headwise.study import Claim, ClaimTest, Study, Task, VisionTransformer
 
 
 class NoisyDigits(Task):
-    """Classify handwritten digits, part of whose training labels are random, without a norm before attention."""
+    """Classification of handwritten digits, with partly random training labels and no norm before attention."""
 
-    # chance of ten digits
+    # chance for ten digits
     failure = 0.1
 
     optimizer: OptimizerName = "adam"
@@ -31,7 +30,7 @@ class NoisyDigits(Task):
     weight_decay: float = 0.0
     train_size: int | None = 1300
     divergence_factor: float | None = 1.2
-    # what the alerts judge is read before every fifth step: a lead is told to within four steps
+    # statistics for alerts are read before every fifth step, so leads are accurate to four steps
     watch_every: int | None = 5
     watch_statistics: tuple[str, ...] = ("entropy_share", "max_logit", "token_cosine")
     random_labels: float = 0.2
@@ -41,7 +40,7 @@ class NoisyDigits(Task):
     patch: int = 2
 
     def model(self) -> VisionTransformer:
-        """Build a ViT whose attention reads tokens that no norm has scaled."""
+        """Return a ViT without norms before attention."""
         model = VisionTransformer(
             classes=10,
             image_size=8,
@@ -58,7 +57,7 @@ class NoisyDigits(Task):
         return model
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 of part random labels to train, 400 true ones to
+        """Return images (B, 1, 8, 8) in [-1, 1] and digits: 1,397 with partly random labels for training, 400 for the
         test."""
         if split == "validation":
             return None

@@ -1,4 +1,4 @@
-"""Findings: what a study without trained arms measured, judged by the tests of its claims as runs are."""
+"""Findings: measurements of a study without trained arms, judged by the tests of its claims like runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.intervals import interval
 from headwise.results.records import Claim, ClaimTest, MetricRecord, RunResult, StudyRecord
 
-# of each subject, its figures by name in every repeat; one that depends on no draw is the same in all of them
+# by subject, the figures by name in every repeat; figures without randomness are equal in all repeats
 Figures = Mapping[str, Sequence[Mapping[str, float]]]
-# the rounding of double precision: an error below it is none
+# the rounding of double precision; a smaller error counts as none
 ROUNDING = 2.0**-52
 
 
@@ -33,9 +33,9 @@ def findings(
     tables: Sequence[dict[str, Any]] = (),
     charts: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return what findings.json holds: the verdicts of the claims, one table of all figures, and what the study adds.
+    """Return the content of findings.json: verdicts of the claims, a table of all figures, and the study's own parts.
 
-    `labels` says what each figure is, as "words (unit)" or "words".
+    `labels` describes each figure, as "words (unit)" or "words".
     """
     judged = judged_claims(measured(name, figures, claims, labels))
     return {
@@ -53,7 +53,7 @@ def findings(
 
 
 def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mapping[str, str]) -> StudyFolder:
-    """Return figures as the study that claims are judged from: a subject is an arm, a repeat a seed."""
+    """Return the figures as a study from which claims are judged, with subjects as arms and repeats as seeds."""
     subjects, repeats = list(figures), range(max(map(len, figures.values())))
     metrics = [
         MetricRecord(name=key, label=label.partition(" (")[0], unit=_unit(label), higher_is_better=False)
@@ -71,28 +71,31 @@ def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mappi
     )
     runs = {
         (arm, seed): RunFolder(
-            arm, seed, Path(), RunResult(status="finished", arm=arm, seed=seed, hash="", metrics=dict(found))
+            arm,
+            seed,
+            Path(),
+            RunResult(status="finished", arm=arm, seed=seed, hash="", metrics=dict(metrics_of_repeat)),
         )
         for arm, repeated in figures.items()
-        for seed, found in enumerate(repeated)
+        for seed, metrics_of_repeat in enumerate(repeated)
     }
     return StudyFolder(Path(), study, runs)
 
 
 def answer(claims: Sequence[JudgedClaim]) -> str:
-    """Return how many claims have which verdict, and those that are contradicted in their own words."""
+    """Return the sentence on the numbers of claims by verdict, and the contradicted claims."""
     counts = Counter(claim.verdict for claim in claims)
     words = f"Of {len(claims)} claims " + ", ".join(f"{many} {verdict}" for verdict, many in counts.items()) + "."
     return " ".join([words, *(f"Contrary: {claim.text}" for claim in claims if claim.verdict == "contrary")])
 
 
 def decades(error: float) -> float:
-    """Return log10 of an error's size; one within rounding is 2⁻⁵²."""
+    """Return log10 of an error's absolute value, at least that of 2⁻⁵²."""
     return math.log10(max(abs(error), ROUNDING))
 
 
 def each(arms: Iterable[str], outcome: str, says: Any, level: float, margin: float | None = None) -> list[ClaimTest]:
-    """Return the test of every arm that an outcome lies below ("lower"), above ("higher") or at ("same") a level."""
+    """Return a test for every arm that an outcome is below ("lower"), above ("higher") or equal to ("same") a level."""
     return [ClaimTest(arm=arm, outcome=outcome, says=says, level=level, margin=margin) for arm in arms]
 
 
@@ -101,15 +104,15 @@ def _table(figures: Figures, labels: Mapping[str, str]) -> dict[str, Any]:
         [subject, label, len(values), _span(values)]
         for subject, repeated in figures.items()
         for key, label in labels.items()
-        if (values := [found[key] for found in repeated if key in found])
+        if (values := [figures_of_repeat[key] for figures_of_repeat in repeated if key in figures_of_repeat])
     ]
     return {"title": "Figures", "columns": ["of", "figure", "repeats", "mean [95 %]"], "rows": rows}
 
 
 def _span(values: Sequence[float]) -> str:
-    found = interval(values)
-    exact = found.low is None or found.low == found.high
-    return f"{found.mean:.4g}" + ("" if exact else f" [{found.low:.4g}, {found.high:.4g}]")
+    mean = interval(values)
+    exact = mean.low is None or mean.low == mean.high
+    return f"{mean.mean:.4g}" + ("" if exact else f" [{mean.low:.4g}, {mean.high:.4g}]")
 
 
 def _unit(label: str) -> str:

@@ -1,7 +1,7 @@
-"""NeuTRENO in a pretrained encoder that is fine-tuned to find answers (Nguyen et al. 2023, arXiv 2312.00751, section
-G.9), on SQuAD.
+"""NeuTRENO in a pretrained encoder that is fine-tuned to find answers in SQuAD.
 
-The paper fine-tunes BERT-base on SQuAD 1.1; here it is MiniLM, on the development questions alone, split by article.
+Nguyen et al. 2023, arXiv 2312.00751, section G.9. The paper fine-tunes BERT-base on SQuAD 1.1; this study fine-tunes
+MiniLM on the development questions only, split by article.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headwise_papers.tasks.answer_extraction import AnswerExtraction
 
 SOURCE = "Nguyen et al. 2023, arXiv 2312.00751, section G.9"
 TUNED = "NeuTRENO(strength=0.2, warmup_steps=20)"
-# one step that changes nothing: what the weights are before
+# a single step that changes nothing, so that the weights are evaluated before training
 AS_LOADED, RANDOM = "learning_rate=1e-09, steps=1", "learning_rate=1e-09, random_weights=true, steps=1"
 FIDELITY = "NeuTRENO(strength=0.6)"
 COSINE = "heads/final_cosine/mean"

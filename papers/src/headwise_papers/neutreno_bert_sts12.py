@@ -1,4 +1,4 @@
-"""NeuTRENO in a pretrained encoder that is fine-tuned to similarity of sentences, on STS 2012."""
+"""NeuTRENO in a pretrained encoder that is fine-tuned to the similarity of sentences in STS 2012."""
 
 from __future__ import annotations
 

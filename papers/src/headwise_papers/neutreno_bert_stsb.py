@@ -1,4 +1,4 @@
-"""NeuTRENO in a pretrained encoder that is fine-tuned to similarity of sentences, on STS-B."""
+"""NeuTRENO in a pretrained encoder that is fine-tuned to the similarity of sentences in STS-B."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STUDY = Study(
     task=SentenceSimilarity(steps=40, test_size=300),
     task_place="headwise_papers.tasks.sentence_similarity:SentenceSimilarity",
     methods=(TUNED,),
-    # what is the same for all pairs has no rank correlation
+    # a constant answer has no rank correlation
     premises=(learned("test/spearman", 0.0, 0.5),),
     claims=CLAIMS,
     seeds=6,

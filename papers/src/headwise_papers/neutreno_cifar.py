@@ -1,5 +1,4 @@
-"""NeuTRENO's image classification: accuracy, and what happens to tokens, to J and to the maps by depth in trained
-models."""
+"""NeuTRENO in image classification: accuracy, and the tokens, J and attention maps of trained models by depth."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ NEUTRENO, FEATSCALE = "NeuTRENO(strength=0.6)", "FeatScale()"
 BOTH = f"{NEUTRENO} + {FEATSCALE}"
 SYMMETRIC = 'SymmetricAttention(keep="keys")'
 SYMMETRIC_BOTH = f"{SYMMETRIC} + {NEUTRENO}"
-# the trained plain model, a third as many steps more: with the method switched on over the first fifth of them, and
-# without
+# the trained plain model after a third as many further steps: with the method switched on over their first fifth, and
+# without it
 ADAPTED, LONGER = "NeuTRENO(strength=0.0 -> 0.6 over 20%) | adapt=true", "baseline | adapt=true"
 TOP1, TOP5 = "test/accuracy", "test/top5"
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
@@ -21,7 +20,7 @@ PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
 def _gain(
     text: str, arm: str, against: str, published: tuple[str, str], effects: tuple[float | None, ...], where: str
 ) -> Claim:
-    """Claim that an arm is more accurate than another, in top-1 and, where published, in top-5."""
+    """Return the claim that an arm is more accurate than another, in top-1 and top-5."""
     tests = tuple(
         ClaimTest(arm=arm, outcome=outcome, says="higher", against=against, effect=effect)
         for outcome, effect in zip((TOP1, TOP5), effects)
@@ -130,7 +129,7 @@ WITHIN = (
         "transformer.",
         source=f"{PAPER}, Table 4",
         published={"cosine": ".973 on training and .964 on test data; .982 and .976 of the symmetric model"},
-        # "nearly" is above 0.9; the figure on test data is 0.064 above that
+        # "nearly" is taken as above 0.9; the published figure on test data is 0.064 higher
         tests=(
             ClaimTest(arm="baseline", outcome="heads/gradient_cosine/mean", says="higher", level=0.9, effect=0.064),
         ),

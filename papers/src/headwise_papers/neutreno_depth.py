@@ -1,4 +1,4 @@
-"""NeuTRENO against depth: does a plain model gain nothing by more layers, and does NeuTRENO change that?"""
+"""NeuTRENO at several depths: does a plain model stop gaining from more layers, and does NeuTRENO change that?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeuTRENO in incremental learning: five tasks of twenty classes of CIFAR-100, accuracy at the end and forgetting."""
+"""NeuTRENO in incremental learning of CIFAR-100: final accuracy and forgetting of five tasks of twenty classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.incremental import Incremental
 
 NEUTRENO = "NeuTRENO(strength=0.6)"
-# G.7 of arXiv 2312.00751 refers to incremental understanding of sentences, which is neutreno-prefixes
+# section G.7 of arXiv 2312.00751 is on incremental understanding of sentences: see neutreno-prefixes
 SOURCE = "our own question"
 
 STUDY = Study(
@@ -28,7 +28,7 @@ STUDY = Study(
     ),
     task_place="headwise_papers.tasks.incremental:Incremental",
     methods=(NEUTRENO, "FeatScale()"),
-    # of twenty classes, of the task that was trained last
+    # chance for twenty classes, on the last trained task
     premises=(learned("after 4/task 4/accuracy", 0.05, 0.05),),
     claims=(
         Claim(

@@ -1,5 +1,4 @@
-"""NeuTRENO on kernel attention: the linear attention of Katharopoulos et al. 2020 in the place of the softmax, without
-and with it."""
+"""NeuTRENO on kernel attention: the linear attention of Katharopoulos et al. 2020, with and without NeuTRENO."""
 
 from __future__ import annotations
 

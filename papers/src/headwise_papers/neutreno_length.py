@@ -1,4 +1,4 @@
-"""NeuTRENO against the length of training: is it a regularizer, or does it learn faster? FeatScale beside it."""
+"""NeuTRENO and FeatScale at several lengths of training: do they regularize, or do they learn faster?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHORT, MIDDLE, LONG = 100, 400, 1200
 LENGTHS = f"{{{SHORT},{MIDDLE},{LONG}}}"
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
 OURS = "our own question"
-# its gains start at 0, which a short training hardly leaves
+# its gains start at 0 and hardly change in a short training
 FEATSCALE = "FeatScale()"
 AXES = tuple(
     f"{arm} | steps={LENGTHS}" for arm in ("baseline", "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)", FEATSCALE)
@@ -19,22 +19,22 @@ TOP1 = "test/accuracy"
 
 
 class MeasuredDeiT(DeiT):
-    """Classify CIFAR-10 as the other studies of NeuTRENO do, and measure a part of the training images too."""
+    """Classification of CIFAR-10 as in the other studies of NeuTRENO, with an evaluation on training images."""
 
     def evaluations(self) -> list[Evaluation]:
-        """Measure 2,000 training images, as many as test images: all of them at the scale small."""
+        """Return the evaluations, with 2,000 training images, which are all at the scale small."""
         return [Evaluation("train", limit=2000)]
 
 
 def at(arm: str, steps: int) -> str:
-    """Return an arm at a length of training."""
+    """Return an arm with a length of training."""
     if arm == "baseline" and steps == MIDDLE:
         return arm
     return f"{arm} | steps={steps}"
 
 
 def compared(text: str, arm: str, outcome: str, says: str, steps: int, *, source: str, **more: object) -> Claim:
-    """Claim that an arm differs from the plain model of the same length."""
+    """Return the claim that an arm differs from the plain model at the same length of training."""
     published = more.pop("published", {"effect": "not published"})
     needs = (LEARNED.name, *([MOVED.name] if arm == FEATSCALE else []))
     test = {"arm": at(arm, steps), "outcome": outcome, "says": says, "against": at("baseline", steps), **more}

@@ -1,4 +1,4 @@
-"""NeuTRENO in incremental understanding: the sentiment of a sentence after each of its words, read anew or causally."""
+"""NeuTRENO in incremental understanding: a sentence's sentiment after each word, by a restarted or a causal model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = {"figures": "none in the paper's text as it is known here"}
 
 
 def _both(text: str, outcome: str, says: str) -> tuple[Claim, Claim]:
-    """Claim the same of a model that is run anew and of a causal one."""
+    """Return the same claim for a model that is restarted on each prefix and for a causal one."""
     readings = (("run anew on each prefix", NEUTRENO, "baseline"), ("that is causal", CAUSAL_NEUTRENO, CAUSAL))
     return tuple(  # type: ignore[return-value]  # two of them
         Claim(
@@ -48,7 +48,7 @@ STUDY = Study(
     ),
     task_place="headwise_papers.tasks.prefixes:Prefixes",
     methods=(NEUTRENO, CAUSAL, CAUSAL_NEUTRENO),
-    # half a point of prefixes
+    # half a percentage point of prefixes
     margin=0.005,
     premises=(
         learned("test/accuracy", 0.5, 0.1),

@@ -1,8 +1,7 @@
-"""NeuTRENO's robustness (Nguyen et al. 2023, arXiv 2312.00751): a DeiT-like transformer on CIFAR-10, judged on
-corrupted images.
+"""The robustness of NeuTRENO (Nguyen et al. 2023, arXiv 2312.00751): a DeiT-like transformer on corrupted CIFAR-10.
 
-The paper trains on ImageNet and reads ImageNet-C, -A and -R. Here the fifteen corruptions of CIFAR-10-C are made from
-their definitions.
+The paper trains on ImageNet and tests on ImageNet-C, -A and -R. Here the fifteen corruptions of CIFAR-10-C are computed
+from their definitions.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ SMALL: dict[str, Any] = {
     "images_each": 200,
     "clean_images": 2000,
 }
-# DeiT-tiny and its recipe (Touvron et al. 2020, arXiv 2012.12877), on the images that can be had, without its
-# augmentation
+# DeiT-tiny and its recipe (Touvron et al. 2020, arXiv 2012.12877) without its augmentation, on CIFAR-10
 PAPER = SMALL | {
     "steps": None,
     "epochs": 300,
@@ -60,7 +58,7 @@ STUDY = Study(
             text="NeuTRENO lowers the mean corruption error.",
             source="Nguyen et al. 2023, arXiv 2312.00751, ImageNet-C with DeiT-tiny",
             published={"mCE, softmax": "71.6", "mCE, NeuTRENO": "70.1"},
-            # relative to softmax, as here: 70.1 / 71.6 is 2.1 % less
+            # relative to softmax: 70.1 is 2.1 % less than 71.6
             tests=(ClaimTest(arm=NEUTRENO, outcome="corrupted/mce", says="lower", effect=-0.021),),
         ),
     ),

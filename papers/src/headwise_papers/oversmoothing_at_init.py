@@ -1,12 +1,11 @@
-"""Over-smoothing at initialisation: how alike tokens grow with depth in random DeiT-tiny-sized models; no data, no
-training.
+"""A study of over-smoothing at initialisation: the similarity of tokens by depth in random models, without training.
 
-Twelve pre-LN blocks of width 192 with 3 heads on 65 random tokens; weights drawn with a standard deviation of 1/√width.
-Within a seed all arms have the same weights and tokens. Token cosine is a diagnosis, not a score of quality.
+Twelve pre-LN blocks of width 192 with 3 heads process 65 random tokens; weights have a standard deviation of 1/√width.
+Within a seed all arms have the same weights and tokens. Token cosine is a diagnostic, not a measure of quality.
 
-It keeps a flow of its own beside `compare`, whose runs take at least one optimizer step and judge a model by a task's
-loss on data: here there is neither a step, nor a loss, nor data, and one arm sets the learned parameters of its method
-by hand, which no text of an arm can say.
+The study does not use `compare`, whose runs take at least one optimizer step and evaluate a task's loss on data: here
+there is no step, loss or data, and one arm sets learned parameters of its method by hand, which no text of an arm can
+express.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ QUESTION = (
 )
 WIDTH, DEPTH, HEADS, TOKENS, BATCH = 192, 12, 3, 65, 8
 BASELINE = "baseline"
-GAIN = 1.0  # FeatScale's gain of what differs from the mean over tokens, in the arm where it is not 0
+GAIN = 1.0  # FeatScale's gain of the deviations from the mean over tokens, in the arm where it is not 0
 LABELS = {"cosine": "final token cosine", "high_frequency": "final high-frequency ratio"}
 CLAIMS = (
     Claim(
@@ -41,7 +40,7 @@ CLAIMS = (
     ),
 )
 
-# the methods of an arm, and the values its learned parameters are set to
+# the methods of an arm, and the values to which its learned parameters are set
 Fitted = tuple[tuple["Method", ...], dict[str, float]]
 
 
@@ -53,7 +52,7 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure every arm on `seeds` random models (10 by default) and return the findings; `jobs` changes nothing."""
+    """Return the findings on every arm from `seeds` random models (default 10); `jobs` has no effect."""
     import torch
 
     say, seeds = progress or (lambda text: None), seeds or 10
@@ -62,13 +61,13 @@ def run(
         for seed in range(seeds):
             say(f"random model {seed + 1} of {seeds}")
             measured += [{"arm": label, "seed": seed, **measure(seed, arm, device)} for label, arm in arms().items()]
-    outputs = {(found["arm"], found["seed"]): found["output"] for found in measured}
+    outputs = {(record["arm"], record["seed"]): record["output"] for record in measured}
     unchanged = sum(bool((outputs["FeatScale()", seed] == outputs[BASELINE, seed]).all()) for seed in range(seeds))
     figures = {
         label: [
-            {"cosine": found["cosine"][-1], "high_frequency": found["high_frequency"][-1]}
-            for found in measured
-            if found["arm"] == label
+            {"cosine": record["cosine"][-1], "high_frequency": record["high_frequency"][-1]}
+            for record in measured
+            if record["arm"] == label
         ]
         for label in arms()
     }
@@ -105,22 +104,22 @@ def arms() -> dict[str, Fitted]:
     """Return the arms by label: the methods to fit, and the gains to set on them."""
     from headwise.methods import FeatScale, NeuTRENO, ValueResidual
 
-    known: dict[str, Fitted] = {
+    plain_arms: dict[str, Fitted] = {
         repr(method): ((method,), {}) for method in (NeuTRENO(strength=0.6), FeatScale(), ValueResidual(mix=0.5))
     }
-    scaled: dict[str, Fitted] = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
-    return {BASELINE: ((), {})} | known | scaled
+    scaled_arms: dict[str, Fitted] = {f"FeatScale(), rest_gain = {GAIN:g}": ((FeatScale(),), {"rest_gain": GAIN})}
+    return {BASELINE: ((), {})} | plain_arms | scaled_arms
 
 
 def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
-    """Return the random model, in evaluation, and its tokens (8, 65, 192): the same for every arm of a seed."""
+    """Return the random model in evaluation mode and its tokens (8, 65, 192), the same for every arm of a seed."""
     import torch
     from torch import nn
 
     from headwise.studies.vision_transformer import Block
 
     generator = torch.Generator().manual_seed(seed)
-    # Building layers draws from torch's own generator, which belongs to the caller.
+    # Building layers would advance torch's global generator, which belongs to the caller.
     with torch.random.fork_rng(devices=[]):
         model = nn.Sequential(*(Block(WIDTH, HEADS, WIDTH // HEADS, 4 * WIDTH) for _ in range(DEPTH))).eval()
     for layer in model.modules():
@@ -131,26 +130,26 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
 
 
 def measure(seed: int, arm: Fitted, device: str = "cpu") -> dict[str, Any]:
-    """Return token cosine and high-frequency ratio at the input and after each block, and the output itself."""
+    """Return token cosine and high-frequency ratio at the input and after each block, and the output."""
     from headwise.regularizing.regularize import regularize
 
     (model, tokens), (methods, gains) = build(seed, device), arm
     if methods:
         regularize(model, *methods, example=tokens)
     for name, value in gains.items():
-        chosen = [parameter for path, parameter in model.named_parameters() if path.endswith(name)]
-        if len(chosen) != DEPTH:
-            raise RuntimeError(f"{methods[0]!r} should hold {DEPTH} parameters {name}, found {len(chosen)}")
-        for parameter in chosen:
+        parameters = [parameter for path, parameter in model.named_parameters() if path.endswith(name)]
+        if len(parameters) != DEPTH:
+            raise RuntimeError(f"{methods[0]!r} should hold {DEPTH} parameters {name}, found {len(parameters)}")
+        for parameter in parameters:
             parameter.fill_(value)
-    seen = [tokens]
+    activations = [tokens]
     for block in model:
-        block.register_forward_hook(lambda module, args, output: seen.append(output))
+        block.register_forward_hook(lambda module, args, output: activations.append(output))
     model(tokens)
     return {
-        "cosine": [token_cosine(x) for x in seen],
-        "high_frequency": [high_frequency(x) for x in seen],
-        "output": seen[-1],
+        "cosine": [token_cosine(x) for x in activations],
+        "high_frequency": [high_frequency(x) for x in activations],
+        "output": activations[-1],
     }
 
 
@@ -171,10 +170,10 @@ def high_frequency(x: Tensor) -> float:
 
 def _chart(measured: list[dict[str, Any]], key: str) -> dict[str, Any]:
     title = LABELS[key].removeprefix("final ")
-    labels = list(dict.fromkeys(found["arm"] for found in measured))
+    labels = list(dict.fromkeys(record["arm"] for record in measured))
     data = []
     for label in labels:
-        curves = [found[key] for found in measured if found["arm"] == label]
+        curves = [record[key] for record in measured if record["arm"] == label]
         for depth in range(DEPTH + 1):
             data.append(
                 {"blocks passed": depth, title: sum(curve[depth] for curve in curves) / len(curves), "arm": label}

@@ -1,4 +1,4 @@
-"""Which methods may enter a model that was trained without them: at once, behind a warm-up, or not."""
+"""A study of which methods can be added to a model trained without them: at once, with a warm-up, or not at all."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 
 OWN = "a question of this project's own"
 START, END, RISE = f"{SWITCHED_ON}/stories/loss", "test/loss", "int8/rise"
-# of the test windows, in nats per token, before any step
+# loss on the test windows before any step, in nats per token
 LOADED = 5.08
-# nats per token: what counts as the same before a step, behind fine-tuning, and behind the rounding of weights
+# margins in nats per token: before any step, after fine-tuning, and after the rounding of weights
 KEPT, MARGIN, ROUNDING = 0.005, 0.03, 0.005
-# the sum of the learning rates of a fine-tuning: AdamW moves a parameter by about so much at most
+# the sum of the learning rates of a fine-tuning, about the farthest that AdamW can move a parameter
 TRAVEL = 0.0155
 WARM = "over 50%"
 
-# that act while training alone: evaluation stays as it was by construction, and one of them stands for all
+# methods that act only in training and leave evaluation unchanged by construction; one represents all
 IN_TRAINING = ("DropHead(p=0.2)",)
-# whose formula gives the plain layer where they start
+# methods that equal the plain layer at their initial values
 NEUTRAL = (
     "AttnScale()",
     'GatedOutput(per="head", start="one")',
@@ -28,9 +28,9 @@ NEUTRAL = (
     'WeightNorm(init="current")',
     "XSA(strength=1.0, learned=True)",
 )
-# gates and gains that start at 1
+# gates and gains with the initial value 1
 GATES = ('GatedOutput(per="head", start="one")', "LayerScale(start=1.0)", 'SigmaReparam(init="current")')
-# that change what the model computes
+# methods that change what the model computes
 CHANGING = (
     "AttentionSink(logit=0.0)",
     "ContraNorm(strength=0.1)",
@@ -46,7 +46,7 @@ CHANGING = (
     "ValueResidual(mix=0.5)",
     "XSA(strength=1.0)",
 )
-# at once, and with a strength that grows over the first half of the fine-tuning
+# methods run both at once and with a strength that grows over the first half of the fine-tuning
 WARMED = {
     "ContraNorm(strength=0.1)": f"ContraNorm(strength=0.0 -> 0.1 {WARM})",
     "DropHead(p=0.2)": f"DropHead(p=0.0 -> 0.2 {WARM})",
@@ -54,7 +54,7 @@ WARMED = {
     "ValueResidual(mix=0.5)": f"ValueResidual(mix=0.0 -> 0.5 {WARM})",
     "XSA(strength=1.0)": f"XSA(strength=0.0 -> 1.0 {WARM})",
 }
-# of these, those that act in evaluation too
+# those of them that also act in evaluation
 ACTING = tuple(arm for arm in WARMED if arm in CHANGING)
 METHODS = (*IN_TRAINING, *NEUTRAL, *CHANGING)
 
@@ -64,7 +64,7 @@ def _name(arm: str) -> str:
 
 
 def _same(text: str, arms: tuple[str, ...], outcome: str, margin: float) -> Claim:
-    """Claim that arms are as the plain model, within a margin."""
+    """Return the claim that arms equal the plain model within a margin."""
     tests = tuple(ClaimTest(arm=arm, outcome=outcome, says="same", margin=margin) for arm in arms)
     return Claim(text=text, source=OWN, tests=tests)
 

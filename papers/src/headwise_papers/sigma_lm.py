@@ -1,5 +1,4 @@
-"""SigmaReparam in a language model with norms behind each branch, without a warm-up, at learning rates that are hard
-for it."""
+"""SigmaReparam in a post-norm language model without warm-up, at learning rates too high for the plain model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How high a learning rate a ViT bears without layer norm: plain, with SigmaReparam, and with pre-LN beside them.
+"""The largest stable learning rate of a ViT: without layer norm, with SigmaReparam instead, and with pre-LN.
 
-Zhai et al. 2023, arXiv 2303.06296. No warm-up, a constant learning rate, few steps: a run that diverges does so at
-once.
+Zhai et al. 2023, arXiv 2303.06296. Runs have no warm-up, a constant learning rate and few steps, as divergence occurs
+early.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""SigmaReparam in self-supervised learning: SimCLR with a vision transformer on CIFAR-10, judged by a linear probe.
+"""SigmaReparam in self-supervised learning: SimCLR with a vision transformer on CIFAR-10, tested by a linear probe.
 
-Zhai et al. 2023 train ViT-B on ImageNet for 100 and 300 epochs; here a small one sees a part of CIFAR-10.
+Zhai et al. 2023 train ViT-B on ImageNet for 100 and 300 epochs; this study trains a small ViT on a part of CIFAR-10.
 """
 
 from __future__ import annotations

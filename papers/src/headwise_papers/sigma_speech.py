@@ -1,8 +1,7 @@
-"""SigmaReparam in speech recognition: does it make a post-LN transformer trainable without a warm-up of the learning
-rate?
+"""SigmaReparam in speech recognition: does it make a post-LN transformer trainable without a warm-up?
 
-Zhai et al. 2023 train 36 layers on LibriSpeech; here a smaller encoder of the same shape (a gated convolution, then the
-layers, CTC over letters, SpecAugment, Adagrad at a constant rate from the first step) learns AN4's 948 utterances.
+Zhai et al. 2023 train 36 layers on LibriSpeech; this study trains a smaller encoder of the same design (a gated
+convolution, then the layers, CTC over letters, SpecAugment, Adagrad at a constant rate) on AN4's 948 utterances.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SMALL = {
     "batch_size": 4,
     "steps": 950,
 }
-# the model of the authors' code and paper; its SpecAugment scaled from 80 filters to 13 cepstra
+# the model of the authors' code and paper, with SpecAugment scaled from 80 filters to 13 cepstra
 PAPER = {
     "dim": 768,
     "depth": 36,

@@ -1,8 +1,8 @@
-"""Temperature interventions: attention sharpened tenfold while a ViT trains, in its warm-up and later.
+"""Temperature interventions: attention is sharpened tenfold during the training of a ViT, in its warm-up or later.
 
 Zhai et al. 2023, arXiv 2303.06296: interventions at epochs 20, 30, 50 and 80 lower the attention entropy and cause no
-instability; sharpness is related to stability. Whether a run recovers, and what an intervention in the warm-up does, is
-asked here beside it.
+instability; sharpness is related to stability. This study also asks whether a run recovers, and what an intervention
+during the warm-up does.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from headwise_papers.tasks.short_cifar import ShortCifar
 SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
 EARLY, *LATE = (f"Temperature(value=1.0 -> 0.1 at {at}%)" for at in (10, 20, 30, 50, 80))
 
-# without layer norms, near the highest rate that the plain model bears
+# without layer norms, near the highest learning rate at which the plain model is stable
 BARE = " | learning_rate=0.006, norm=none, weight_decay=0.0"
 BARE_PLAIN, BARE_EARLY, BARE_LATE = (f"{arm}{BARE}" for arm in ("baseline", EARLY, LATE[-1]))
 
 
 def each(outcome: str, says: str, arms: list[str], **more: float) -> tuple[ClaimTest, ...]:
-    """Ask the same of several arms."""
+    """Return the same test for several arms."""
     return tuple(ClaimTest.model_validate({"arm": arm, "outcome": outcome, "says": says} | more) for arm in arms)
 
 
@@ -57,19 +57,19 @@ STUDY = Study(
         Claim(
             text="Where the entropy falls the sharpness rises beyond the optimizer's threshold of stability.",
             source=SOURCE,
-            # a share of 1 is the threshold
+            # a share of 1 is the threshold of stability
             tests=each("watched/sharpness_share/greatest", "higher", [EARLY, *LATE], level=1.0),
         ),
         Claim(
             text="Interventions at 20, 30, 50 and 80 % of training cause no instability.",
             source=SOURCE,
-            # of less than half of the runs would be none
+            # divergence of fewer than half of the runs counts as none
             tests=each("diverged", "same", LATE, margin=0.5),
         ),
         Claim(
             text="An intervention in the warm-up ends in divergence.",
             source="ours: the source intervenes behind its warm-up",
-            # of less than half of the runs would be none
+            # divergence of fewer than half of the runs counts as none
             tests=each("diverged", "higher", [EARLY], margin=0.5),
         ),
         Claim(

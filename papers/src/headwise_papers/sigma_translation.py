@@ -1,6 +1,6 @@
-"""SigmaReparam in translation: as good as DeepNorm at 6 layers a side, near it at 18, behind it at 50 but stable?
+"""SigmaReparam in translation, compared with DeepNorm at 6, 18 and 50 layers per side.
 
-Zhai et al. 2023 train on WMT up to 100 layers a side; here a narrow transformer learns Multi30k from German to English.
+Zhai et al. 2023 train up to 100 layers per side on WMT; this study trains a narrow transformer on Multi30k.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SMALL = {
     "weight_decay": 0.0,
     "warmup": 0.1,
     "schedule": "linear",
-    # deeper models take fewer steps, all of a depth as many: 1,200 at 6 layers, 400 at 18, and 24 at 50, where
-    # divergence alone is asked
+    # all arms of a depth take equally many steps, deeper ones fewer: 1,200 at 6 layers, 400 at 18, and 24 at 50, where
+    # only divergence is tested
     "layer_steps": 7200,
     "deep_layer_steps": 1200,
     "divergence_factor": 1.5,
     "divergence_smoothing": 0.8,
     "head_statistics": ("attention_entropy",),
 }
-# the width and recipe that Vaswani et al. 2017 call base, in steps enough for Multi30k
+# the base model and recipe of Vaswani et al. 2017, with as many steps as Multi30k needs
 PAPER = {
     "dim": 512,
     "heads": 8,
@@ -55,19 +55,18 @@ PAPER = {
     "dtype": "bfloat16",
 }
 DEEP = (18, 50)
-# nats that a token of the English test sentences costs by its frequency alone
+# loss in nats per English test token of a model that knows only the tokens' frequencies
 UNIGRAM = 5.646
 
 
 def arm(depth: int = 6, norm: str = "post", *, sigma: bool = False) -> str:
-    """Write the arm of a depth and a norm; the baseline has 6 layers a side and is post-LN."""
+    """Return the arm of a depth and a norm; the baseline is post-LN with 6 layers per side."""
     changes = [f"depth={depth}"] * (depth in DEEP) + [f"norm={norm}"] * (norm != "post")
     return (SIGMA if sigma else "baseline") + (f" | {', '.join(changes)}" if changes else "")
 
 
 def near(depth: int, margin: float, outcome: str = "test/loss") -> ClaimTest:
-    """Ask whether SigmaReparam on post-LN loses no more than `margin` (nats per token, or BLEU) to DeepNorm, or wins as
-    much."""
+    """Return the test that SigmaReparam on post-LN equals DeepNorm within `margin` (nats per token, or BLEU)."""
     return ClaimTest(
         arm=arm(depth, sigma=True), outcome=outcome, says="same", against=arm(depth, "deep"), margin=margin
     )
@@ -124,7 +123,7 @@ STUDY = Study(
             text="At 50 layers a side post-LN diverges more often without SigmaReparam than with it.",
             source="ours: the source says that entropy collapse is resolved in deep models",
             tests=(ClaimTest(arm=arm(50, sigma=True), outcome="diverged", says="lower", against=arm(50)),),
-            # whether runs diverge is asked of what has not learned too
+            # divergence is tested whether or not the models learned
             needs=(),
         ),
     ),

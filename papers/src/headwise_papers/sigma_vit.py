@@ -1,7 +1,7 @@
 """SigmaReparam in a ViT without layer norm, warm-up and weight decay, against pre-LN, spectral norm and weight norm.
 
-Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are reparametrized, and LARS, which is SGD,
-trains it too.
+Zhai et al. 2023, arXiv 2303.06296: all linear layers and convolutions are reparametrized, and training also works with
+LARS, a form of SGD.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STUDY = Study(
     task_place="headwise_papers.tasks.short_cifar:ShortCifar",
     methods=(f"baseline | {BARE}", SIGMA, LARS, SPECTRAL, WEIGHT),
     watch=True,
-    # of the test images
+    # two points of test accuracy
     margin=0.02,
     premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(

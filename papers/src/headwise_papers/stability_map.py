@@ -1,5 +1,4 @@
-"""The map of stability: AdamW and Muon, plain and with four remedies for large logits, over a ladder of learning
-rates."""
+"""A study of stability: AdamW and Muon, plain and with four remedies for large logits, at rising learning rates."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder
 
 MUON = "baseline | optimizer=muon"
 CRITICAL, BEST, SENSITIVITY = "test/critical_rate", "test/best_loss", "test/sensitivity"
-# each at the settings of its source, and who says that it helps
+# each remedy at the settings of its source, and the source
 REMEDIES = {
     'QKNorm(norm="rms")': "Wortsman et al. 2023, arXiv 2309.14322",
     "QKClip(threshold=100.0)": "Kimi K2, Moonshot AI 2025, arXiv 2507.20534",
@@ -29,7 +28,7 @@ def _name(remedy: str) -> str:
 
 
 def _higher(remedy: str, source: str) -> tuple[Claim, Claim]:
-    """Claim of a remedy that it bears a higher rate, under each optimizer."""
+    """Return the claims, one per optimizer, that a remedy raises the critical learning rate."""
     return tuple(  # type: ignore[return-value]  # two of them
         Claim(
             text=f"Under {optimizer} a model with {_name(remedy)} bears a higher learning rate than the plain one.",

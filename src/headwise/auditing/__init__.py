@@ -1,1 +1,1 @@
-"""The third verb: the health of every head of a checkpoint on disk."""
+"""The third verb, audit: the health of every head of a checkpoint on disk."""

@@ -1,4 +1,4 @@
-"""Activation records: the statistics of a checkpoint's attention on data."""
+"""The statistics of a checkpoint's attention on data."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from headwise.watching.weights import Weights
 def read_activations(
     checkpoint: Checkpoint, text: Path | None, images: Path | None, thresholds: Thresholds | None = None
 ) -> tuple[list[Record], list[Alert], dict[str, dict[str, str]]]:
-    """Run the model in eval mode on data and give the records, the alerts and, per site, which statistics do not apply
-    and why.
+    """Run the model in eval mode on data and return records, alerts and, per site, the statistics that do not apply.
 
-    A checkpoint is read once, so every figure is judged as it stands.
+    A checkpoint is read once, so alerts judge each figure alone, without a history.
 
     Raises:
-        CheckpointError: where the model does not take the data.
+        CheckpointError: if the model does not accept the data.
     """
-    made = checkpoint.batches()
-    batches = made.of(text, images)
-    both = ". It has a part for texts and one for images: pass text= and images=" if made.joint else ""
+    maker = checkpoint.batches()
+    batches = maker.of(text, images)
+    hint = ". It has a part for texts and one for images: pass text= and images=" if maker.joint else ""
     model = checkpoint.whole()
     weights = Weights(list(STATISTICS))
-    # The calls of a model in evaluation are read, not those of a training.
+    # Read the calls of a model in eval mode, not those of a training.
     recorder = Recorder(list(STATISTICS), None, weights, training=False)
     places = Places(model, None)
     observers: list[SiteObserver] = []
     try:
-        sites = [one.site for one in places.sites]
+        sites = [layer.site for layer in places.sites]
         weights.look(model, sites)
-        for one in places.sites:
-            observers.append(SiteObserver(one, recorder, model))
-            one.observer, one.armed = observers[-1], True
+        for layer in places.sites:
+            observers.append(SiteObserver(layer, recorder, model))
+            layer.observer, layer.armed = observers[-1], True
         for batch in batches:
-            _run(model, batch, both if None in (text, images) else "")
+            _run(model, batch, hint if None in (text, images) else "")
         recorder.collect()
         tallies = [(site, recorder.tallies.get(site.index, {})) for site in sites]
         figures = [
-            figure for site, known in tallies for name in known if (figure := Figures.of(site, 0, name, known[name]))
+            figure
+            for site, by_name in tallies
+            for name, tally in by_name.items()
+            if (figure := Figures.of(site, 0, name, tally))
         ]
         reasons = {site.name: recorder.reasons[site.index] for site in sites if site.index in recorder.reasons}
     finally:
@@ -72,7 +74,7 @@ def _run(model: torch.nn.Module, batch: Batch, remedy: str) -> None:
                 model(batch.to(first.device))
     except ImportError:
         raise
-    # A model that gets what it does not take fails as it happens, with an attribute of None as well as with a sentence.
+    # Unsuitable data can raise anything, from a clear message to an AttributeError on None.
     except Exception as error:
         cause = " ".join(str(error).split())[:300]
         raise CheckpointError(

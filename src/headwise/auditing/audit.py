@@ -1,4 +1,4 @@
-"""Audit: the health of every head of a checkpoint on disk."""
+"""The function `audit`, which reads the health of every head of a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,25 +35,24 @@ def audit(
     progress: Callable[[int, int], None] | None = None,
     command: str = "",
 ) -> Audit:
-    """Read the health of every head of a checkpoint: from its weights, and from data where given.
+    """Return the health of every head of a checkpoint, from its weights and, if given, from data.
 
     Weights are read layer by layer. No code of a checkpoint is ever executed: safetensors only, no remote code.
 
     Args:
-        checkpoint: a model in memory, which stays as it is; a transformers folder, a hub's cache among them; the name
-            of a model that lies in the hub's cache; `TIMM_NAME:FILE.safetensors`, or `MODULE.py:FACTORY` (a function of
-            yours).
+        checkpoint: a model in memory, which is not changed; a transformers folder, also in a hub's cache; the name of a
+            model in the hub's cache; `TIMM_NAME:FILE.safetensors`; or `MODULE.py:FACTORY` (a function of yours).
         text: a text file, for the statistics of the activations.
         images: a folder of images, for the same.
-        out: where to write the HTML report; the JSON is written beside it.
+        out: file of the HTML report; the JSON is written next to it.
         thresholds: limits of the alerts on weights.
-        activation_thresholds: limits of the alerts on what was read on data, the same as those of `headwise.watch`.
-        progress: called with (layers read, layers).
-        command: kept in the result, to repeat it.
+        activation_thresholds: limits of the alerts on data, the same as those of `headwise.watch`.
+        progress: called with (layers read, all layers).
+        command: stored in the result, so that the audit can be repeated.
 
     Raises:
-        CheckpointError: where the checkpoint is corrupt, truncated, pickled or unknown, with the remedy.
-        ValueError: where the model has no attention layer that can be read.
+        CheckpointError: if the checkpoint is corrupt, truncated, pickled or unknown; the message has the remedy.
+        ValueError: if the model has no attention layer that can be read.
 
     Example:
         >>> import tempfile, headwise
@@ -75,7 +74,7 @@ def audit(
     alerts: list[AuditAlert] = [*weight_alerts(read, thresholds or WeightThresholds())]
     reasons: dict[str, dict[str, str]] = {}
     if text is not None or images is not None:
-        # only here: to watch a model takes what fits methods onto models too
+        # imported here only, because watching a model also imports the code that regularizes models
         from headwise.auditing.activations import read_activations
 
         file, folder = (None if path is None else Path(path) for path in (text, images))
@@ -91,27 +90,31 @@ def audit(
         layers=read.layers,
         unused=read.unused,
         spectra={f"{site}|{head}|{kind}": values for (site, head, kind), values in read.spectra.items()},
-        balances={f"{site}|{group}|{kind}": found for (site, group, kind), found in read.balances.items()},
+        balances={f"{site}|{group}|{kind}": balance for (site, group, kind), balance in read.balances.items()},
         data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,
         reasons=reasons,
         command=command,
-        **_made(start),
+        **_provenance(start),
     )
     if out is not None:
         result.write(out)
     return result
 
 
-def _made(start: float) -> dict[str, Any]:
-    found = {"versions": {**versions(), **_readers()}, "commit": commit(), "hardware": hardware()}
-    return {**found, "seconds": round(time.perf_counter() - start, 3)}
+def _provenance(start: float) -> dict[str, Any]:
+    return {
+        "versions": {**versions(), **_reader_versions()},
+        "commit": commit(),
+        "hardware": hardware(),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
 
 
-def _readers() -> dict[str, str]:
-    found: dict[str, str] = {}
+def _reader_versions() -> dict[str, str]:
+    by_name: dict[str, str] = {}
     for name in ("transformers", "safetensors", "timm"):
         try:
-            found[name] = importlib.metadata.version(name)
+            by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return by_name

@@ -1,4 +1,4 @@
-"""Balances: whether the norms that weight decay makes equal are equal in a checkpoint, over all of its heads."""
+"""Comparison, over all heads of a checkpoint, of the norms that weight decay makes equal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headwise.statistics.weights.product import Product
 
 # a mean difference up to this share of the mean counts as nearly identical
 NEARLY = 0.05
-# what is compared with what, per product
+# the two kinds of norms that are compared, per product
 ROWS = {"qk": ("row norm of W_Q", "row norm of W_K"), "vo": ("column norm of W_O", "row norm of W_V")}
 NORMS = ("½(‖A‖² + ‖B‖²)", "nuclear norm of the product")
 
 
 class Compared(TypedDict):
-    """Two kinds of norms over all heads: pairs of them, and how far they are from equal."""
+    """A comparison of two kinds of norms over all heads: the pairs, and how far they are from equal."""
 
     product: str
     first: str
@@ -27,15 +27,15 @@ class Compared(TypedDict):
     pairs: list[tuple[float, float]]
     # mean difference over mean
     deviation: float
-    # Pearson's; not a number where one kind does not vary
+    # Pearson's; NaN if one kind does not vary
     correlation: float
     verdict: str
 
 
 def balances_of(product: Product) -> list[BalanceRecord]:
-    """Read the balance of a product, group by group."""
-    found = balance(product)
-    parts = (found.own.tolist(), found.shared.tolist(), found.frobenius.tolist(), found.nuclear.tolist())
+    """Return the balance of a product for each group of heads."""
+    norms = balance(product)
+    parts = (norms.own.tolist(), norms.shared.tolist(), norms.frobenius.tolist(), norms.nuclear.tolist())
     return [
         {"own": own, "shared": shared, "frobenius": frobenius, "nuclear": nuclear}
         for own, shared, frobenius, nuclear in zip(*parts, strict=True)
@@ -43,35 +43,36 @@ def balances_of(product: Product) -> list[BalanceRecord]:
 
 
 def compared(balances: dict[str, BalanceRecord]) -> list[Compared]:
-    """Compare, for queries and keys and for output and values, the norms of rows, and Frobenius with nuclear norms."""
-    found = []
+    """Return for both products the comparisons of row norms with row norms and of Frobenius with nuclear norms."""
+    comparisons = []
     for kind, rows in ROWS.items():
-        of_kind = [one for place, one in balances.items() if place.rpartition("|")[2] == kind]
+        of_kind = [record for place, record in balances.items() if place.rpartition("|")[2] == kind]
         if not of_kind:
             continue
-        found.append(_compared(kind, rows, (pair for one in of_kind for pair in zip(one["own"], one["shared"]))))
-        found.append(_compared(kind, NORMS, ((one["frobenius"], one["nuclear"]) for one in of_kind)))
-    return found
+        row_norms = (pair for record in of_kind for pair in zip(record["own"], record["shared"]))
+        comparisons.append(_compare(kind, rows, row_norms))
+        comparisons.append(_compare(kind, NORMS, ((record["frobenius"], record["nuclear"]) for record in of_kind)))
+    return comparisons
 
 
-def _compared(kind: str, names: tuple[str, str], pairs: Iterable[tuple[float, float]]) -> Compared:
-    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    away = _deviation(known)
+def _compare(kind: str, names: tuple[str, str], pairs: Iterable[tuple[float, float]]) -> Compared:
+    finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    deviation = _deviation(finite)
     return {
         "product": kind,
         "first": names[0],
         "second": names[1],
-        "pairs": known,
-        "deviation": away,
-        "correlation": _correlation(known),
-        "verdict": _verdict(away),
+        "pairs": finite,
+        "deviation": deviation,
+        "correlation": _correlation(finite),
+        "verdict": _verdict(deviation),
     }
 
 
-def _verdict(away: float) -> str:
-    if math.isnan(away):
+def _verdict(deviation: float) -> str:
+    if math.isnan(deviation):
         return "cannot be told"
-    return "nearly identical" if away <= NEARLY else "not identical"
+    return "nearly identical" if deviation <= NEARLY else "not identical"
 
 
 def _deviation(pairs: list[tuple[float, float]]) -> float:
@@ -81,9 +82,9 @@ def _deviation(pairs: list[tuple[float, float]]) -> float:
 
 def _correlation(pairs: list[tuple[float, float]]) -> float:
     count = len(pairs)
-    means = [math.fsum(pair[at] for pair in pairs) / count for at in (0, 1)] if count else []
-    spreads = [math.fsum((pair[at] - means[at]) ** 2 for pair in pairs) for at in (0, 1)] if count else [0.0, 0.0]
+    means = [math.fsum(pair[side] for pair in pairs) / count for side in (0, 1)] if count else []
+    spreads = [math.fsum((pair[side] - means[side]) ** 2 for pair in pairs) for side in (0, 1)] if count else [0.0, 0.0]
     if not all(spreads):
         return math.nan
-    together = math.fsum((x - means[0]) * (y - means[1]) for x, y in pairs)
-    return together / math.sqrt(spreads[0] * spreads[1])
+    covariance = math.fsum((x - means[0]) * (y - means[1]) for x, y in pairs)
+    return covariance / math.sqrt(spreads[0] * spreads[1])

@@ -1,4 +1,4 @@
-"""Batches: from a text file or a folder of images to what a model takes."""
+"""Batches of a text file or a folder of images in the form that a model accepts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Batch = dict[str, Tensor] | Tensor
 
 
 class Batches:
-    """Makes batches for one model: a tokenizer from its folder, image sizes from its config.
+    """A maker of batches for one model, with the tokenizer of its folder and the image size of its config.
 
     Args:
-        folder: where the tokenizer and the image settings stand.
+        folder: the folder of the tokenizer and the image settings.
         config: of transformers; None for a timm model.
         image: size, mean and std of a timm model.
         first: the number of the first token's position.
@@ -38,22 +38,22 @@ class Batches:
         return all(getattr(self.config, f"{part}_config", None) is not None for part in ("text", "vision"))
 
     def of(self, text: Path | None, images: Path | None) -> list[Batch]:
-        """Make the batches of a text file, a folder of images, or both: as one batch where a model takes them together.
+        """Return the batches of a text file, a folder of images, or both, merged if the model takes them together.
 
         Raises:
-            CheckpointError: where the model takes none of the kind, or there is nothing to read.
+            CheckpointError: if the model accepts no such data, or there is nothing to read.
         """
         texts = self.text(text) if text is not None else []
         pictures = self.images(images) if images is not None else []
         if not (self.joint and texts and pictures):
             return texts + pictures
-        return [{**one, **other} for one, other in zip(texts, pictures, strict=True)]  # type: ignore[dict-item]
+        return [{**words, **pixels} for words, pixels in zip(texts, pictures, strict=True)]  # type: ignore[dict-item]
 
     def text(self, path: Path) -> list[Batch]:
-        """Cut a text into at most 8 sequences of at most 256 tokens, all of one length.
+        """Return a text as one batch of at most 8 sequences of at most 256 tokens, all of the same length.
 
         Raises:
-            CheckpointError: where the model takes no text or its folder has no tokenizer.
+            CheckpointError: if the model takes no text or its folder has no tokenizer.
         """
         part = self.config
         if getattr(part, "vocab_size", None) is None:
@@ -72,10 +72,10 @@ class Batches:
             ) from None
         ids = tokenizer(path.read_text(encoding="utf-8"), truncation=False, verbose=False)["input_ids"]
         positions = getattr(part, "max_position_embeddings", None)
-        most = min(LENGTH, positions - self.first if positions else LENGTH)
-        length = min(most, len(ids))
+        limit = min(LENGTH, positions - self.first if positions else LENGTH)
+        length = min(limit, len(ids))
         if length < 2:
-            raise CheckpointError(f"{path} holds {len(ids)} tokens; at least 2 are needed")
+            raise CheckpointError(f"{path} holds {len(ids)} tokens, and at least 2 are needed: give a longer text")
         rows = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:SEQUENCES]
         batch = {"input_ids": torch.tensor(rows)}
         if getattr(self.config, "is_encoder_decoder", False):
@@ -83,19 +83,19 @@ class Batches:
         return [batch]
 
     def images(self, folder: Path) -> list[Batch]:
-        """Load the first 16 images of a folder, resized and normalised as the model wants them.
+        """Return the first 16 images of a folder as one batch, resized and normalised for the model.
 
         Raises:
-            CheckpointError: where the model takes no images or the folder has none.
+            CheckpointError: if the model takes no images or the folder has none.
         """
-        wanted = self.image or self._image_settings()
+        settings = self.image or self._image_settings()
         if not folder.is_dir():
             raise CheckpointError(f"there is no folder {folder}")
         files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:IMAGES]
         if not files:
             raise CheckpointError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
-        mean, std = (torch.tensor(wanted[key], dtype=torch.float32).view(-1, 1, 1) for key in ("mean", "std"))
-        pixels = torch.stack([(_pixels(path, wanted["size"], len(mean)) - mean) / std for path in files])
+        mean, std = (torch.tensor(settings[key], dtype=torch.float32).view(-1, 1, 1) for key in ("mean", "std"))
+        pixels = torch.stack([(_pixels(path, settings["size"], len(mean)) - mean) / std for path in files])
         return [{"pixel_values": pixels} if self.config is not None else pixels]
 
     def _image_settings(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Batches:
         size = getattr(part, "image_size", None)
         if size is None:
             raise CheckpointError("this model takes no images: pass text=")
-        found = self.folder / "preprocessor_config.json" if self.folder else None
-        settings = read_object(found) if found is not None and found.is_file() else {}
+        file = self.folder / "preprocessor_config.json" if self.folder else None
+        settings = read_object(file) if file is not None and file.is_file() else {}
         channels = getattr(part, "num_channels", 3)
         half = [0.5] * channels
         return {
@@ -119,6 +119,6 @@ def _pixels(path: Path, size: tuple[int, int], channels: int) -> Tensor:
     try:
         image = pillow.open(path).convert("RGB" if channels == 3 else "L").resize(size[::-1], pillow.Resampling.BICUBIC)
     except OSError as error:
-        raise CheckpointError(f"{path} is no image that can be read ({error})") from None
+        raise CheckpointError(f"{path} cannot be read as an image ({error}): repair or remove it") from None
     pixels = torch.from_numpy(numpy.asarray(image).copy()).float() / 255
     return pixels.permute(2, 0, 1) if channels == 3 else pixels.unsqueeze(0)

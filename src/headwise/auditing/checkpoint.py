@@ -1,4 +1,4 @@
-"""Checkpoint: what an audit asks of a model on disk, wherever it came from."""
+"""The interface by which an audit reads any checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headwise.projections import Projections
 
 
 class Checkpoint(Protocol):
-    """A model on disk: its structure, its weights on demand, and batches it understands.
+    """A model on disk: its structure, its weights on demand, and batches in its format.
 
-    `unused` names tensors of its files that the model has no place for, as the model would name them.
+    `unused` lists tensors of its files that the model does not use, under the names they would have in the model.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Checkpoint(Protocol):
     unused: list[str]
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
-        """Read parameters by their names in the model."""
+        """Return parameters by their names in the model."""
         ...
 
     def projections(self, site: Site) -> Projections:
-        """Find a site's weights in `model`."""
+        """Return a site's weights in `model`."""
         ...
 
     def whole(self) -> nn.Module:
@@ -38,43 +38,43 @@ class Checkpoint(Protocol):
         ...
 
     def batches(self) -> Batches:
-        """Return what turns texts and images into batches."""
+        """Return the maker of batches from texts and images."""
         ...
 
 
 @contextmanager
-def weights_in_place(checkpoint: Checkpoint, found: Projections) -> Iterator[None]:
-    """Put the real weights of one site into the structure, and take them out again."""
+def weights_in_place(checkpoint: Checkpoint, layout: Projections) -> Iterator[None]:
+    """Put the real weights of one site into the structure inside the context, and remove them afterwards."""
     places: dict[str, tuple[nn.Module, str, nn.Parameter]] = {}
-    for block in found.blocks:
+    for block in layout.blocks:
         if (parameter := block.module._parameters.get(block.name)) is not None and parameter.device.type == "meta":
             places.setdefault(block.where, (block.module, block.name, parameter))
     read = checkpoint.tensors(list(places)) if places else {}
     try:
-        for where, (module, name, empty) in places.items():
-            if read[where].shape != empty.shape:
-                raise CheckpointError(unfitting(where, tuple(read[where].shape), empty))
-            module._parameters[name] = nn.Parameter(_numbers(read[where], where), requires_grad=False)
+        for full_name, (module, name, empty) in places.items():
+            if read[full_name].shape != empty.shape:
+                raise CheckpointError(unfitting(full_name, tuple(read[full_name].shape), empty))
+            module._parameters[name] = nn.Parameter(_as_float(read[full_name], full_name), requires_grad=False)
         yield
     finally:
         for module, name, empty in places.values():
             module._parameters[name] = empty
 
 
-def unfitting(where: str, kept: tuple[int, ...], claimed: Tensor) -> str:
-    """Say that a tensor has another shape than the config claims."""
-    shapes = f"{kept} in the checkpoint and {tuple(claimed.shape)} by its config"
-    return f"{where} has the shape {shapes}: weights and config do not belong together"
+def unfitting(name: str, shape: tuple[int, ...], claimed: Tensor) -> str:
+    """Return the message that a tensor has another shape than the config claims."""
+    shapes = f"{shape} in the checkpoint and {tuple(claimed.shape)} by its config"
+    return f"{name} has the shape {shapes}: weights and config do not belong together"
 
 
-def _numbers(tensor: Tensor, where: str) -> Tensor:
-    """Return numbers that can be computed with; of 8 bits they only have the values.
+def _as_float(tensor: Tensor, name: str) -> Tensor:
+    """Return a floating-point tensor that supports arithmetic; 8-bit floats become single precision.
 
     Raises:
-        CheckpointError: where they are integers, whose scale stands elsewhere.
+        CheckpointError: if the tensor holds integers, whose scale is stored elsewhere.
     """
     if not tensor.is_floating_point():
         raise CheckpointError(
-            f"{where} holds {tensor.dtype} and no floating-point numbers: audit the model it was made from"
+            f"{name} holds {tensor.dtype} instead of floating-point numbers: audit the model it was made from"
         )
     return tensor.float() if tensor.element_size() == 1 else tensor

@@ -1,4 +1,4 @@
-"""What `headwise audit` does: audit, print, write the report."""
+"""The command `headwise audit`: audit, print, write the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show(audit: AuditResult, console: Any) -> None:
         console.print(_worst(audit))
         console.print(text(SCORE, style="dim"))
         console.print(_overview(audit))
-        console.print(text("Statistics that are neither good nor bad stand in the report.", style="dim"))
+        console.print(text("Statistics without a worrying side are in the report.", style="dim"))
     for alert in audit.alerts[:ALERTS]:
         console.print(
             text.assemble(
@@ -35,7 +35,7 @@ def show(audit: AuditResult, console: Any) -> None:
             )
         )
     if len(audit.alerts) > ALERTS:
-        console.print(f"{len(audit.alerts) - ALERTS} more alerts stand in the report.")
+        console.print(f"{len(audit.alerts) - ALERTS} more alerts are in the report.")
     for note in audit.notes():
         console.print(text(f"note: {note}", style="dim"))
 
@@ -63,10 +63,10 @@ def _table(title: str, *columns: str) -> Any:
 
 
 def run(checkpoint: str, text: Path | None = None, images: Path | None = None, out: Path | None = None) -> Audit:
-    """Audit a checkpoint, print what was found, and write the report where `out` says.
+    """Audit a checkpoint, print the result, write the report to `out`, and return the audit.
 
     Raises:
-        CheckpointError: where the checkpoint cannot be read, with the remedy.
+        CheckpointError: if the checkpoint cannot be read; the message has the remedy.
     """
     console = load("rich.console", "study").Console()
     bars = load("rich.progress", "study")
@@ -76,20 +76,23 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
         bars.MofNCompleteColumn(),
         bars.TimeRemainingColumn(),
     )
-    words = ["headwise", "audit", str(checkpoint)]
+    arguments = ["headwise", "audit", str(checkpoint)]
     for name, value in (("--text", text), ("--images", images), ("--out", out)):
-        words += [name, str(value)] if value is not None else []
-    with bars.Progress(*columns, console=load("rich.console", "study").Console(file=sys.stderr), transient=True) as bar:
+        arguments += [name, str(value)] if value is not None else []
+    console_of_bars = load("rich.console", "study").Console(file=sys.stderr)
+    # a notebook asks for colours without being a terminal; there each state of a bar would be a new line
+    quiet = not sys.stderr.isatty()
+    with bars.Progress(*columns, console=console_of_bars, transient=True, disable=quiet) as bar:
         task = bar.add_task("layers", total=None)
-        found = audit(
+        result = audit(
             checkpoint,
             text,
             images,
             progress=lambda done, of: bar.update(task, completed=done, total=of),
-            command=shlex.join(words),
+            command=shlex.join(arguments),
         )
-    show(found, console)
+    show(result, console)
     if out is not None:
-        for path in found.write(out):
+        for path in result.write(out):
             console.print(f"written: {path}", soft_wrap=True)
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""What a configuration says of a checkpoint's layers, held against its tensors."""
+"""Configs of transformers folders: building from them safely, and checks of their sizes against the tensors."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
 
 DEPTH = re.compile(r"^(num_|n_)?(hidden_|encoder_|decoder_)?layers?$|^num_(en|de)coder_layers$|^depths?$")
-# Parts of a model that come in numbers too, and may lie stacked in one tensor.
+# Experts are counted too, but may be stacked in one tensor.
 EXPERTS = re.compile(r"^(num|n|moe_num)_(local_|routed_)?experts$")
 
 
 def check_depths(
     folder: Path, config: Any, shapes: dict[str, tuple[int, ...]], build: Callable[[Any], nn.Module]
 ) -> None:
-    """Refuse a config that claims more layers or experts than the files can hold.
+    """Raise CheckpointError if a config claims more layers or experts than the files can hold.
 
-    A model of thousands of layers takes a minute to build before its first missing weight would be named.
+    Without this check, a model of thousands of layers would be built for a minute before a missing weight is found.
 
     Args:
-        folder: the checkpoint's, for the message.
-        config: the config, and its parts.
-        shapes: the shape of every tensor that exists.
-        build: makes the structure of a config on no device.
+        folder: the folder of the checkpoint, for the message.
+        config: the config with its parts.
+        shapes: the shape of every tensor in the files.
+        build: builds the structure of a config on the meta device.
 
     Raises:
-        CheckpointError: naming the setting, its value and how many layers the tensors are numbered for.
+        CheckpointError: if so; the message names the setting, its value and the number of layers in the tensors.
     """
     numbered = 1 + max((int(n) for name in shapes for n in re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)), default=-1)
     longest = max((size for shape in shapes.values() for size in shape), default=0)
     for path, name, claimed in _claims(config):
-        held = numbered if DEPTH.match(name) else max(numbered, longest)
-        if claimed > held and _builds_as_many(config, path, name, build):
-            what = "layers" if DEPTH.match(name) else "experts"
+        available = numbered if DEPTH.match(name) else max(numbered, longest)
+        if claimed > available and _builds_as_many(config, path, name, build):
+            unit = "layers" if DEPTH.match(name) else "experts"
             raise CheckpointError(
                 f"{folder / 'config.json'} claims {'.'.join((*path, name))}={claimed:,}, and the tensors of {folder} "
-                f"are numbered for {numbered} {what} at most: weights and config do not belong together"
+                f"are numbered for {numbered} {unit} at most: weights and config do not belong together"
             )
 
 
@@ -61,14 +61,13 @@ def _claims(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _builds_as_many(config: Any, path: tuple[str, ...], name: str, build: Callable[[Any], nn.Module]) -> bool:
-    """Return whether the setting makes weights of its own: ALBERT's layers share theirs, and some parts are not built
-    at all."""
+    """Return whether a larger value of the setting adds weights: ALBERT shares them, and some parts are never built."""
     try:
-        one, two = (len(build(_small(config, path, name, count)).state_dict()) for count in (1, 2))
+        with_one, with_two = (len(build(_small(config, path, name, count)).state_dict()) for count in (1, 2))
     except Exception:
-        # What is wrong with the config is told where it is built as it stands.
+        # A fault of the config is reported when the whole config is built.
         return False
-    return two > one
+    return with_two > with_one
 
 
 def _small(config: Any, path: tuple[str, ...], name: str, count: int) -> Any:
@@ -78,70 +77,70 @@ def _small(config: Any, path: tuple[str, ...], name: str, count: int) -> Any:
         for step in place:
             part = getattr(part, step)
         value = getattr(part, key)
-        # Two of all others: of two layers one may be sparse.
+        # All other counts become 2, not 1, because one of two layers may be sparse.
         chosen = count if (place, key) == (path, name) else min(claimed, 2)
         setattr(part, key, [chosen] * len(value) if isinstance(value, list | tuple) else chosen)
         _cut_lists(part, value, chosen)
     return small
 
 
-def _cut_lists(part: Any, claimed: Any, kept: int) -> None:
-    """Cut lists with an entry per layer, such as the kinds of the layers."""
+def _cut_lists(part: Any, claimed: Any, length: int) -> None:
+    """Shorten lists that have an entry per layer, such as the kinds of the layers."""
     for key, value in list(vars(part).items()):
         if isinstance(claimed, int) and isinstance(value, list) and len(value) == claimed:
-            setattr(part, key, value[:kept])
+            setattr(part, key, value[:length])
 
 
-# A name such as "kernels-community/..." in one of these makes transformers fetch a kernel and run it.
+# Settings that can make transformers download and run code, for example with the value "kernels-community/...".
 FETCHING = re.compile(r"_?(attn|experts)_implementation\w*|use_kernels|auto_map")
 
 
 def config_of(folder: Path, settings: dict[str, Any]) -> Any:
-    """Make the config of a folder from its settings; which attention computes is left to transformers itself.
+    """Return the config of a folder from its settings, without those that choose an attention implementation.
 
     Raises:
-        CheckpointError: where the type is unknown, the weights are quantized or a setting is no such setting.
+        CheckpointError: if the type is unknown, the weights are quantized or a setting is invalid.
     """
     transformers, file = load("transformers", "hf"), folder / "config.json"
     _check_type(file, settings)
     if quantized := settings.get("quantization_config"):
         method = quantized.get("quant_method", "an unknown method") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
-            f"{folder} is quantized ({method}); its integers are no weights to take spectra of. Audit the model it "
-            "was made from"
+            f"{folder} is quantized ({method}), and spectra need the weights themselves: audit the model it was made "
+            "from"
         )
-    with tempfile.TemporaryDirectory() as place, _refused(file, "cannot be read as a config"), quiet():
-        (Path(place) / "config.json").write_text(json.dumps(_harmless(settings)), encoding="utf-8")
-        return transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    with tempfile.TemporaryDirectory() as clean, _explained(file, "cannot be read as a config"), quiet():
+        (Path(clean) / "config.json").write_text(json.dumps(_harmless(settings)), encoding="utf-8")
+        return transformers.AutoConfig.from_pretrained(clean, local_files_only=True, trust_remote_code=False)
 
 
 def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Module:
-    """Build the model of a config on no device.
+    """Return the model of a config on the meta device.
 
     Raises:
-        CheckpointError: where no model can be built from it.
+        CheckpointError: if no model can be built from it.
     """
     transformers, file = load("transformers", "hf"), folder / "config.json"
-    named = settings.get("architectures") or [None]
-    wanted = named[0] if isinstance(named, list) else named
-    if wanted is not None and not isinstance(wanted, str):
-        raise CheckpointError(f"{file} names the architecture {wanted!r}, which is no name")
-    cls = getattr(transformers, wanted, None) if wanted else None
-    known: Any = cls if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel) else None
-    if known is not None and not isinstance(config, known.config_class):
+    names = settings.get("architectures") or [None]
+    architecture = names[0] if isinstance(names, list) else names
+    if architecture is not None and not isinstance(architecture, str):
+        raise CheckpointError(f"{file} names the architecture {architecture!r}, which must be the name of a class")
+    value = getattr(transformers, architecture, None) if architecture else None
+    cls: Any = value if isinstance(value, type) and issubclass(value, transformers.PreTrainedModel) else None
+    if cls is not None and not isinstance(config, cls.config_class):
         raise CheckpointError(
-            f"{file} is of the model type {settings['model_type']!r} and names the architecture {wanted}, which is of "
-            "another"
+            f"{file} has the model type {settings['model_type']!r}, and the architecture {architecture} belongs to "
+            "another: correct one of them"
         )
-    with torch.device("meta"), _refused(file, "gives no model"), quiet():
-        return known(config) if known is not None else transformers.AutoModel.from_config(config)
+    with torch.device("meta"), _explained(file, "gives no model"), quiet():
+        return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
 
 
 def _check_type(file: Path, settings: dict[str, Any]) -> None:
     transformers = load("transformers", "hf")
     kind = settings.get("model_type")
     if kind is None:
-        raise CheckpointError(f"{file} names no model_type: it is no config of transformers")
+        raise CheckpointError(f"{file} has no model_type: it is not a config of transformers")
     if isinstance(kind, str) and kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
         return
     if "auto_map" in settings:
@@ -156,24 +155,24 @@ def _check_type(file: Path, settings: dict[str, Any]) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """Copy settings, those of parts too, without the ones that choose an implementation."""
+    """Return a copy of settings and nested settings without those that choose an implementation."""
     if isinstance(value, dict):
         return {key: _harmless(item) for key, item in value.items() if not FETCHING.fullmatch(key)}
     return [_harmless(item) for item in value] if isinstance(value, list) else value
 
 
 @contextlib.contextmanager
-def _refused(file: Path, what: str) -> Iterator[None]:
-    """Turn whatever a wrong setting makes transformers raise into a sentence that names the file."""
+def _explained(file: Path, problem: str) -> Iterator[None]:
+    """Turn any error of transformers about a wrong setting into a CheckpointError that names the file."""
     try:
         yield
     except ImportError:
-        # What is not installed is no fault of the file.
+        # A missing library is not a fault of the file.
         raise
     except Exception as error:
         cause = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{file} {what} ({type(error).__name__}: {cause}): a setting is wrong or damaged"
+            f"{file} {problem} ({type(error).__name__}: {cause}): a setting is wrong or damaged"
         ) from error
 
 

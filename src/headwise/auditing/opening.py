@@ -1,4 +1,4 @@
-"""Opening what is audited: a folder, a file, a model that a function builds."""
+"""Opening of a checkpoint: a folder, a file, a model in memory or one that a function builds."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
 from headwise.projections import Projections
 
-# a model that its owner trains: it stays in the mode that it is in
+# a model in memory, whose mode (training or eval) is not changed
 LIVE = "live model"
 
 
 class BuiltModel:
-    """A model that stands in memory with its weights."""
+    """A model in memory with its weights."""
 
     def __init__(self, name: str, kind: str, model: nn.Module, image: dict[str, Any] | None = None) -> None:
         self.name, self.kind, self.model, self._image = name, kind, model if kind == LIVE else model.eval(), image
-        # Weights that do not fit are refused, or the factory's own affair.
+        # timm_model refuses weights that do not fit, and a factory loads its own.
         self.unused: list[str] = []
 
     def projections(self, site: Site) -> Projections:
-        """Find a site's weights, verified on the site where they are fused."""
+        """Return a site's weights; if they are fused, their layout is verified on the site."""
         example = None
         if self._image is not None:
             example = torch.zeros(1, len(self._image["mean"]), *self._image["size"])
         return projections.find(site, self.model, example)
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
-        """Read parameters by their names."""
+        """Return parameters by their names."""
         state = self.model.state_dict()
         return {name: state[name] for name in names}
 
@@ -51,38 +51,42 @@ class BuiltModel:
         return self.model
 
     def batches(self) -> Batches:
-        """Return what turns images into batches; a factory's model is read from its weights alone."""
+        """Return the maker of batches from images; only timm models have one.
+
+        Raises:
+            CheckpointError: if the model is not of timm.
+        """
         if self._image is None:
             raise CheckpointError(
-                f"a {self.kind} is audited by its weights: headwise.watch reads it on your own batches"
+                f"only the weights of a {self.kind} are audited: use headwise.watch to read it on your own batches"
             )
         return Batches(None, image=self._image)
 
 
 def timm_model(name: str, file: Path) -> BuiltModel:
-    """Build a timm model by name and load a safetensors file into it, strictly and tensor by tensor.
+    """Return a timm model with the weights of a safetensors file, loaded strictly and tensor by tensor.
 
-    The model stands in memory whole, its file does not.
+    The whole model is in memory, but never its whole file.
 
     Raises:
-        CheckpointError: where the name is unknown, the file is pickled or damaged, or they do not fit.
+        CheckpointError: if the name is unknown, the file is pickled or damaged, or they do not fit.
     """
     timm = load("timm", "timm")
     if file.suffix in PICKLED:
         raise CheckpointError(f"{file} is pickled. {PICKLE_REMEDY}")
-    known = timm.list_models()
-    if name.split(".")[0] not in known:
-        raise CheckpointError(f"timm {timm.__version__} has no model {name!r}.{suggest(name, known)}")
+    names = timm.list_models()
+    if name.split(".")[0] not in names:
+        raise CheckpointError(f"timm {timm.__version__} has no model {name!r}.{suggest(name, names)}")
     files = TensorFiles.of_file(file)
-    ours = files.shapes()
-    model = timm.create_model(name, pretrained=False, **_head(timm, name, ours))
+    in_file = files.shapes()
+    model = timm.create_model(name, pretrained=False, **_head(timm, name, in_file))
     state = model.state_dict()
-    theirs = {key: tuple(value.shape) for key, value in state.items()}
-    if theirs != ours:
-        key = next(k for k in [*theirs, *ours] if theirs.get(k) != ours.get(k))
+    in_model = {key: tuple(value.shape) for key, value in state.items()}
+    if in_model != in_file:
+        key = next(k for k in [*in_model, *in_file] if in_model.get(k) != in_file.get(k))
         raise CheckpointError(
-            f"{file} does not fit {name}: {key} is {ours.get(key, 'missing')} in the file and "
-            f"{theirs.get(key, 'absent')} in the model"
+            f"{file} does not fit {name}: {key} is {in_file.get(key, 'missing')} in the file and "
+            f"{in_model.get(key, 'absent')} in the model"
         )
     for key, value in state.items():
         value.copy_(files.read([key])[key])
@@ -92,7 +96,7 @@ def timm_model(name: str, file: Path) -> BuiltModel:
 
 
 def _head(timm: Any, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of classes the file was trained for, where its classifier tells."""
+    """Return the number of classes that the file was trained for, from the shape of its classifier."""
     settings = timm.get_pretrained_cfg(name)
     classifier = getattr(settings, "classifier", None) if settings is not None else None
     shape = shapes.get(f"{classifier}.weight") if isinstance(classifier, str) else None
@@ -102,10 +106,10 @@ def _head(timm: Any, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str,
 
 
 def factory_model(file: Path, name: str) -> BuiltModel:
-    """Call `name` of a Python file of yours; it gives the model with its weights.
+    """Return the model that the function `name` of a Python file builds, with its weights.
 
     Raises:
-        CheckpointError: where the file or the name is missing, or it gives no module.
+        CheckpointError: if the file or the name is missing, or the function returns no module.
     """
     if not file.is_file():
         raise CheckpointError(f"there is no file {file}")
@@ -116,31 +120,31 @@ def factory_model(file: Path, name: str) -> BuiltModel:
     spec.loader.exec_module(module)
     factory = getattr(module, name, None)
     if not callable(factory):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise CheckpointError(f"{file} has no function {name!r}.{suggest(name, known)}")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise CheckpointError(f"{file} has no function {name!r}.{suggest(name, names)}")
     model = factory()
     if not isinstance(model, nn.Module):
-        raise CheckpointError(f"{file}:{name} gave {type(model).__name__}, not a torch module")
+        raise CheckpointError(f"{file}:{name} returned {type(model).__name__}, not a torch module")
     return BuiltModel(f"{file.name}:{name}", "factory", model)
 
 
-# owner and model, as the hub names them; its oldest models, such as gpt2, are named without an owner
+# owner/model, the form of names on the hub; its oldest models, such as gpt2, have no owner
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 OLD_HUB_NAME = re.compile(r"\w[\w.-]*")
 FORMS = "a transformers folder, TIMM_NAME:FILE.safetensors, or MODULE.py:FACTORY"
 
 
 def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
-    """Open a checkpoint.
+    """Return the opened checkpoint.
 
     Args:
-        text: a model in memory; a transformers folder, such as `models/stories260K`, or that of a hub's cache; the name
-            of a model that lies in the cache, such as `openai-community/gpt2`; a timm name and its weights, such as
-            `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that gives a model, such as
+        text: a model in memory; a transformers folder, such as `models/stories260K`, also in a hub's cache; the name of
+            a model in that cache, such as `openai-community/gpt2`; a timm name and its weights, such as
+            `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that returns a model, such as
             `model.py:build`.
 
     Raises:
-        CheckpointError: naming what is wrong and what to do.
+        CheckpointError: if it cannot be opened; the message has the cause and the remedy.
     """
     if isinstance(text, nn.Module):
         if next(text.parameters(), None) is None:
@@ -157,45 +161,44 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
     if path.suffix in PICKLED and path.is_file():
         raise CheckpointError(f"{path} is pickled. {PICKLE_REMEDY}")
     if path.is_file():
-        raise CheckpointError(f"{path} alone does not tell which model it is: give {FORMS}")
+        raise CheckpointError(f"{path} alone does not show which model it is: give {FORMS}")
     if HUB_NAME.fullmatch(str(text)):
         return TransformersFolder(_of_hub(str(text)))
     if OLD_HUB_NAME.fullmatch(str(text)):
         try:
             return TransformersFolder(_of_hub(str(text)))
         except CheckpointError as error:
-            remedy = f"give {FORMS}; of a model of the hub, hf download {text}, then give the same name again"
+            remedy = f"give {FORMS}; for a model of the hub, run hf download {text}, then give the same name again"
             raise CheckpointError(f"there is no checkpoint {str(text)!r}: {remedy}") from error
     raise CheckpointError(f"there is no checkpoint {str(text)!r}: give {FORMS}")
 
 
 def snapshot_of(path: Path) -> Path:
-    """Return the folder that holds a model's files: of a hub's cache, the snapshot that its main branch names, else the
-    latest.
+    """Return the folder of a model's files: in a hub's cache, the snapshot of its main branch, or the only snapshot.
 
     Raises:
-        CheckpointError: where a cache holds no snapshot, or several and names none.
+        CheckpointError: if a cache has no snapshot, or several and no main branch.
     """
     snapshots = path / "snapshots"
     if (path / "config.json").is_file() or not snapshots.is_dir():
         return path
-    named = path / "refs" / "main"
-    if named.is_file() and (found := snapshots / named.read_text(encoding="utf-8").strip()).is_dir():
-        return found
-    found_all = sorted(one for one in snapshots.iterdir() if one.is_dir())
-    if len(found_all) == 1:
-        return found_all[0]
-    listed = ", ".join(one.name[:12] for one in found_all) or "none"
+    branch = path / "refs" / "main"
+    if branch.is_file() and (main := snapshots / branch.read_text(encoding="utf-8").strip()).is_dir():
+        return main
+    folders = sorted(folder for folder in snapshots.iterdir() if folder.is_dir())
+    if len(folders) == 1:
+        return folders[0]
+    listed = ", ".join(folder.name[:12] for folder in folders) or "none"
     raise CheckpointError(
         f"{path} is a hub's cache and names no main snapshot; it holds {listed}. Give one of {snapshots}/..."
     )
 
 
 def _of_hub(name: str) -> Path:
-    """Return the folder of the cache in which a model of the hub lies; nothing is downloaded.
+    """Return the folder of a model of the hub in the local cache; nothing is downloaded.
 
     Raises:
-        CheckpointError: with the command that downloads it, where it does not lie there.
+        CheckpointError: if the model is not in the cache; the message has the command that downloads it.
     """
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
@@ -206,7 +209,7 @@ def _of_hub(name: str) -> Path:
     folder = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     if not folder.is_dir():
         raise CheckpointError(
-            f"{name!r} is no folder here, and no model of this name lies in {HF_HUB_CACHE}. Nothing is downloaded by "
-            f"itself: hf download {name}, then give the same name again"
+            f"{name!r} is not a folder here, and {HF_HUB_CACHE} has no model of this name. Nothing is downloaded "
+            f"automatically: run hf download {name}, then give the same name again"
         )
     return snapshot_of(folder)

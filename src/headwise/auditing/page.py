@@ -1,4 +1,4 @@
-"""The report of an audit: one HTML page, and where it is written."""
+"""The report of an audit as one HTML page."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
-# Points of a chart at most: evenly chosen among more.
+# The most points of a chart; of more points, an evenly spaced selection is drawn.
 POINTS = 1500
 BALANCE = (
     "Weight decay makes both factors of a product balance, and with it the norms below equal (Kobayashi et al. 2024, "
     f"arXiv 2410.23819); a mean difference up to {NEARLY:.0%} of the mean counts as nearly identical. Rotary pairs and "
     "heads that share keys and values count together."
 )
-# Maps whose cells carry their head's singular values.
+# Statistics whose maps carry the singular values of each head.
 TRACED = ("spectral_norm", "effective_rank", "pseudo_rank")
 
 
@@ -48,7 +48,7 @@ def audit_page(audit: AuditResult) -> str:
         )
     sections.append(Section("All statistics", _overview(audit)))
     sections.append(Section("What to know", _notes(audit)))
-    sections.append(Section("How it was made", pairs(_made(audit)), collapsed=True))
+    sections.append(Section("How it was made", pairs(_provenance(audit)), collapsed=True))
     heads = sum(layer.get("heads") or 0 for layer in audit.layers)
     facts = [
         ("layers", len(audit.layers)),
@@ -71,7 +71,7 @@ def _alerts(audit: AuditResult) -> Any:
     columns = [
         Column("where"),
         Column("alert"),
-        Column("what it says and what to do", wide=True),
+        Column("meaning and remedy", wide=True),
         Column("value", number=True),
     ]
     rows = [
@@ -118,15 +118,15 @@ def _caption(name: str) -> str:
 
 
 def _balances(audit: AuditResult) -> Any:
-    found = compared(audit.balances)
+    comparisons = compared(audit.balances)
     columns = [Column("product"), Column("what is compared", wide=True), Column("pairs", number=True)]
     columns += [Column("mean difference", number=True), Column("correlation", number=True), Column("verdict")]
     charts = []
-    for one in found:
-        step = -(-len(one["pairs"]) // POINTS)
-        named = [{one["first"]: first, one["second"]: second} for first, second in one["pairs"][:: max(step, 1)]]
-        words = f"{one['first']} against {one['second']}, {PRODUCTS[one['product']]}"
-        charts.append(figure(pairs_of(named, x=one["first"], y=one["second"]), title=words, name=words))
+    for entry in comparisons:
+        step = -(-len(entry["pairs"]) // POINTS)
+        points = [{entry["first"]: x, entry["second"]: y} for x, y in entry["pairs"][:: max(step, 1)]]
+        title = f"{entry['first']} against {entry['second']}, {PRODUCTS[entry['product']]}"
+        charts.append(figure(pairs_of(points, x=entry["first"], y=entry["second"]), title=title, name=title))
     return join(table(columns, balance_rows(audit)), grid(charts, wide=True))
 
 
@@ -147,15 +147,15 @@ def _notes(audit: AuditResult) -> Any:
     for layer in audit.layers:
         for name, why in {**layer["reasons"], **audit.reasons.get(layer["site"], {})}.items():
             reasons.setdefault(why, []).append(name)
-    said = [f"{', '.join(dict.fromkeys(names))}: {why}." for why, names in reasons.items()]
+    lines = [f"{', '.join(dict.fromkeys(names))}: {why}." for why, names in reasons.items()]
     layouts = ", ".join(dict.fromkeys(str(layer["layout"]) for layer in audit.layers if layer["layout"]))
     return join(
-        prose([*audit.notes(), *(["Left out where they have no meaning. " + " ".join(said)] if said else [])]),
+        prose([*audit.notes(), *(["Statistics that do not apply are left out. " + " ".join(lines)] if lines else [])]),
         prose([f"Layout of the projections: {layouts}."]),
     )
 
 
-def _made(audit: AuditResult) -> list[tuple[str, str]]:
+def _provenance(audit: AuditResult) -> list[tuple[str, str]]:
     facts = [
         ("checkpoint", f"{audit.checkpoint} ({audit.kind}, {audit.model})"),
         ("command", audit.command or "headwise.audit"),
@@ -164,17 +164,16 @@ def _made(audit: AuditResult) -> list[tuple[str, str]]:
     return [*facts, ("versions", json.dumps(audit.versions)), ("hardware", json.dumps(audit.hardware))]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Audit(AuditResult):
     """The health of a checkpoint's heads, which can be written as a report."""
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the report to `out` and the JSON beside it; give both paths. HTML, or Markdown where `out` ends in
-        .md."""
+        """Write the report (Markdown if `out` ends in .md, else HTML) and the JSON next to it; return both paths."""
         page = Path(out)
         page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(markdown(self) if page.suffix == ".md" else audit_page(self), encoding="utf-8")
-        beside = page.with_suffix(".json")
-        beside.write_text(self.to_json(), encoding="utf-8")
-        return page, beside
+        json_file = page.with_suffix(".json")
+        json_file.write_text(self.to_json(), encoding="utf-8")
+        return page, json_file

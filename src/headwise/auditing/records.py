@@ -1,11 +1,11 @@
-"""Records: what an audit reads of heads and layers, and what it says of them."""
+"""The records of an audit: figures of heads and layers, alerts, and layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NotRequired
 
-# Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
+# From typing_extensions, which torch requires: pydantic supports typing's own only from Python 3.12 on.
 from typing_extensions import TypedDict
 
 from headwise.files.health_records import Alert
@@ -25,7 +25,7 @@ class WeightRecord(TypedDict):
 
 
 class BalanceRecord(TypedDict):
-    """What weight decay makes equal, of one group of heads: norms of rows, and the norms of factors and product."""
+    """Norms of one group of heads that weight decay makes equal: those of rows, and those of factors and product."""
 
     own: list[float]
     shared: list[float]
@@ -34,7 +34,7 @@ class BalanceRecord(TypedDict):
 
 
 class WeightAlert(TypedDict):
-    """A figure of the weights beyond its limit, what that means, what helps and who showed it."""
+    """A figure of the weights beyond its limit, with its meaning, the remedy and the source."""
 
     alert: str
     site: str
@@ -49,8 +49,7 @@ class WeightAlert(TypedDict):
 
 
 class Layer(TypedDict):
-    """One attention layer of a checkpoint: its heads, and which figures cannot be had or have no meaning there and
-    why."""
+    """One attention layer of a checkpoint: its heads, and why some figures are missing or do not apply."""
 
     site: str
     depth: int
@@ -65,7 +64,7 @@ class Layer(TypedDict):
 
 
 class WorstHead(TypedDict):
-    """A head, how far its figures lie out on the worrying side, and the figures that weigh most, in words."""
+    """A head, the score of its figures on the worrying side, and the largest contributions in words."""
 
     site: str
     depth: int | None
@@ -74,18 +73,18 @@ class WorstHead(TypedDict):
     reasons: list[str]
 
 
-# Of the weights, or read on data.
+# Records and alerts are of the weights or of data.
 AuditRecord = WeightRecord | DataRecord
 AuditAlert = WeightAlert | Alert
 
 
 def group_of(record: Mapping[str, Any]) -> int | None:
-    """Return the number of the group of heads that a figure belongs to; None for a figure of a head or a layer."""
+    """Return the number of a figure's group of heads; None for a figure of a head or a layer."""
     return record.get("group")
 
 
 def place_of(record: AuditRecord | AuditAlert | WorstHead, site: str | None = None) -> str:
-    """Name the head, group or layer of a record; `site` names its layer in other words."""
+    """Return the name of a record's head, group or layer; `site` replaces the name of the layer."""
     name = record["site"] if site is None else site
     if (group := group_of(record)) is not None:
         return f"{name} group {group}"

@@ -1,4 +1,4 @@
-"""What an audit found, judged head by head."""
+"""The result of an audit, and the ranking of its heads."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ from headwise.auditing.weights import PRODUCTS, in_words
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
-# The least spread between heads that counts, as a share.
+# The smallest relative spread between heads.
 LEAST = 0.05
-# What one figure, and an alert, can add to a head's score: one broken figure must not hide all others.
+# The most that a figure or an alert adds to a head's score: one broken figure must not hide all others.
 MOST = 10.0
-# What the score is, wherever it is shown.
+# The explanation of the score for reports.
 SCORE = (
-    f"The score of a head adds {MOST:g} for each alert, and for each figure with a worrying side the robust standard "
-    "deviations (1.4826 MAD, of the logarithm where all are positive) beyond two by which it lies from the median of "
-    f"all heads on that side, at most {MOST:g}."
+    f"The score of a head adds {MOST:g} for each alert. For each figure on its worrying side of the median of all "
+    f"heads it adds the distance from the median beyond two, at most {MOST:g}. Distances are in robust standard "
+    "deviations (1.4826 MAD), of the logarithm if all values are positive."
 )
 
 
 def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], most: int = 5) -> list[WorstHead]:
-    """Rank heads by how far their figures lie out on the worrying side, alerts first.
+    """Return the heads whose figures are farthest on the worrying side, the worst first.
 
-    A figure counts by its distance from the median of all heads, in robust standard deviations (1.4826 MAD) of its
-    logarithm where it is positive, at least 5 %; beyond 2 of them the excess is added up, 10 at most for each figure,
-    and an alert adds 10.
-
-    Returns:
-        The worst heads, the worst first.
+    The distance of a figure from the median of all heads is measured in robust standard deviations (1.4826 MAD, at
+    least 5 %), of the logarithm if all values are positive. The excess over 2 is added to the head's score, at most 10
+    for each figure, and an alert adds 10.
     """
     scores: dict[tuple[str, int], dict[str, float]] = {}
     depths = {record["site"]: record["depth"] for record in records}
@@ -44,11 +41,11 @@ def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], mo
         heads = [
             ((r["site"], r["head"]), r["value"]) for r in records if r["statistic"] == name and r["head"] is not None
         ]
-        middle, away = distances([value for _, value in heads])
-        for (head, value), distance in zip(heads, away, strict=True):
+        middle, deviations = distances([value for _, value in heads])
+        for (head, value), distance in zip(heads, deviations, strict=True):
             excess = (distance if direction == "high" else -distance) - 2
-            words = f"{in_words(name)} {value:.3g} (median {middle:.3g})"
-            scores.setdefault(head, {})[words] = min(max(0.0, excess), MOST)
+            reason = f"{in_words(name)} {value:.3g} (median {middle:.3g})"
+            scores.setdefault(head, {})[reason] = min(max(0.0, excess), MOST)
     for alert in alerts:
         if alert["head"] is not None:
             scores.setdefault((alert["site"], alert["head"]), {})[alert["sentence"]] = MOST
@@ -66,28 +63,30 @@ def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], mo
 
 
 def worrying() -> dict[str, str]:
-    """Return the figures that have a worrying side, and which one: "high" or "low"."""
+    """Return the statistics that have a worrying side, each with that side: "high" or "low"."""
     weights = {f"{n}_{kind}": s.worse for kind in PRODUCTS for n, s in WEIGHT_STATISTICS.items() if s.worse}
     return {**weights, **{name: s.worse for name, s in STATISTICS.items() if s.worse}}
 
 
 def distances(values: list[float]) -> tuple[float, list[float]]:
-    """Return the median, and how many robust standard deviations each value lies from it: 0 where there are too few for
-    a spread."""
+    """Return the median and the distance of each value from it in robust standard deviations, 0 for < 3 values."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
         return statistics.median(finite) if finite else math.nan, [0.0] * len(values)
     logarithmic = min(finite) > 0
     scaled = [math.log(v) if logarithmic and math.isfinite(v) else v for v in values]
-    known = [v for v in scaled if math.isfinite(v)]
-    middle = statistics.median(known)
-    away = [abs(v - middle) for v in known]
-    # Where all heads are alike to a few per cent, what is left between them tells nothing.
-    least = LEAST if logarithmic else LEAST * max(abs(v) for v in known)
-    # 1.4826 and 1.2533 make the median and the mean of |x| standard deviations of a normal distribution; the mean
-    # counts where half of the heads are alike, and the median of their distances is zero.
+    finite_scaled = [v for v in scaled if math.isfinite(v)]
+    middle = statistics.median(finite_scaled)
+    deviations = [abs(v - middle) for v in finite_scaled]
+    # If all heads agree to a few per cent, the differences between them mean nothing.
+    least = LEAST if logarithmic else LEAST * max(abs(v) for v in finite_scaled)
+    # 1.4826 times the median and 1.2533 times the mean of |x| estimate a normal standard deviation. The mean is needed
+    # if half of the heads are equal, because the median of the distances is 0 then.
     spread = max(
-        1.4826 * statistics.median(away), 1.2533 * statistics.fmean(away) if not logarithmic else 0.0, least, 1e-12
+        1.4826 * statistics.median(deviations),
+        1.2533 * statistics.fmean(deviations) if not logarithmic else 0.0,
+        least,
+        1e-12,
     )
     return statistics.median(finite), [(v - middle) / spread if math.isfinite(v) else 0.0 for v in scaled]
 
@@ -104,16 +103,16 @@ class AuditResult:
     """The health of a checkpoint's heads.
 
     Attributes:
-        checkpoint: its name; `kind` and `model` say what it is.
+        checkpoint: its name, with its `kind` and the class of its `model`.
         records: dicts of site, depth, head (None for a layer or a group), statistic, value.
         alerts: records that passed a limit, with a sentence, a remedy and its source.
-        layers: per attention layer its heads, layout, notes, and which figures do not apply and why.
+        layers: per attention layer its heads, layout, notes, and why some figures do not apply.
         spectra: singular values, "site|head|qk" or "site|head|vo" to a list, largest first.
         balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of
             the product.
-        unused: weights of attention layers that the files hold and the model has no place for.
-        data: what the activations were read on; None where weights alone were read.
-        command, versions, commit, hardware, seconds: how it was made.
+        unused: weights of attention layers in the files that the model does not use.
+        data: the names of the data for the activations; None if only weights were read.
+        command, versions, commit, hardware, seconds: how the audit was made.
     """
 
     checkpoint: str
@@ -133,43 +132,47 @@ class AuditResult:
     hardware: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        heads = {(record["site"], record["head"]) for record in self.records if record["head"] is not None}
+        found = f"{len(self.layers)} layers, {len(heads)} heads, {len(self.alerts)} alerts"
+        return f"<{type(self).__name__} of {self.checkpoint}: {found}; write('audit.html') makes the page>"
+
     def worst(self, most: int = 5) -> list[WorstHead]:
         """Return the worst heads first: site, depth, head, score and the reasons in words."""
         return worst_heads(self.records, self.alerts, most)
 
     def notes(self) -> list[str]:
-        """Return what is to be known of the products, each note once with the layers it is about."""
-        about: dict[str, list[str]] = {}
+        """Return the notes on the layers, each note once with the layers that it applies to."""
+        by_note: dict[str, list[str]] = {}
         for layer in self.layers:
             for note in [*layer["notes"], *dict.fromkeys(layer["missing"].values())]:
-                about.setdefault(note.replace(f"{layer['site']} ", "a layer "), []).append(layer["site"])
+                by_note.setdefault(note.replace(f"{layer['site']} ", "a layer "), []).append(layer["site"])
         total = len(self.layers)
-        said = [
-            f"the files hold {len(self.unused)} weights of attention layers that the model of this config has not: "
-            f"{_few(self.unused)}"
+        lines = [
+            f"the files hold {len(self.unused)} weights of attention layers that the model of this config does not "
+            f"have: {_few(self.unused)}"
         ]
-        return (said if self.unused else []) + [
-            note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in about.items()
+        return (lines if self.unused else []) + [
+            note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in by_note.items()
         ]
 
     def figures(self) -> dict[str, FiguresOfStatistic]:
         """Return the records in short form, by statistic."""
-        made: dict[str, FiguresOfStatistic] = {}
+        figures: dict[str, FiguresOfStatistic] = {}
         for record in self.records:
             per = "group" if "group" in record else "layer" if record["head"] is None else "head"
-            found = made.setdefault(record["statistic"], {"per": per, "values": {}})
-            found["values"].setdefault(record["site"], []).append(_short(record["value"], 7))
-        return made
+            entry = figures.setdefault(record["statistic"], {"per": per, "values": {}})
+            entry["values"].setdefault(record["site"], []).append(_short(record["value"], 7))
+        return figures
 
     def to_json(self) -> str:
-        """Return everything as JSON, records in the short form of `figures`; a number that is not finite becomes
-        null."""
+        """Return the result as JSON, with records in the short form of `figures` and null for non-finite numbers."""
         content = {
             field: value for field, value in asdict(self).items() if field not in ("records", "spectra", "balances")
         }
         content |= {"worst": self.worst(), "notes": self.notes(), "figures": self.figures()}
         content["spectra"] = {place: [_short(x, 4) for x in values] for place, values in self.spectra.items()}
-        content["balances"] = {place: _shortened(found) for place, found in self.balances.items()}
+        content["balances"] = {place: _shortened(record) for place, record in self.balances.items()}
         rows = [
             f" {json.dumps(key)}: {json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)}"
             for key, value in content.items()
@@ -177,11 +180,11 @@ class AuditResult:
         return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def _shortened(found: BalanceRecord) -> dict[str, Any]:
+def _shortened(record: BalanceRecord) -> dict[str, Any]:
     norms = {
-        name: [_short(x, 4) for x in values] for name, values in (("own", found["own"]), ("shared", found["shared"]))
+        name: [_short(x, 4) for x in values] for name, values in (("own", record["own"]), ("shared", record["shared"]))
     }
-    return {**norms, "frobenius": _short(found["frobenius"], 7), "nuclear": _short(found["nuclear"], 7)}
+    return {**norms, "frobenius": _short(record["frobenius"], 7), "nuclear": _short(record["nuclear"], 7)}
 
 
 def _few(sites: list[str], most: int = 3) -> str:

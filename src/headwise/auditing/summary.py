@@ -1,4 +1,4 @@
-"""Summary: the statistics of an audit in one table, and the audit as Markdown."""
+"""The statistics of an audit in one table, and the audit as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwise.statistics.weights import WEIGHT_STATISTICS
 
 
 class Range(TypedDict):
-    """A statistic's smallest, median and largest value over all heads, and where the extremes stand."""
+    """A statistic's smallest, median and largest value over all heads, and the places of the extremes."""
 
     statistic: str
     lowest: float
@@ -27,7 +27,7 @@ class Range(TypedDict):
 
 
 class Extreme(TypedDict):
-    """A statistic's most worrying value, where it stands, the median, and how far apart they are."""
+    """A statistic's most worrying value, its place, the median, and the distance between the two."""
 
     statistic: str
     worst: float
@@ -50,19 +50,19 @@ def title_of(statistic: str) -> str:
 
 
 def overview(audit: AuditResult) -> list[Range]:
-    """Return for each statistic its smallest, median and largest value and where the extremes stand."""
+    """Return each statistic's smallest, median and largest value and the places of the extremes."""
     rows: list[Range] = []
     for name in dict.fromkeys(record["statistic"] for record in audit.records):
-        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
-        if not found:
+        records = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not records:
             continue
-        low, high = min(found, key=lambda r: r["value"]), max(found, key=lambda r: r["value"])
+        low, high = min(records, key=lambda r: r["value"]), max(records, key=lambda r: r["value"])
         rows.append(
             {
                 "statistic": title_of(name),
                 "lowest": low["value"],
                 "at": short(low, audit),
-                "median": statistics.median(r["value"] for r in found),
+                "median": statistics.median(r["value"] for r in records),
                 "highest": high["value"],
                 "where": short(high, audit),
             }
@@ -71,30 +71,29 @@ def overview(audit: AuditResult) -> list[Range]:
 
 
 def most_worrying(audit: AuditResult) -> list[Extreme]:
-    """Return for each statistic with a worrying side its worst value, where it stands, and the median: farthest from it
-    first."""
+    """Return the worst value, its place and the median of each statistic with a worrying side, the farthest first."""
     rows: list[Extreme] = []
     for name, side in worrying().items():
-        found = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
-        if not found:
+        records = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not records:
             continue
-        middle, away = distances([r["value"] for r in found])
+        middle, away = distances([r["value"] for r in records])
         sign = 1 if side == "high" else -1
-        far, at = max((sign * distance, index) for index, distance in enumerate(away))
+        distance, worst = max((sign * value, index) for index, value in enumerate(away))
         rows.append(
             {
                 "statistic": in_words(name),
-                "worst": found[at]["value"],
-                "at": short(found[at], audit),
+                "worst": records[worst]["value"],
+                "at": short(records[worst], audit),
                 "median": middle,
-                "away": far,
+                "away": distance,
             }
         )
     return sorted(rows, key=lambda row: -row["away"])
 
 
 def short(record: AuditRecord, audit: AuditResult) -> str:
-    """Name a place in few letters, by depth where that is clear: "layer 3 head 1"."""
+    """Return a short name of a record's place, by depth if depths are unique: "layer 3 head 1"."""
     depths = [layer["depth"] for layer in audit.layers]
     if len(set(depths)) < len(depths):
         return place_of(record)
@@ -102,15 +101,15 @@ def short(record: AuditRecord, audit: AuditResult) -> str:
 
 
 def lead(audit: AuditResult) -> str:
-    """Say in one sentence how the checkpoint is."""
+    """Return a sentence that sums up the alerts of a checkpoint."""
     heads = sum(layer.get("heads") or 0 for layer in audit.layers)
-    ill = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
+    alerted = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
     if not audit.alerts:
         return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
     count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
-    if not ill:
+    if not alerted:
         return f"{count}, on no head by itself, of {heads} heads in {len(audit.layers)} layers."
-    return f"{count} on {len(ill)} of {heads} heads in {len(audit.layers)} layers."
+    return f"{count} on {len(alerted)} of {heads} heads in {len(audit.layers)} layers."
 
 
 def markdown(audit: AuditResult) -> str:
@@ -148,18 +147,17 @@ def markdown(audit: AuditResult) -> str:
 
 
 def balance_rows(audit: AuditResult) -> list[list[str]]:
-    """Return per product what is compared, how many pairs, their mean difference, correlation and the verdict, in
-    words."""
+    """Return the rows of the balance table: product, comparison, pairs, mean difference, correlation, verdict."""
     return [
         [
-            PRODUCTS[one["product"]],
-            f"{one['first']} against {one['second']}",
-            f"{len(one['pairs']):,}",
-            f"{one['deviation']:.1%}" if math.isfinite(one["deviation"]) else "–",
-            f"{one['correlation']:.3f}" if math.isfinite(one["correlation"]) else "–",
-            one["verdict"],
+            PRODUCTS[entry["product"]],
+            f"{entry['first']} against {entry['second']}",
+            f"{len(entry['pairs']):,}",
+            f"{entry['deviation']:.1%}" if math.isfinite(entry["deviation"]) else "–",
+            f"{entry['correlation']:.3f}" if math.isfinite(entry["correlation"]) else "–",
+            entry["verdict"],
         ]
-        for one in compared(audit.balances)
+        for entry in compared(audit.balances)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tensor files: the safetensors files of a checkpoint, read tensor by tensor."""
+"""The safetensors files of a checkpoint, read tensor by tensor."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from headwise.files.optional_imports import load
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npz", ".h5", ".msgpack")
 PICKLE_REMEDY = (
-    "Unpickling can run code, so headwise reads safetensors only. Where you trust the file, convert it once: "
+    "Unpickling can run code, so headwise reads safetensors only. If you trust the file, convert it once: "
     "state = torch.load(FILE, weights_only=True); safetensors.torch.save_file(state, 'model.safetensors')"
 )
 
 
 class TensorFiles:
-    """Finds tensors by name in one or several safetensors files and reads each when it is asked for."""
+    """The tensors of one or several safetensors files, by name; each is read on demand."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files
 
     @property
     def names(self) -> list[str]:
-        """List the names of all tensors."""
+        """Return the names of all tensors."""
         return list(self._files)
 
     def read(self, names: list[str]) -> dict[str, Tensor]:
-        """Read tensors by name; nothing else of the files is loaded.
+        """Return tensors by name; nothing else of the files is loaded.
 
         Raises:
-            CheckpointError: where a name is missing or a file is damaged.
+            CheckpointError: if a name is missing or a file is damaged.
         """
         missing = [name for name in names if name not in self._files]
         if missing:
@@ -46,26 +46,28 @@ class TensorFiles:
                 for name in names:
                     if self._files[name] == path:
                         if name not in inside:
-                            raise CheckpointError(f"{path.name} should hold {name!r} by its index, and does not")
+                            raise CheckpointError(
+                                f"{path.name} does not hold {name!r}, which its index lists. Download both again"
+                            )
                         read[name] = file.get_tensor(name)
         return read
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor; none is read."""
-        found: dict[str, tuple[int, ...]] = {}
+        """Return the shape of every tensor, without reading the tensors."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for path in dict.fromkeys(self._files.values()):
             with opened(path) as file:
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
                     if self._files.get(name) == path:
-                        found[name] = tuple(file.get_slice(name).get_shape())
-        return found
+                        shapes[name] = tuple(file.get_slice(name).get_shape())
+        return shapes
 
     @classmethod
     def of_folder(cls, folder: Path) -> TensorFiles:
-        """Find the weights of a transformers folder: one file, or several behind an index.
+        """Return the weights of a transformers folder: one file, or several files with an index.
 
         Raises:
-            CheckpointError: where there are none, they are pickled, or a shard is missing or damaged.
+            CheckpointError: if there are none, they are pickled, or a shard is missing or damaged.
         """
         index = folder / "model.safetensors.index.json"
         if (folder / "model.safetensors").is_file():
@@ -79,7 +81,7 @@ class TensorFiles:
 
     @classmethod
     def of_file(cls, path: Path) -> TensorFiles:
-        """List the tensors of one file."""
+        """Return the tensors of one file."""
         with opened(path) as file:
             return cls(dict.fromkeys(file.keys(), path))
 
@@ -87,7 +89,7 @@ class TensorFiles:
     def _of_index(cls, index: Path) -> TensorFiles:
         shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            raise CheckpointError(f"{index} has no weight_map: it is no index of shards. Download it again")
+            raise CheckpointError(f"{index} has no weight_map: it is not an index of shards. Download it again")
         for name in dict.fromkeys(shards.values()):
             path = index.parent / str(name)
             if Path(str(name)).name != name or not path.is_file():
@@ -101,7 +103,7 @@ class TensorFiles:
 
 @contextmanager
 def opened(path: Path) -> Any:
-    """Open a safetensors file; what is wrong with it becomes a sentence."""
+    """Open a safetensors file; raise CheckpointError if it is missing or damaged."""
     safetensors = load("safetensors", "hf")
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}")
@@ -111,20 +113,20 @@ def opened(path: Path) -> Any:
             yield file
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{path} is no whole safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or "
-            "another format under this name. Download it again"
+            f"{path} is not a complete safetensors file ({error}; it has {size:,} bytes): it is truncated, corrupt or "
+            "of another format. Download it again"
         ) from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that must hold an object."""
+    """Return the object in a JSON file; raise CheckpointError if the file is damaged or holds anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is no JSON ({error}): it is truncated or corrupt. Download it again") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object of settings")
-    return found
+        raise CheckpointError(f"{path} is not JSON ({error}): it is truncated or corrupt. Download it again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {type(value).__name__}, not an object of settings. Download it again")
+    return value
 
 
 def _no_weights(folder: Path) -> str:
@@ -136,10 +138,10 @@ def _no_weights(folder: Path) -> str:
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         return f"{folder} holds its weights as {pickled[0]}. {PICKLE_REMEDY}"
-    found = sorted(path.name for path in folder.iterdir())
-    return f"{folder} holds no model.safetensors and no model.safetensors.index.json; it holds {_some(found)}"
+    names = sorted(path.name for path in folder.iterdir())
+    return f"{folder} holds no model.safetensors and no model.safetensors.index.json; it holds {_some(names)}"
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:6]) or "nothing"
-    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
+    listed = ", ".join(names[:6]) or "nothing"
+    return f"{listed} and {len(names) - 6} more" if len(names) > 6 else listed

@@ -1,4 +1,4 @@
-"""A transformers folder: config.json and safetensors, read layer by layer into a structure without weights."""
+"""The audit of a transformers folder: config.json and safetensors, read layer by layer into an empty structure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LAYERS, VOCABULARY = 2, 64
 
 
 class Shallow:
-    """A model of the same config with two layers per stack and a small vocabulary, its weights drawn at random.
+    """A model of the same config with two layers per stack, a small vocabulary and random weights.
 
-    A layer of the checkpoint has the layout of the shallow model's layer of the same class, sizes and place.
+    Its layers show the layout of the checkpoint's layers of the same class, sizes and place.
     """
 
     def __init__(self, config: Any, cls: type[nn.Module]) -> None:
@@ -38,32 +38,32 @@ class Shallow:
             self.model = cls(_small(config)).eval()
         self._seen: dict[Any, tuple[Site, Projections]] = {}
         self._hidden: dict[Any, str] = {}
-        for found in hosts.find(self.model):
-            if found.adapter is None:
-                self._hidden[_key(found.site)] = type(found.site.module).__name__
+        for candidate in hosts.find(self.model):
+            if candidate.adapter is None:
+                self._hidden[_key(candidate.site)] = type(candidate.site.module).__name__
             else:
-                self._seen.setdefault(_key(found.site), (found.site, None))  # type: ignore[arg-type]
+                self._seen.setdefault(_key(candidate.site), (candidate.site, None))  # type: ignore[arg-type]
 
     def projections(self, site: Site, model: nn.Module) -> Projections:
-        """Return the projections of a site, seen on the shallow model's layer of the same kind.
+        """Return the projections of a site, with the layout of the shallow model's layer of the same kind.
 
         Raises:
-            ProjectionError: where the layout cannot be seen there either, with the reason.
+            ProjectionError: if that layout cannot be determined either; the message has the reason.
         """
         key = _key(site)
         if key in self._hidden:
             raise ProjectionError(
                 f"{site.name} ({self._hidden[key]}) keeps queries, keys and values together and computes its attention "
-                "by itself, so that which rows are whose cannot be seen. Load the model yourself, split them into "
-                "q_proj, k_proj and v_proj, and pass it as module.py:factory"
+                "by itself, so that their rows cannot be told apart. Load the model yourself, split them into q_proj, "
+                "k_proj and v_proj, and pass it as module.py:factory"
             )
         if key not in self._seen:
-            raise ProjectionError(f"{site.name} has no like in a model of the same config with {LAYERS} layers")
-        twin, found = self._seen[key]
-        if found is None:
-            found = projections.find(twin, self.model)
-            self._seen[key] = (twin, found)
-        return _moved(found, twin, site, model)
+            raise ProjectionError(f"{site.name} has no counterpart in a model of the same config with {LAYERS} layers")
+        twin, layout = self._seen[key]
+        if layout is None:
+            layout = projections.find(twin, self.model)
+            self._seen[key] = (twin, layout)
+        return _moved(layout, twin, site, model)
 
 
 def _key(site: Site) -> tuple[Any, ...]:
@@ -71,24 +71,24 @@ def _key(site: Site) -> tuple[Any, ...]:
     return type(site.module), site.is_cross, re.sub(r"\d+", "#", site.name), shapes
 
 
-def _moved(found: Projections, twin: Site, site: Site, model: nn.Module) -> Projections:
-    moved = Projections(site.name, found.layout, missing=dict(found.missing), verified=found.verified)
-    for block in found.blocks:
-        setattr(moved, block.kind, _block(block, twin, site, model))
+def _moved(layout: Projections, twin: Site, site: Site, model: nn.Module) -> Projections:
+    moved = Projections(site.name, layout.layout, missing=dict(layout.missing), verified=layout.verified)
+    for block in layout.blocks:
+        setattr(moved, block.kind, _moved_block(block, twin, site, model))
     return moved
 
 
-def _block(block: Block, twin: Site, site: Site, model: nn.Module) -> Block:
-    where = _of_site(block.where, twin.name, site.name)
-    made = copy.copy(block)
-    made.where, made.module = where, model.get_submodule(where.rpartition(".")[0])
+def _moved_block(block: Block, twin: Site, site: Site, model: nn.Module) -> Block:
+    name = _moved_name(block.where, twin.name, site.name)
+    moved = copy.copy(block)
+    moved.where, moved.module = name, model.get_submodule(name.rpartition(".")[0])
     if block.bias_module is not None:
-        made.bias_module = made.module if block.bias_module is block.module else site.module
-    return made
+        moved.bias_module = moved.module if block.bias_module is block.module else site.module
+    return moved
 
 
-def _of_site(where: str, twin: str, site: str) -> str:
-    """Take a name from the twin's layer to the site's: below it, or beside it below the same parent."""
+def _moved_name(where: str, twin: str, site: str) -> str:
+    """Return the name in the site's layer for a name in the twin's layer, below it or beside it."""
     if where.startswith(f"{twin}."):
         return site + where[len(twin) :]
     return site.rpartition(".")[0] + where[len(twin.rpartition(".")[0]) :]
@@ -111,15 +111,15 @@ def _small(config: Any) -> Any:
 
 
 class TransformersFolder:
-    """Reads a folder without ever running code from it."""
+    """A checkpoint in a transformers folder, read without running code from the folder."""
 
     kind = "transformers folder"
 
     def __init__(self, folder: Path) -> None:
-        # A link's own name says more than what it points to.
+        # For a symbolic link, the name of the link is more informative than that of its target.
         self.folder, self.name = folder, folder.name or folder.resolve().name
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} holds no config.json: it is no transformers folder")
+            raise CheckpointError(f"{folder} holds no config.json: it is not a transformers folder")
         self.settings = read_object(folder / "config.json")
         self.config = config_of(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
@@ -134,11 +134,11 @@ class TransformersFolder:
         self._whole: nn.Module | None = None
 
     def projections(self, site: Site) -> Projections:
-        """Find a site's weights by name, or verify their layout on a model of the same config with fewer layers.
+        """Return a site's weights by name, or by a layout verified on a model of the same config with fewer layers.
 
         Raises:
-            CheckpointError: where the config claims other sizes than the tensors have, before a model of those sizes is
-                made.
+            CheckpointError: if the config claims other sizes than the tensors have; this is checked before a model of
+                those sizes is built.
         """
         self._check_sizes(site)
         try:
@@ -150,37 +150,37 @@ class TransformersFolder:
     def _check_sizes(self, site: Site) -> None:
         self._shapes = self._shapes or self.files.shapes()
         for name, parameter in site.module.named_parameters(prefix=site.name):
-            kept = self._shapes.get(self._renamed.get(name, ""))
-            if kept is not None and kept != tuple(parameter.shape):
-                raise CheckpointError(unfitting(name, kept, parameter))
+            shape = self._shapes.get(self._renamed.get(name, ""))
+            if shape is not None and shape != tuple(parameter.shape):
+                raise CheckpointError(unfitting(name, shape, parameter))
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
-        """Read parameters by their names in the model."""
-        lost = [name for name in names if name not in self._renamed]
-        if lost and not self._converts:
-            raise CheckpointError(f"the checkpoint holds no {lost[0]}: weights and config do not belong together")
-        if lost:
-            # transformers makes these from several tensors: its own loader does it, at the memory of the whole model.
+        """Return parameters by their names in the model."""
+        missing = [name for name in names if name not in self._renamed]
+        if missing and not self._converts:
+            raise CheckpointError(f"the checkpoint holds no {missing[0]}: weights and config do not belong together")
+        if missing:
+            # transformers makes these from several tensors, so its own loader loads the whole model.
             state = self.whole().state_dict()
             return {name: state[name] for name in names}
         read = self.files.read([self._renamed[name] for name in names])
         return {name: read[self._renamed[name]] for name in names}
 
     def whole(self) -> nn.Module:
-        """Load the model with transformers' own loader; safetensors only, no code of the folder.
+        """Return the model, loaded with transformers' own loader from safetensors, without code of the folder.
 
         Raises:
-            CheckpointError: where weights are missing, which the loader would draw at random, or do not fit.
+            CheckpointError: if weights are missing, which the loader would draw at random, or do not fit.
         """
         if self._whole is None:
-            # Of transformers; for torch's own modules there is no such loader.
+            # Any: mypy does not know that this is a class of transformers with from_pretrained.
             cls: Any = type(self.model)
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
-            # The config as it was read: that of the folder may name kernels to fetch.
+            # The config that config_of cleaned: that of the folder may name kernels to download.
             settings["config"] = self.config
             try:
                 with quiet():
-                    model, told = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
+                    model, info = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
             except ImportError:
                 raise
             except Exception as error:
@@ -188,7 +188,7 @@ class TransformersFolder:
                 raise CheckpointError(
                     f"transformers cannot load {self.folder} ({type(error).__name__}: {cause})"
                 ) from error
-            if missing := sorted(told["missing_keys"]):
+            if missing := sorted(info["missing_keys"]):
                 raise CheckpointError(
                     f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config "
                     "do not belong together"
@@ -197,12 +197,12 @@ class TransformersFolder:
         return self._whole
 
     def batches(self) -> Batches:
-        """Return what turns texts and images into batches for this model."""
+        """Return the maker of batches for this model from texts and images."""
         return Batches(self.folder, self.config, first=_first_position(self.model))
 
 
 def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
-    """Refuse weights that were saved as the parts that a parametrization makes them of."""
+    """Raise CheckpointError if weights were saved as the parts of a parametrization."""
     name = next((name for name in unused if ".parametrizations." in name), None)
     if name is None:
         return
@@ -215,17 +215,17 @@ def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
     who = " and ".join(methods) if methods else "a parametrization of torch"
     layer, _, rest = name.partition(".parametrizations.")
     raise CheckpointError(
-        f"{folder} was saved while {who} stood on its weights: it holds {name} in the place of "
+        f"{folder} was saved while {who} parametrized its weights: it holds {name} in the place of "
         f"{layer}.{rest.split('.')[0]}. To audit it, {remedy}"
     )
 
 
 def _refuse_compressed(folder: Path, unused: list[str]) -> None:
-    """Refuse the smaller layers that `headwise.compress` makes, which no config tells of."""
-    held = set(unused)
+    """Raise CheckpointError for the smaller layers of `headwise.compress`, which no config describes."""
+    names = set(unused)
     for name in unused:
         layer = name.removesuffix(".inner.weight")
-        if layer != name and held & {f"{layer}.rows", f"{layer}.columns"}:
+        if layer != name and names & {f"{layer}.rows", f"{layer}.columns"}:
             raise CheckpointError(
                 f"{folder} was saved after headwise.compress: it holds {name}, of a smaller layer than {layer}.weight. "
                 "Audit the model as it was before; headwise.load_compressed loads this one"
@@ -233,8 +233,7 @@ def _refuse_compressed(folder: Path, unused: list[str]) -> None:
 
 
 def _first_position(model: nn.Module) -> int:
-    """Return the number of the first token's position: models in the manner of RoBERTa count from after the padding's
-    own."""
+    """Return the number of the first token's position: models like RoBERTa count from the padding's position on."""
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx is not None:
             return part.padding_idx + 1
@@ -245,44 +244,44 @@ def _renamed(model: nn.Module, names: list[str]) -> tuple[dict[str, str], bool, 
     """Match the tensors of a checkpoint to a model's parameters.
 
     Returns:
-        For each parameter that is one tensor of the checkpoint, that tensor's name there; whether others are converted;
-        and the names, as the model would have them, of tensors that it has no place for.
+        The tensor's name in the checkpoint for each parameter that is one such tensor; whether transformers converts
+        others; and the names, as they would be in the model, of tensors that the model does not use.
     """
-    wanted = model.state_dict()
-    rename = _renamer(model, wanted)
-    found, converts, unused = {}, False, []
+    parameters = model.state_dict()
+    rename = _renamer(model, parameters)
+    sources, converts, unused = {}, False, []
     for name in names:
-        target, whole = rename(name)
-        converts = converts or not whole
-        if whole and target in wanted:
-            found[target] = name
-        elif whole:
+        target, unchanged = rename(name)
+        converts = converts or not unchanged
+        if unchanged and target in parameters:
+            sources[target] = name
+        elif unchanged:
             unused.append(target)
-    return found, converts, unused
+    return sources, converts, unused
 
 
-def _renamer(model: Any, wanted: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
-    """Return what tells a tensor's name in the model, and whether it is taken as it is.
+def _renamer(model: Any, parameters: dict[str, Any]) -> Callable[[str], tuple[str, bool]]:
+    """Return a function from a tensor's name to its name in the model, and whether the tensor is used unchanged.
 
-    transformers keeps old names in young tables; where these have moved, the base model's prefix alone is tried.
+    transformers maps old names in internal tables; if these have moved, only the base model's prefix is tried.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
     except ImportError:
-        return lambda name: (_with_prefix(model, name, wanted), True)
+        return lambda name: (_with_prefix(model, name, parameters), True)
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
     def rename(name: str) -> tuple[str, bool]:
-        target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        target, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
         return target, converted is None
 
     return rename
 
 
-def _with_prefix(model: Any, name: str, wanted: dict[str, Any]) -> str:
+def _with_prefix(model: Any, name: str, parameters: dict[str, Any]) -> str:
     prefix = f"{model.base_model_prefix}."
     choices = (name, prefix + name, name.removeprefix(prefix))
-    return next((choice for choice in choices if choice in wanted), name)
+    return next((choice for choice in choices if choice in parameters), name)

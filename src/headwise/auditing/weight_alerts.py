@@ -1,4 +1,4 @@
-"""Weight alerts: which figures of the weights are beyond their limit; one rule a class."""
+"""Alerts on figures of the weights that are beyond their limits; each rule is a class."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class WeightThresholds:
     """The limits beyond which a weight raises an alert. None switches an alert off.
 
     Attributes:
-        stable_rank: rank collapse, where a head's product has a smaller stable rank: one direction is nearly all of it.
-        dead: a dead head, where the Frobenius norm of W_OW_V is below this share of its layer's largest, or zero.
-        growth: logit growth, where the spectral norm of W_KᵀW_Q is above this multiple of the model's median.
-        decayed_rank: low rank by weight decay, where the pseudo-rank is smaller...
-        balance: ...and the factors are balanced to this share, as decay makes them.
+        stable_rank: rank collapse, if a head's product has a smaller stable rank: one direction dominates it.
+        dead: a dead head, if the Frobenius norm of W_OW_V is below this share of its layer's largest, or zero.
+        growth: logit growth, if the spectral norm of W_KᵀW_Q is above this multiple of the model's median.
+        decayed_rank: low rank by weight decay, if the pseudo-rank is smaller than this...
+        balance: ...and the imbalance of the factors, which decay reduces, is smaller than this.
     """
 
     stable_rank: float | None = 1.2
@@ -36,8 +36,8 @@ class WeightThresholds:
 
 
 @dataclass(frozen=True)
-class Ill:
-    """A figure beyond its limit, and what is so."""
+class Violation:
+    """A figure beyond its limit, with the limit and a sentence about it."""
 
     record: WeightRecord
     threshold: float
@@ -45,7 +45,7 @@ class Ill:
 
 
 class WeightRule(ABC):
-    """Holds the figures of all weights against one limit."""
+    """A rule that compares the figures of all weights with one limit."""
 
     alert: ClassVar[str]
 
@@ -53,17 +53,17 @@ class WeightRule(ABC):
         self.limits = limits
 
     @abstractmethod
-    def ill(self, records: ByStatistic) -> Iterator[Ill]:
+    def violations(self, records: ByStatistic) -> Iterator[Violation]:
         """Return the figures beyond the limit."""
 
 
 class NearlyRankOne(WeightRule):
-    """Tells of a head one of whose products is nearly one direction."""
+    """The rule for a head with a product of nearly rank one."""
 
     alert = "rank_collapse"
 
-    def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Return the stable ranks below the limit; that of a product of zeros is 0 and says nothing."""
+    def violations(self, records: ByStatistic) -> Iterator[Violation]:
+        """Return the stable ranks below the limit, except 0, which is that of a product of zeros."""
         if (limit := self.limits.stable_rank) is None:
             return
         for kind, product in PRODUCTS.items():
@@ -73,23 +73,23 @@ class NearlyRankOne(WeightRule):
                         f"{product} of {place_of(record)} is nearly of rank one: its stable rank is "
                         f"{record['value']:.3f}, below {limit:g}"
                     )
-                    yield Ill(record, limit, says)
+                    yield Violation(record, limit, says)
 
 
 class DeadWeights(WeightRule):
-    """Tells of a head that writes next to nothing."""
+    """The rule for a head that writes almost nothing."""
 
     alert = "dead_head"
 
-    def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Return the norms of W_OW_V that are small beside the largest of their layer, or zero."""
+    def violations(self, records: ByStatistic) -> Iterator[Violation]:
+        """Return the norms of W_OW_V that are small relative to the largest of their layer, or zero."""
         if (limit := self.limits.dead) is None:
             return
         layers: dict[str, list[WeightRecord]] = {}
         for record in records.get("frobenius_norm_vo", ()):
             layers.setdefault(record["site"], []).append(record)
         for heads in layers.values():
-            # The largest: where most heads of a layer are dead, its median is that of dead heads.
+            # Not relative to the median: if most heads of a layer are dead, its median is that of dead heads.
             largest = max(record["value"] for record in heads)
             for record in heads:
                 if record["value"] < limit * largest or record["value"] == 0:
@@ -97,15 +97,15 @@ class DeadWeights(WeightRule):
                         f"{place_of(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its "
                         f"layer's largest {largest:.3g}"
                     )
-                    yield Ill(record, limit * largest, says)
+                    yield Violation(record, limit * largest, says)
 
 
 class LargeLogits(WeightRule):
-    """Tells of a head whose weights can make logits far larger than those of other heads."""
+    """The rule for a head whose weights can make logits far larger than those of other heads."""
 
     alert = "logit_growth"
 
-    def ill(self, records: ByStatistic) -> Iterator[Ill]:
+    def violations(self, records: ByStatistic) -> Iterator[Violation]:
         """Return the spectral norms of W_KᵀW_Q above a multiple of the model's median."""
         heads = records.get("spectral_norm_qk", ())
         if (times := self.limits.growth) is None or not heads:
@@ -117,21 +117,21 @@ class LargeLogits(WeightRule):
                     f"{place_of(record)} can make large logits: the spectral norm of W_KᵀW_Q is "
                     f"{record['value']:.3g}, {record['value'] / middle:.1f} times the model's median"
                 )
-                yield Ill(record, times * middle, says)
+                yield Violation(record, times * middle, says)
 
 
 class DecayedRank(WeightRule):
-    """Tells of a head that weight decay has made low-rank."""
+    """The rule for a head that weight decay has made low-rank."""
 
     alert = "low_rank_by_decay"
 
-    def ill(self, records: ByStatistic) -> Iterator[Ill]:
-        """Return the pseudo-ranks below the limit where the factors are balanced, as decay alone makes them."""
+    def violations(self, records: ByStatistic) -> Iterator[Violation]:
+        """Return the pseudo-ranks below the limit of products whose factors are balanced, as only decay makes them."""
         if (limit := self.limits.decayed_rank) is None:
             return
         for kind, product in PRODUCTS.items():
-            known = [r for r in records.get(f"imbalance_{kind}", ()) if r["head"] is not None]
-            balance = {(r["site"], r["head"]): r["value"] for r in known}
+            imbalances = [r for r in records.get(f"imbalance_{kind}", ()) if r["head"] is not None]
+            balance = {(r["site"], r["head"]): r["value"] for r in imbalances}
             for record in records.get(f"pseudo_rank_{kind}", ()):
                 share = balance.get((record["site"], record["head"]), math.inf)
                 if record["value"] < limit and share < self.limits.balance:
@@ -140,10 +140,10 @@ class DecayedRank(WeightRule):
                         f"sum lie in {100 * record['value']:.0f} % of the head's dimensions, and its factors are "
                         f"balanced to {share:.3f}"
                     )
-                    yield Ill(record, limit, says)
+                    yield Violation(record, limit, says)
 
 
-# In the order in which their alerts are told.
+# In the order of their alerts.
 RULES: tuple[type[WeightRule], ...] = (NearlyRankOne, DeadWeights, LargeLogits, DecayedRank)
 
 
@@ -153,24 +153,24 @@ def weight_alerts(read: Read, limits: WeightThresholds) -> list[WeightAlert]:
     for record in read.records:
         by_statistic.setdefault(record["statistic"], []).append(record)
     rules = [rule(limits) for rule in RULES]
-    alerts = [_of_figure(rule.alert, one) for rule in rules for one in rule.ill(by_statistic)]
-    alerts += [_of_broken(where) for where in read.not_finite]
+    alerts = [_of_figure(rule.alert, violation) for rule in rules for violation in rule.violations(by_statistic)]
+    alerts += [_of_broken(name) for name in read.not_finite]
     return alerts + list(_overflown(read.records))
 
 
-def _of_figure(alert: str, ill: Ill) -> WeightAlert:
-    record = ill.record
+def _of_figure(alert: str, violation: Violation) -> WeightAlert:
+    record = violation.record
     place = (record["site"], record["depth"], record["head"])
-    return _alert(alert, place, record["statistic"], record["value"], ill.threshold, ill.says)
+    return _alert(alert, place, record["statistic"], record["value"], violation.threshold, violation.says)
 
 
-def _of_broken(where: str) -> WeightAlert:
-    says = f"{where} holds NaN or infinity: its figures are left out"
-    return _alert("not_finite", (where.rpartition(".")[0], None, None), "finite", 0.0, 1.0, says)
+def _of_broken(name: str) -> WeightAlert:
+    says = f"{name} holds NaN or infinity: its figures are left out"
+    return _alert("not_finite", (name.rpartition(".")[0], None, None), "finite", 0.0, 1.0, says)
 
 
 def _overflown(records: list[WeightRecord]) -> Iterator[WeightAlert]:
-    """Tell once of each layer that has a figure which single precision cannot hold."""
+    """Return one alert for each layer with a figure that single precision cannot hold."""
     first: dict[str, WeightRecord] = {}
     for record in records:
         if not math.isfinite(record["value"]):

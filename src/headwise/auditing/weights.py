@@ -1,4 +1,4 @@
-"""Weight records: the figures of every head of a checkpoint, layer by layer."""
+"""The figures of the weights of every head of a checkpoint, read layer by layer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.weight_statistic import unbalanced
 
-# Widths up to which one thread is faster.
+# Up to this width of the matrices one thread is faster.
 SMALL = 2048
-# Layers whose reasons are listed where none can be read.
+# The number of layers whose reasons are listed if none can be read.
 SHOWN = 3
 PRODUCTS = {"qk": "W_KᵀW_Q", "vo": "W_OW_V"}
 
 
 @dataclass
 class Read:
-    """Everything read of a checkpoint: records, spectra per (site, head, product), balances per (site, group, product),
-    and what is to be said beside them.
+    """The readings of a checkpoint: records, spectra by (site, head, product), balances by (site, group, product).
 
-    `not_finite` names weights with NaN or infinity, `unused` those of attention layers that the files hold and the
-    model has not.
+    `not_finite` names weights with NaN or infinity, and `unused` weights of attention layers in the files that the
+    model does not use.
     """
 
     records: list[WeightRecord] = field(default_factory=list)
@@ -44,33 +43,33 @@ class Read:
 
 
 def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Read:
-    """Read the weights of every attention layer; at most one layer's are in memory at a time.
+    """Return the readings of every attention layer; at most one layer's weights are in memory at a time.
 
     Args:
         checkpoint: the opened checkpoint.
         progress: called with (layers done, layers).
 
     Raises:
-        ValueError: where the model has no attention layer that can be read.
+        ValueError: if the model has no attention layer that can be read.
     """
-    found = hosts.find(checkpoint.model)
-    if not found:
+    candidates = hosts.find(checkpoint.model)
+    if not candidates:
         raise ValueError(
             f"{checkpoint.name}: {type(checkpoint.model).__name__} has no attention layer that headwise can see"
         )
-    read = Read(unused=_of_attention(checkpoint.unused, [one.site.name for one in found]))
+    read = Read(unused=_of_attention(checkpoint.unused, [candidate.site.name for candidate in candidates]))
     with threads(1) as most:
-        for index, one in enumerate(found):
-            one.site.model = checkpoint.model
-            _read_site(read, checkpoint, one.site, most)
+        for index, candidate in enumerate(candidates):
+            candidate.site.model = checkpoint.model
+            _read_site(read, checkpoint, candidate.site, most)
             if progress is not None:
-                progress(index + 1, len(found))
-    # Of a training that diverged everywhere no figure is left: that is what there is to say of it.
+                progress(index + 1, len(candidates))
+    # A checkpoint whose weights are all not finite has no records, and that is its result, not an error.
     if not read.records and not read.not_finite:
         reasons = [layer["missing"].get("qk", "") for layer in read.layers]
         more = f"\nand {len(reasons) - SHOWN} more layers" if len(reasons) > SHOWN else ""
         raise ValueError(
-            f"{checkpoint.name}: the weights of none of its attention layers can be told apart:\n"
+            f"{checkpoint.name}: queries, keys, values and outputs can be separated in none of its attention layers:\n"
             + "\n".join(reasons[:SHOWN])
             + more
         )
@@ -78,22 +77,22 @@ def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None]
 
 
 def _of_attention(names: list[str], sites: list[str]) -> list[str]:
-    """Choose the names of attention layers: those that differ from a site of the model in the numbers alone."""
-    known = {re.sub(r"\d+", "#", site) for site in sites}
-    return [name for name in names if any(re.sub(r"\d+", "#", name).startswith(f"{site}.") for site in known)]
+    """Return the names that belong to attention layers, by the names of the sites with all numbers replaced."""
+    patterns = {re.sub(r"\d+", "#", site) for site in sites}
+    return [name for name in names if any(re.sub(r"\d+", "#", name).startswith(f"{site}.") for site in patterns)]
 
 
 def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> None:
     try:
-        found = checkpoint.projections(site)
+        layout = checkpoint.projections(site)
     except ProjectionError as error:
         read.layers.append(_layer(site, None, dict.fromkeys(PRODUCTS, str(error)), [], {}))
         return
-    with weights_in_place(checkpoint, found):
-        reading = weight_reading(site, found)
-        broken = [b.where for b in found.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
-        layer = _layer(site, found.layout, reading.missing, list(reading.notes), weight_reasons(reading))
-        layer["heads"], layer["kv_heads"] = found.heads, found.kv_heads
+    with weights_in_place(checkpoint, layout):
+        reading = weight_reading(site, layout)
+        broken = [b.where for b in layout.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
+        layer = _layer(site, layout.layout, reading.missing, list(reading.notes), weight_reasons(reading))
+        layer["heads"], layer["kv_heads"] = layout.heads, layout.kv_heads
         read.layers.append(layer)
         if broken:
             read.not_finite += list(dict.fromkeys(broken))
@@ -101,12 +100,14 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
             return
         with threads(threads_for(reading, most)):
             for name, values in read_weights(reading).items():
-                read.records += _records(site, name, values, found.heads)
+                read.records += _records(site, name, values, layout.heads)
             for kind, product in reading.products.items():
                 for head, values in enumerate(product.spectrum.tolist()):
                     read.spectra[site.name, head, kind] = values
                 if unbalanced(product) is None:
-                    read.balances |= {(site.name, at, kind): one for at, one in enumerate(balances_of(product))}
+                    read.balances |= {
+                        (site.name, group, kind): record for group, record in enumerate(balances_of(product))
+                    }
 
 
 def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:
@@ -124,17 +125,17 @@ def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[
 
 @contextmanager
 def threads(count: int) -> Iterator[int]:
-    """Set the number of threads, give what it was, and put it back."""
-    known = torch.get_num_threads()
+    """Set torch's number of threads inside the context; the context's value is the previous number."""
+    before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield known
+        yield before
     finally:
-        torch.set_num_threads(known)
+        torch.set_num_threads(before)
 
 
 def threads_for(reading: WeightReading, most: int) -> int:
-    """Return 1 where matrices are small: there several threads spend their time waiting for each other."""
+    """Return the number of threads for a layer: 1 for small matrices, on which several threads are slower."""
     return 1 if all(product.width <= SMALL for product in reading.products.values()) else most
 
 

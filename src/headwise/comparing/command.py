@@ -142,6 +142,10 @@ def choose_folder(request: Request, study: Study) -> Path:
     return folder
 
 
+# what a record calls "other" is told in words
+SCALES = {"other": "none of the study's own, as settings were changed"}
+
+
 def announce(study: Study, folder: Path, trials: int) -> list[str]:
     """Return the lines printed before anything trains: what is compared, the number of seeds, and the folder."""
     from headwise.results.joint_flips import seeds_for_a_verdict
@@ -151,7 +155,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
     facts = {
         "study": f"{study.name}: {study.title}",
         "arms": f"{len(study.arms)}: {'; '.join(study.arms)}",
-        **({"scale": study.scale} if study.scale not in ("", "default") else {}),
+        **({"scale": SCALES.get(study.scale, study.scale)} if study.scale not in ("", "default") else {}),
         "seeds": f"{study.seeds}, {enough}",
         **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
         "folder": str(folder),

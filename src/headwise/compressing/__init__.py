@@ -1,1 +1,1 @@
-"""Compressing: the products of a head's weights cut to their rank, as smaller factors in a plain model."""
+"""Compression of a model: the products of each head's weights are cut to their pseudo-rank."""

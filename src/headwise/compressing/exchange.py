@@ -1,7 +1,7 @@
-"""Exchange: see on the running layer whether other factors of the same products change nothing, before anything is cut.
+"""A test, on the running layer and before anything is cut, that other factors of the same products change nothing.
 
-Rotary positions, norms, relative positions that read the queries, gates: whatever stands between a projection and what
-attention makes of it is seen by this, whether its host declares it or not.
+It detects everything that acts between a projection and attention, also if the host does not declare it: rotary
+positions, norms, relative positions that read the queries, gates.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from headwise.projections import Projections, capture
 from headwise.projections.inputs import ways
 
 SCORES = (
-    "other factors of the same W_KᵀW_Q change its scores: something stands between the projections and the scores, "
-    "such as a "
-    'rotation or a norm; cut values and output alone, parts="vo"'
+    "other factors of the same W_KᵀW_Q change its scores: something acts between the projections and the scores, "
+    'such as a rotation or a norm; cut only values and output, parts="vo"'
 )
 OUTPUTS = (
     "other factors of the same product change its output: something beside attention reads the queries, keys or values"
@@ -32,8 +31,8 @@ FAILED = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyEr
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What one run of a site showed: the scores of each call, and what came out."""
+class SiteRun:
+    """The record of one run of a site: the scores of each call, and the outputs."""
 
     scores: list[Tensor]
     outputs: list[Tensor]
@@ -41,25 +40,25 @@ class Seen:
 
 @contextmanager
 def in_place(model: nn.Module, layers: dict[str, Any]) -> Iterator[None]:
-    """Let layers stand in for those of the same names while the context lasts."""
-    known = {name: model.get_submodule(name) for name in layers}
+    """Replace the layers of these names inside the context."""
+    originals = {name: model.get_submodule(name) for name in layers}
     put(model, layers)
     try:
         yield
     finally:
-        put(model, known)
+        put(model, originals)
 
 
 def put(model: nn.Module, layers: dict[str, Any]) -> None:
-    """Put layers in the place of those of the same names."""
+    """Replace the layers of these names."""
     for name, layer in layers.items():
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, layer)
 
 
-def refusal(site: Site, found: Projections, part: str, model: nn.Module, example: Any) -> str:
-    """Say why a product cannot be cut, seen by running the layer with all factors exchanged; empty where it can be."""
-    exchanged = cut_site(found, (part,), None)
+def refusal(site: Site, layout: Projections, part: str, model: nn.Module, example: Any) -> str:
+    """Run the layer with all factors exchanged, and return why the product cannot be cut, or an empty string."""
+    exchanged = cut_site(layout, (part,), None)
     reasons = []
     for root, run in ways(site, model, example):
         if root is site.module and any(not _inside(name, site) for name in exchanged.layers):
@@ -81,10 +80,10 @@ def _difference(
     site: Site, exchanged: SiteCut, part: str, model: nn.Module, root: nn.Module, run: Callable[[], Any]
 ) -> str:
     with capture.untouched(root):
-        before = _seen(site, exchanged, model, run)
+        before = _record_run(site, exchanged, model, run)
         with in_place(model, exchanged.layers):
             try:
-                after = _seen(site, exchanged, model, run)
+                after = _record_run(site, exchanged, model, run)
             except FAILED as error:
                 return f"its code does not take another layer in the place of {next(iter(exchanged.layers))}: {error}"
     if part == "qk" and not _same(before.scores, after.scores):
@@ -92,8 +91,8 @@ def _difference(
     return "" if _same(before.outputs, after.outputs) else OUTPUTS
 
 
-def _seen(site: Site, exchanged: SiteCut, model: nn.Module, run: Callable[[], Any]) -> Seen:
-    """Run, and keep the scores of each attention call of the site, and what its output projection gave."""
+def _record_run(site: Site, exchanged: SiteCut, model: nn.Module, run: Callable[[], Any]) -> SiteRun:
+    """Run, and return the scores of each attention call of the site and the outputs of its output projection."""
     outputs: list[Tensor] = []
     after = next((name for name, layer in exchanged.layers.items() if isinstance(layer, NarrowColumns)), site.name)
     handle = model.get_submodule(after).register_forward_hook(lambda _, args, out: outputs.extend(_tensors(out)))
@@ -104,25 +103,24 @@ def _seen(site: Site, exchanged: SiteCut, model: nn.Module, run: Callable[[], An
         handle.remove()
     if not calls or not outputs:
         raise ValueError("the layer was not reached")
-    return Seen([_scores(one.q, one.k) for one in calls], outputs)
+    return SiteRun([_scores(call.q, call.k) for call in calls], outputs)
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
 
 
-def _tensors(found: Any) -> Iterator[Tensor]:
-    if isinstance(found, Tensor):
-        yield found.detach().clone()
-    elif isinstance(found, tuple | list):
-        for value in found:
-            yield from _tensors(value)
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value.detach().clone()
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
 
 
 def _same(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Return whether two runs agree to rounding: the square root of the precision, relative to the size of each
-    tensor."""
-    if [one.shape for one in before] != [one.shape for one in after]:
+    """Return whether two runs agree up to the square root of the precision, relative to the norm of each tensor."""
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         return False
     pairs = [(x, y) for x, y in zip(before, after, strict=True) if x.is_floating_point()]
     return all(bool((x - y).norm() <= torch.finfo(x.dtype).eps ** 0.5 * x.norm()) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""Narrow layers: linear layers that make, or take, fewer channels than their place in a model has; the others are 0."""
+"""Linear layers that compute or read only some of their outer layer's channels; the others are 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class NarrowRows(nn.Module):
-    """A linear layer (..., in) to (..., out), most of whose outputs may be 0: `inner` makes those that `rows` names."""
+    """A linear layer (..., in) to (..., out): `inner` computes the outputs listed in `rows`, the others are 0."""
 
     rows: Tensor
 
@@ -19,16 +19,16 @@ class NarrowRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return all outputs."""
-        made = self.inner(x)
-        return made.new_zeros(*made.shape[:-1], self.out_features).index_copy(-1, self.rows, made)
+        outputs = self.inner(x)
+        return outputs.new_zeros(*outputs.shape[:-1], self.out_features).index_copy(-1, self.rows, outputs)
 
     def extra_repr(self) -> str:
-        """Show the place's own sizes."""
+        """Return the outer sizes of the layer for its repr."""
         return f"in_features={self.in_features}, out_features={self.out_features}, kept={len(self.rows)}"
 
 
 class NarrowColumns(nn.Module):
-    """A linear layer (..., in) to (..., out) that reads some of its inputs alone: those that `columns` names."""
+    """A linear layer (..., in) to (..., out) that reads only the inputs listed in `columns`."""
 
     columns: Tensor
 
@@ -43,7 +43,7 @@ class NarrowColumns(nn.Module):
         return self.inner(x.index_select(-1, self.columns))
 
     def extra_repr(self) -> str:
-        """Show the place's own sizes."""
+        """Return the outer sizes of the layer for its repr."""
         return f"in_features={self.in_features}, out_features={self.out_features}, kept={len(self.columns)}"
 
 
@@ -51,14 +51,13 @@ Narrow = NarrowRows | NarrowColumns
 
 
 def narrow_like(kind: type[NarrowRows] | type[NarrowColumns], plain: nn.Module, kept: int) -> Narrow:
-    """Make a narrow layer, its numbers not set yet, for the place of a plain one: a Linear, or transformers' Conv1D."""
+    """Return a narrow layer with uninitialized weights to replace a plain Linear or transformers' Conv1D."""
     weight = plain.weight
     assert isinstance(weight, Tensor)
     outputs, inputs = weight.shape if isinstance(plain, nn.Linear) else weight.shape[::-1]
-    # Made without numbers: initial ones would be drawn from torch's own generator, and so change what a training draws
-    # next.
+    # On the meta device, because initial weights would be drawn from torch's generator and shift later random draws.
     with torch.device("meta"):
-        made = kind(inputs, outputs, kept, bias=getattr(plain, "bias", None) is not None)
-    made.to_empty(device=weight.device)
-    made.inner.to(dtype=weight.dtype).requires_grad_(weight.requires_grad)
-    return made.train(plain.training)
+        layer = kind(inputs, outputs, kept, bias=getattr(plain, "bias", None) is not None)
+    layer.to_empty(device=weight.device)
+    layer.inner.to(dtype=weight.dtype).requires_grad_(weight.requires_grad)
+    return layer.train(plain.training)

@@ -1,4 +1,4 @@
-"""What a compressed model keeps on disk, and how it is loaded."""
+"""The result of a compression, and the loading of a compressed model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headwise.compressing.narrow import Narrow, NarrowColumns, NarrowRows, narro
 
 @dataclass(frozen=True)
 class LayerCut:
-    """One product of one layer: what is left of each head, or of each group of heads that share keys and values.
+    """One product of one layer: the rank of each head, or of each group of heads that share keys and values.
 
     Attributes:
         site: qualified name of the attention layer.
         part: "qk" or "vo".
-        ranks: rows left, head by head.
+        ranks: number of rows kept, head by head.
         size: the head size.
     """
 
@@ -29,7 +29,7 @@ class LayerCut:
 
     @property
     def kept(self) -> float:
-        """Return the share of the rows that is left."""
+        """Return the share of the rows that is kept."""
         return sum(self.ranks) / (self.size * len(self.ranks))
 
 
@@ -42,22 +42,22 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Return after over before; not a number where there was nothing before."""
+        """Return `after / before`, or NaN if `before` is 0."""
         return self.after / self.before if self.before else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """What compressing did to a model; printing it gives a table.
+    """The result of compressing a model; printing it gives a table.
 
     Attributes:
         energy: share of the singular values' sum that was kept.
-        layers: every product that was looked at and can be cut.
-        refused: "<site> qk" or "<site> vo" to the reason why that product stays as it was.
+        layers: every product that can be cut.
+        refused: "<site> qk" or "<site> vo" to the reason why that product was left unchanged.
         parameters: of the whole model, before and after.
         attention: parameters of the projections, before and after.
         seconds: of one forward of the example, without gradient; None without an example.
-        loss: what the given function says of the model; None without one.
+        loss: result of the given function on the model; None without one.
     """
 
     energy: float
@@ -71,19 +71,19 @@ class Compressed:
     def __str__(self) -> str:
         table = [("layer", "product", "kept", "ranks")]
         table += [
-            (one.site or "(the model)", one.part, f"{one.kept:.0%}", f"{_ranks(one.ranks)} of {one.size}")
-            for one in self.layers
+            (cut.site or "(the model)", cut.part, f"{cut.kept:.0%}", f"{_ranks(cut.ranks)} of {cut.size}")
+            for cut in self.layers
         ]
         widths = [max(len(row[i]) for row in table) for i in range(3)]
         rows = ["  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3])) for row in table]
         return "\n".join(
-            [*rows, *self._costs(), *(f"left as it was: {what}: {why}" for what, why in self.refused.items())]
+            [*rows, *self._costs(), *(f"left unchanged: {key}: {why}" for key, why in self.refused.items())]
         )
 
     def _costs(self) -> list[str]:
         lines = [
-            f"parameters: {pair.before:,.0f} -> {pair.after:,.0f} ({pair.ratio:.1%}){what}"
-            for pair, what in ((self.parameters, ""), (self.attention, " of the projections"))
+            f"parameters: {pair.before:,.0f} -> {pair.after:,.0f} ({pair.ratio:.1%}){scope}"
+            for pair, scope in ((self.parameters, ""), (self.attention, " of the projections"))
         ]
         if self.seconds is not None:
             lines.append(
@@ -100,19 +100,19 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 KINDS: dict[str, type[NarrowRows] | type[NarrowColumns]] = {"rows": NarrowRows, "columns": NarrowColumns}
-# problems that a message lists
+# the number of problems that a message lists
 SHOWN = 5
 
 
 def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Return a plain model the smaller layers of a compressed one and its weights, in place.
+    """Load the smaller layers and the weights of a compressed model into a plain one, in place.
 
     Args:
-        model: built as the model was before `compress`, its weights of no matter.
-        state: the `state_dict()` of the compressed model, all of it.
+        model: built like the model before `compress`; its weights do not matter.
+        state: the whole `state_dict()` of the compressed model.
 
     Raises:
-        ValueError: where the state dict is of no compressed model, or does not fit; the model is untouched then.
+        ValueError: if the state dict is not of a compressed model, or does not fit; the model is unchanged then.
 
     Example:
         >>> import torch, headwise
@@ -127,7 +127,7 @@ def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         >>> torch.equal(again(tokens).last_hidden_state, model(tokens).last_hidden_state)
         True
     """
-    narrow = _layers(model, state)
+    narrow = _narrow_layers(model, state)
     if not narrow:
         raise ValueError("this state dict holds no compressed layer: load it with load_state_dict()")
     plain = {name: model.get_submodule(name) for name in narrow}
@@ -136,12 +136,12 @@ def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     if problems:
         put(model, plain)
         raise ValueError("this state dict does not fit the model: " + "; ".join(problems[:SHOWN]))
-    # what is missing is tied to what is there
+    # not strict: a missing weight is tied to one that is present, as _misfits has checked
     model.load_state_dict(dict(state), strict=False)
 
 
-def _layers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Narrow]:
-    made: dict[str, Narrow] = {}
+def _narrow_layers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Narrow]:
+    layers: dict[str, Narrow] = {}
     for key, places in state.items():
         name, _, last = key.rpartition(".")
         if last not in KINDS or f"{name}.inner.weight" not in state:
@@ -151,15 +151,15 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Narrow]:
         except AttributeError:
             raise ValueError(f"the model has no layer {name}, which the state dict holds compressed") from None
         if type(plain) is not nn.Linear and not hasattr(plain, "nf"):
-            raise ValueError(f"{name} is a {type(plain).__name__} and no plain linear layer: build the model anew")
-        made[name] = narrow_like(KINDS[last], plain, len(places))
-    return made
+            raise ValueError(f"{name} is a {type(plain).__name__}, not a plain linear layer: build the model anew")
+        layers[name] = narrow_like(KINDS[last], plain, len(places))
+    return layers
 
 
 def _misfits(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    # safetensors keep tied weights under one of their names
-    given = {id(tensor) for name, tensor in own.items() if name in state}
-    problems = [f"{name} is missing" for name, tensor in own.items() if name not in state and id(tensor) not in given]
+    # safetensors stores tied weights under one of their names
+    present = {id(tensor) for name, tensor in own.items() if name in state}
+    problems = [f"{name} is missing" for name, tensor in own.items() if name not in state and id(tensor) not in present]
     problems += [f"{name} has no place" for name in state if name not in own]
     return problems + [
         f"{name} is {tuple(state[name].shape)}, not {tuple(tensor.shape)}"

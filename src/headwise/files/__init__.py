@@ -1,1 +1,1 @@
-"""Durable files, provenance, downloads, optional imports and the errors of the file system."""
+"""Durable files, provenance, optional imports, entry points, signals and errors."""

@@ -1,4 +1,4 @@
-"""A data set as it is announced before it is read: its name, its size, and whether it is here."""
+"""The announcement of a data set before it is read: its name, its size, and whether it is present."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 def data_folder(given: Path | None) -> Path:
-    """Return the folder of data sets: the one given, else that in the user's cache."""
+    """Return the folder of data sets: `given`, or the one in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return given or Path(cache) / "headwise"
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Describe the files that a task reads and does not bring along.
+    """The files that a task reads and that are not part of a package.
 
     Attributes:
         name: of its folder.
-        forms: the files of each form in which it is read; one form is enough.
-        megabytes: of its files, unpacked; None where it is not known.
-        downloads: whether `prepare` fetches it.
+        forms: the files of each form that can be read; one form is enough.
+        megabytes: size of its files, unpacked; None if not known.
+        downloads: whether `prepare` downloads it.
 
     Example:
         >>> from pathlib import Path
@@ -36,14 +36,14 @@ class DataSet:
     downloads: bool = True
 
     def is_here(self, given: Path | None) -> bool:
-        """Return whether the folder of data sets, or the one given for this set, holds all files of a form."""
+        """Return whether the folder of data sets, or `given` as the folder of this set, holds all files of a form."""
         folder = data_folder(given)
-        # the Python batches of CIFAR lie in a folder of another name than its binary files
+        # the folder of CIFAR's Python batches has another name than that of its binary files
         places = (folder, folder / self.name, folder.parent if folder.name == self.name else folder)
         return any(all((place / name).exists() for name in form) for form in self.forms for place in places)
 
     def words(self, given: Path | None) -> str:
-        """Say its name, its size and whether it is here or has to be fetched."""
+        """Return its name, its size and whether it is here or has to be downloaded."""
         size = f"{self.megabytes:g} MB unpacked" if self.megabytes is not None else "size not known"
         if self.is_here(given):
             return f"{self.name}, {size}, here"

@@ -1,4 +1,4 @@
-"""Files that survive a crash: whole or absent, and line streams whose torn last line is harmless."""
+"""Files that survive a crash: written whole or not at all, and line streams that may end in a torn line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk and rename it: readers see the old or the new one."""
+    """Write a file under a temporary name, flush it to disk and rename it, so that readers see the old or the new."""
     temporary = path.with_name(path.name + ".partial")
     with open(temporary, "wb") as stream:
         stream.write(content)
@@ -21,12 +21,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file, whole or not at all."""
     write_bytes(path, (json.dumps(finite(value), indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any | None:
-    """Read a JSON file; None when it is absent or torn."""
+    """Return the content of a JSON file, or None if it is absent or torn."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -40,12 +40,12 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def as_line(record: dict[str, Any]) -> str:
-    """Format a record as one line of JSON."""
+    """Return a record as one line of JSON."""
     return json.dumps(finite(record), allow_nan=False) + "\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a line stream, leaving out a last line that was cut off in the middle of writing."""
+    """Return the records of a line stream, without a last line that was torn while it was written."""
     if not path.exists():
         return []
     records = []
@@ -60,14 +60,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def restore_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Make a line stream hold exactly these records, touching the file only when it differs."""
+    """Write a line stream with exactly these records, only if it differs from them."""
     content = "".join(as_line(record) for record in records).encode()
     if (path.read_bytes() if path.exists() else b"") != content:
         write_bytes(path, content)
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON cannot hold, by null."""
+    """Return the value with None for NaN and infinities, which JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

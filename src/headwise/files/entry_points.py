@@ -1,4 +1,4 @@
-"""What installed packages add to headwise: methods, statistics, tasks and studies, by entry points."""
+"""The entry points by which installed packages add methods, statistics, tasks and studies."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of a group by name, without importing what they name.
 
     Raises:
-        StudyError: where two installed packages give the same name.
+        StudyError: if two installed packages give the same name.
     """
-    known: dict[str, metadata.EntryPoint] = {}
+    by_name: dict[str, metadata.EntryPoint] = {}
     for point in metadata.entry_points(group=group):
-        other = known.setdefault(point.name, point)
+        other = by_name.setdefault(point.name, point)
         # an editable installation may be listed twice
         if other.value != point.value:
             raise StudyError(
                 f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} "
                 f"({other.value}) and {_package(point)} ({point.value}). Uninstall one of them."
             )
-    return known
+    return by_name
 
 
 def load(group: Group, name: str) -> Any:
-    """Import and return what an entry point names.
+    """Return the object of an entry point, imported.
 
     Raises:
-        StudyError: naming the package, where it cannot be imported.
+        StudyError: if it cannot be imported; the message names the package.
     """
     point = entry_points(group)[name]
     try:

@@ -1,4 +1,4 @@
-"""The lines of health, one figure or one alert each, as users, logs and reports see them and files keep them."""
+"""The lines of health logs, reports and files: each is a figure or an alert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NotRequired, cast
 
-# Of typing_extensions, which torch brings: pydantic reads typing's own from Python 3.12 on.
+# From typing_extensions, which torch requires: pydantic supports typing's own only from Python 3.12 on.
 from typing_extensions import TypedDict
 
 from headwise.files.optional_imports import load
@@ -34,8 +34,7 @@ class Record(TypedDict):
 
 
 class Alert(TypedDict):
-    """A figure that passed its limit, what that means, what helps, who showed it, and how good this alarm was found to
-    be."""
+    """A figure beyond its limit, with its meaning, the remedy, the source and the measured quality of the alarm."""
 
     alert: str
     site: str
@@ -56,67 +55,67 @@ Line = Record | Alert
 
 
 def alerts_among(lines: Iterable[Line]) -> list[Alert]:
-    """Return the alerts among what a log takes."""
+    """Return the alerts among the lines of a log."""
     return [cast(Alert, line) for line in lines if "alert" in line]
 
 
 def figures_among(lines: Iterable[Line]) -> list[Record]:
-    """Return the figures among what a log takes."""
-    # A checker does not tell the two by a field that one of them has not.
+    """Return the figures among the lines of a log."""
+    # cast, because type checkers cannot narrow the union by a missing key.
     return [cast(Record, line) for line in lines if "alert" not in line]
 
 
 def flat(lines: Iterable[Line]) -> dict[str, float]:
-    """Return figures as one flat dict for loggers of metrics: health/<statistic>/<site>/<head> to value."""
-    named = {}
+    """Return figures as one flat dict for metric loggers: health/<statistic>/<site>/<head> to value."""
+    metrics = {}
     for record in figures_among(lines):
         place = "" if record["head"] is None else f"/head{record['head']}"
         place = f"/group{record['group']}" if "group" in record else place
-        named[f"health/{record['statistic']}/{record['site']}{place}"] = record["value"]
-    return named
+        metrics[f"health/{record['statistic']}/{record['site']}{place}"] = record["value"]
+    return metrics
 
 
 def read_health(path: Path) -> list[Line]:
-    """Read a file of JSON lines; empty where there is none.
+    """Return the lines of a file of JSON lines, or an empty list without such a file.
 
-    A run that was killed leaves a torn line, which is left out.
+    A torn line, which a killed run leaves, is skipped.
 
     Raises:
-        ValueError: naming the file, the line and the field, where a whole line is neither a record nor an alert.
+        ValueError: if a whole line is neither a record nor an alert; the message has file, line and field.
     """
     if not path.is_file():
         return []
     lines: list[Line] = []
     for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError:
             continue
-        lines.append(_checked(found, path, number))
+        lines.append(_checked(value, path, number))
     return lines
 
 
-def _checked(found: Any, path: Path, number: int) -> Line:
+def _checked(value: Any, path: Path, number: int) -> Line:
     pydantic = load("pydantic", "study")
-    is_alert = isinstance(found, dict) and "alert" in found
+    is_alert = isinstance(value, dict) and "alert" in value
     try:
-        return _reader(is_alert).validate_python(_finite_again(found))
+        return _reader(is_alert).validate_python(_restore_non_finite(value))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the line"
+        field = ".".join(map(str, first["loc"])) or "the line"
         kind = "alert" if is_alert else "record"
-        raise ValueError(f"{path}, line {number}, is no {kind} of health: {where}: {first['msg']}") from None
+        raise ValueError(f"{path}, line {number}, is not a health {kind}: {field}: {first['msg']}") from None
 
 
 @cache
 def _reader(is_alert: bool) -> Any:
-    # One line of a watched run is read hundreds of thousands of times: a reader is built once.
+    # Cached: a file can have hundreds of thousands of lines.
     return load("pydantic", "study").TypeAdapter(Alert if is_alert else Record)
 
 
-def _finite_again(found: Any) -> Any:
-    """Return back the numbers that JSON cannot hold and that were written as null."""
-    if not isinstance(found, dict):
-        return found
+def _restore_non_finite(line: Any) -> Any:
+    """Return a line with the NaN or infinity that was written as null, because JSON cannot hold it."""
+    if not isinstance(line, dict):
+        return line
     lost = {"value": math.nan, "low": math.nan, "high": math.nan, "threshold": math.inf}
-    return {key: lost[key] if value is None and key in lost else value for key, value in found.items()}
+    return {key: lost[key] if value is None and key in lost else value for key, value in line.items()}

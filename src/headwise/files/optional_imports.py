@@ -1,4 +1,4 @@
-"""Import the optional libraries, with an error that names the extra."""
+"""Imports of optional libraries, with errors that name the extra to install."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 def load(name: str, extra: str) -> Any:
-    """Return the module `name`; raise ImportError naming the extra that brings it when it is not installed."""
+    """Return the module `name`; raise ImportError with the extra to install if it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
             raise
-        raise ImportError(f"A report needs {name}, which is not installed: pip install 'headwise[{extra}]'.") from error
+        raise ImportError(f"headwise needs {name}, which is not installed: pip install 'headwise[{extra}]'.") from error
 
 
 @contextmanager
 def needing(purpose: str, extra: str) -> Iterator[None]:
-    """Turn a missing library into an ImportError that names the extra; `purpose` begins its sentence."""
+    """Turn ModuleNotFoundError into an ImportError that names the extra; `purpose` is the message's subject."""
     try:
         yield
     except ModuleNotFoundError as error:
-        # A missing file of headwise is a fault of ours, which no extra repairs.
+        # A missing module of headwise is a bug, which no extra repairs.
         if error.name is None or error.name.split(".")[0] == "headwise":
             raise
         raise ImportError(

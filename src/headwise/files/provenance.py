@@ -1,4 +1,4 @@
-"""Where a result came from: versions, commit, hardware."""
+"""The provenance of results: versions, commit, hardware."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ PACKAGES = ("headwise", "torch", "accelerate", "numpy", "scikit-learn", "scipy",
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return versions, commit and hardware of this machine, as every result file carries them."""
+    """Return the versions, commit and hardware that every result file carries."""
     return {"versions": versions(), "commit": commit(), "hardware": hardware()}
 
 
 def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """List what results say of their commit, versions and hardware, each with its number of runs, the most frequent
-    first."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the distinct commits, versions and hardware of results with their number of runs, most frequent first."""
+    distinct: dict[str, dict[str, Any]] = {}
     for result in results:
-        one = {name: result.get(name) for name in ("commit", "versions", "hardware")}
-        found.setdefault(json.dumps(one, sort_keys=True), {"runs": 0, **one})["runs"] += 1
-    return sorted(found.values(), key=lambda environment: -environment["runs"])
+        environment = {name: result.get(name) for name in ("commit", "versions", "hardware")}
+        distinct.setdefault(json.dumps(environment, sort_keys=True), {"runs": 0, **environment})["runs"] += 1
+    return sorted(distinct.values(), key=lambda environment: -environment["runs"])
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that make the numbers; a missing package is left out."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that affect numbers; a missing package is left out."""
+    by_name = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def commit() -> str | None:
-    """Return the commit of headwise's own source tree, marked when it has changes; None for an installed package."""
+    """Return the commit of headwise's source tree, with "-changed" if it has changes; None for an installed package."""
     here = Path(__file__).resolve().parent
     try:
-        # an installed copy may lie inside somebody else's repository
+        # an installed copy may be inside another repository
         _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _git(here, "rev-parse", "HEAD")
         return head + ("-changed" if _git(here, "status", "--porcelain", "--", str(here.parent)) else "")
@@ -54,16 +53,16 @@ def commit() -> str | None:
 
 def hardware() -> dict[str, Any]:
     """Return processor with its instruction set, usable cores, memory in bytes and operating system."""
-    found: dict[str, Any] = {"processor": _processor(), "cores": usable_cores(), "system": platform.platform()}
+    facts: dict[str, Any] = {"processor": _processor(), "cores": usable_cores(), "system": platform.platform()}
     try:
-        found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        facts["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
-        found["memory_bytes"] = None
-    return found
+        facts["memory_bytes"] = None
+    return facts
 
 
 def device_hardware(device: Any) -> dict[str, str]:
-    """Name the device a run used."""
+    """Return the name of the device of a run."""
     if device.type != "cuda":
         return {"device": device.type}
     import torch
@@ -72,33 +71,32 @@ def device_hardware(device: Any) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Count the cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _processor() -> str:
-    told: dict[str, str] = {}
+    facts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            told.setdefault(name.strip(), value.strip())
+            facts.setdefault(name.strip(), value.strip())
     except OSError:
         pass
-    name = told.get("model name") or platform.processor() or platform.machine()
-    instructions = _instructions(set(told.get("flags", "").split()))
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    instructions = _instructions(set(facts.get("flags", "").split()))
     return f"{name} ({instructions})" if instructions else name
 
 
 def _instructions(flags: set[str]) -> str:
-    """Name the instruction set that torch takes on this processor: another one rounds otherwise, and trains to other
-    numbers."""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
-    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags and asked in ("", "avx512"):
+    """Return the instruction set that torch uses on this processor; others round differently."""
+    requested = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags and requested in ("", "avx512"):
         return "AVX512"
     if "avx2" in flags:
-        return "DEFAULT" if asked == "default" else "AVX2"
+        return "DEFAULT" if requested == "default" else "AVX2"
     return ""
 
 

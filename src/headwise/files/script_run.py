@@ -1,8 +1,8 @@
-"""The running script's side of a study: where its run lies, and the stream into which it tells what it did.
+"""A running script's side of a study: the file of its run, and the stream to which it reports.
 
-Light to import: a script that trains elsewhere than in torch needs nothing else. `HEADWISE_RUN` names the file that the
-study wrote for this attempt; the stream lies beside it, one for each attempt, so that what an earlier process still
-writes changes nothing.
+The module is light to import: a script that does not train with torch needs nothing else. `HEADWISE_RUN` names the file
+that the study wrote for this attempt. The stream is next to it, one for each attempt, so that late lines of an earlier
+process change nothing.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ TOLD = "told"
 
 
 class Told:
-    """Hold the place of a run and write what its script tells; alone, without a study, nothing is written."""
+    """The report of a script about its run to the study; outside a study, nothing is written."""
 
     def __init__(self, place: str | None) -> None:
         self.path = Path(place) if place else None
         self.terms: dict[str, Any] = {}
         self.recorded: dict[str, dict[str, float]] = {}
         if self.path is not None:
-            found = read_json(self.path)
-            if not isinstance(found, dict):
+            terms = read_json(self.path)
+            if not isinstance(terms, dict):
                 raise StudyError(
-                    f"{VARIABLE}={place} names no run of a study. It is set by `headwise compare --script`: unset it "
-                    "to run alone."
+                    f"{VARIABLE}={place} is not the file of a study's run. `headwise compare --script` sets it: unset "
+                    "it to run alone."
                 )
-            self.terms = found
+            self.terms = terms
 
     @property
     def writes(self) -> bool:
-        """Return whether this process tells: the first of a distributed run, in a study."""
+        """Return whether this process reports: in a study, the first process of a distributed run does."""
         return self.path is not None and is_first()
 
     def tell(self, what: str, **values: Any) -> None:
-        """Add a line to the stream; the time is that of this machine's clock, in seconds."""
+        """Append a line to the stream, with the time of this machine's clock in seconds."""
         if self.writes:
             assert self.path is not None
             append_line(self.path.with_suffix(".jsonl"), {"told": what, "at": round(time.time(), 4), **values})
@@ -52,10 +52,10 @@ class Told:
         """Record outcomes of a split, once.
 
         Raises:
-            ValueError: where there are none, a split is recorded twice, or a figure is no finite number.
+            ValueError: if there are none, a split is recorded twice, or a figure is not a finite number.
         """
         if not figures:
-            raise ValueError("run.record() was given nothing. Write run.record(accuracy=0.91).")
+            raise ValueError("run.record() got no figures. Write run.record(accuracy=0.91).")
         if "/" in split or not split:
             raise ValueError(f'run.record(split={split!r}): a split is one word, such as "test" or "validation".')
         numbers = {name: _number(name, value) for name, value in figures.items()}
@@ -69,23 +69,23 @@ class Told:
         self.tell("record", split=split, figures=numbers)
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
-        """Add a point to the curves; the loss may be no number, which is a divergence.
+        """Add a point to the curves; a loss that is not finite is a divergence.
 
         Raises:
-            ValueError: where the step is no whole number, or a figure is of a kind that is none.
+            ValueError: if the step is not a whole number, or a figure is not a number.
         """
         try:
             number = int(step)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
-                f"run.log(step={step!r}) is no whole number. Give the optimizer step, counted from 1: "
+                f"run.log(step={step!r}): the step must be a whole number. Pass the optimizer step, counted from 1: "
                 "run.log(step=1, loss=0.7)."
             ) from error
         self.tell("log", step=number, figures={name: _text(name, value) for name, value in figures.items()})
 
 
 def is_first() -> bool:
-    """Return whether this is the first of the processes that train together, whichever launcher started them."""
+    """Return whether this is the first of the processes that train together, with any launcher."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if os.environ.get(name, "").isdigit():
             return os.environ[name] == "0"
@@ -95,19 +95,19 @@ def is_first() -> bool:
 
 
 def read_told(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a stream; a torn one in the middle, as of a disk that was full, is left out."""
-    found: list[dict[str, Any]] = []
+    """Return the lines of a stream without torn ones, which a full disk can leave in the middle."""
+    records: list[dict[str, Any]] = []
     if not path.exists():
-        return found
+        return records
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         record = as_told(line)
         if record is not None:
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def as_told(line: str) -> dict[str, Any] | None:
-    """Return what a line of a stream says, None for one that is torn."""
+    """Return the record of a line of a stream, or None if the line is torn."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -120,12 +120,12 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"run.record({name}=...) was given {type(value).__name__}, which is no number. Give one figure."
+            f"run.record({name}=...) got {type(value).__name__}, which is not a number. Pass one figure."
         ) from error
     if not math.isfinite(number):
         raise ValueError(
-            f"run.record({name}={number}) is no number that can be compared. Where the training diverged, log its "
-            "loss: run.log(step=..., loss=...)."
+            f"run.record({name}={number}) cannot be compared. If the training diverged, log its loss: "
+            "run.log(step=..., loss=...)."
         )
     return number
 
@@ -135,7 +135,7 @@ def _text(name: str, value: Any) -> float | str:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"run.log({name}=...) was given {type(value).__name__}, which is no number. Give one figure."
+            f"run.log({name}=...) got {type(value).__name__}, which is not a number. Pass one figure."
         ) from error
     # JSON holds no NaN
     return number if math.isfinite(number) else str(number)
@@ -145,7 +145,7 @@ _current: list[Told] = []
 
 
 def current() -> Told:
-    """Return the run of this process, the same whenever it is asked for."""
+    """Return the run of this process, always the same object."""
     if not _current:
         _current.append(Told(os.environ.get(VARIABLE)))
     return _current[0]

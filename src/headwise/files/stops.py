@@ -1,5 +1,4 @@
-"""How a command hears Ctrl-C and SIGTERM, which schedulers send: one line, and the exit code that a shell gives for the
-signal."""
+"""Handling of Ctrl-C and of SIGTERM, which schedulers send: one line, and the signal's usual exit code."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-# by which a parent ends one worker; where there is no such signal, the worker is killed
+# the signal by which a parent ends one worker; without SIGUSR1, SIGTERM kills the worker
 END = getattr(signal, "SIGUSR1", signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """Say that a signal asked this process to stop."""
+    """A signal asked this process to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -36,20 +35,19 @@ def stopped_line(folder: Path | None) -> str:
 
 
 def end_on_stops() -> None:
-    """End at once with one line when a stop is heard, where nothing needs to be put away: while libraries are imported,
-    above all."""
-    for number in _heard():
+    """End at once with one line on a stop; for times without anything to clean up, above all while importing."""
+    for number in _handled_stops():
         signal.signal(number, _end)
 
 
 @contextmanager
 def raise_on_stops() -> Iterator[None]:
-    """Raise Stopped when a stop is heard; further ones are ignored, so that what is under way can be put away."""
-    before = {number: signal.signal(number, _raise) for number in _heard()}
+    """Raise Stopped on a stop, and ignore further ones, so that running work can be cleaned up."""
+    before = {number: signal.signal(number, _raise) for number in _handled_stops()}
     try:
         yield
     except Stopped:
-        # the process is about to end: its handlers stay as `_raise` left them
+        # the process is about to end: the handlers set by `_raise` stay
         before = {}
         raise
     finally:
@@ -59,9 +57,8 @@ def raise_on_stops() -> Iterator[None]:
 
 @contextmanager
 def ignored_stops() -> Iterator[None]:
-    """Ignore stops for the moment in which processes are started: they inherit it, and their parent decides for
-    them."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _heard()}
+    """Ignore stops while processes are started: they inherit this, and their parent stops them."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _handled_stops()}
     try:
         yield
     finally:
@@ -70,26 +67,26 @@ def ignored_stops() -> Iterator[None]:
 
 
 def leave_stops_to_the_parent() -> None:
-    """Do nothing at a stop, which reaches a whole terminal or job; what this process starts itself hears it as
-    usual."""
+    """Do nothing on a stop, which is sent to a whole terminal or job; processes started here handle it as usual."""
     for number in STOPS:
         signal.signal(number, lambda *_: None)
 
 
 def end_in_order() -> None:
-    """End this process when its parent asks for it, as at the end of its program: libraries free what they hold,
-    semaphores above all."""
+    """Exit normally on the parent's signal, so that libraries free their resources, above all semaphores."""
     signal.signal(END, lambda *_: sys.exit())
 
 
-def _heard() -> list[signal.Signals]:
-    """Return the stops that are not ignored: a shell ignores Ctrl-C for what it runs in the background. Only a main
-    thread hears any."""
+def _handled_stops() -> list[signal.Signals]:
+    """Return the stops that are not ignored; none outside the main thread.
+
+    A shell ignores Ctrl-C for processes in the background.
+    """
     import threading
 
     if threading.current_thread() is not threading.main_thread():
         return []
-    # None is a handler that another language installed
+    # None means a handler that was not installed from Python
     return [number for number in STOPS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
 
 

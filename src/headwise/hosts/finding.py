@@ -23,8 +23,13 @@ EXPLICIT = (
     "calls neither F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention "
     f"on, {LOAD_SDPA}, or call F.scaled_dot_product_attention in it"
 )
-
-
+# for a layer that the user wrote, whose remedy is one line
+BY_HAND = (
+    "it computes its attention by itself, as in softmax(q @ k.T) @ v: in its forward call "
+    "F.scaled_dot_product_attention(q, k, v) in the place of these lines, which computes the same "
+    "(docs/training_script.md shows it)"
+)
+LIBRARIES = ("transformers", "timm", "diffusers")
 PROCESSOR = (
     "its forward hands the attention to self.{name} ({kind}), an object that is no module, and headwise does not "
     "follow what runs "
@@ -46,7 +51,7 @@ def find(model: nn.Module) -> list[Candidate]:
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
         if looks_like_attention(module) and module not in inside | around and not _wraps(module):
-            reason = over_channels(module) or without_softmax(module) or _by_processor(module) or EXPLICIT
+            reason = over_channels(module) or without_softmax(module) or _by_processor(module) or _explicit(module)
             found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
     found.sort(key=lambda f: order[f.site.module])
@@ -59,7 +64,8 @@ def find(model: nn.Module) -> list[Candidate]:
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """Return the reachable attention sites of a model, regularized or not.
+    """Return the reachable attention sites of a model, regularized or not; an empty list where none can be reached,
+    and `regularize` then says why.
 
     Example:
         >>> import torch, headwise
@@ -69,6 +75,11 @@ def sites(model: nn.Module) -> list[Site]:
         [Site(layers.0.self_attn, self, depth 0, 2 heads of 8), Site(layers.1.self_attn, self, depth 1, 2 heads of 8)]
     """
     return [f.site for f in find(model) if f.adapter is not None]
+
+
+def _explicit(module: nn.Module) -> str:
+    library = type(module).__module__.partition(".")[0]
+    return EXPLICIT if library in LIBRARIES else BY_HAND
 
 
 def _wraps(module: nn.Module) -> bool:

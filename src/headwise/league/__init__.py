@@ -1,1 +1,1 @@
-"""league: methods and controls in several worlds, each searched alike, and what they do over all of them."""
+"""The league: methods and controls, tuned equally in several worlds and compared over all of them."""

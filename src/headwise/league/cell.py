@@ -1,4 +1,4 @@
-"""One entry in one world: its search on validation data, then its final seeds on test data, one run after the other."""
+"""One entry in one world: its search on validation data, then its final seeds on test data, run one after another."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Hold one world in its folder and what of it may be run: the study of all entries so far, and the journal of
-    their trials."""
+    """One world in its folder: its record, the study of all entries so far, and the journal of their trials."""
 
     def __init__(
         self,
@@ -67,17 +66,17 @@ class Place:
         self._storage: BaseStorage | None = None
 
     def beside(self, name: str, first_seed: int) -> Place:
-        """Return the same world in a folder within this one, its final runs on seeds from `first_seed` on."""
-        mine = self.comparison
+        """Return the same world in a subfolder of this one, with final seeds from `first_seed` on."""
+        base = self.comparison
         return Place(
             self.world,
             self.folder / name,
-            mine.engine,
-            mine.listener,
-            trials=mine.trials,
+            base.engine,
+            base.listener,
+            trials=base.trials,
             seeds=self.study.seeds,
-            command=mine.command,
-            data=mine.data,
+            command=base.command,
+            data=base.data,
             device=self.study.device,
             first_seed=first_seed,
         )
@@ -106,7 +105,7 @@ class Place:
         return self._storage
 
     def order(self, chosen: Choice, seed: int) -> Order:
-        """Return the order of one final run."""
+        """Return the order of one final run at a choice."""
         return self.comparison.order(self.study.configuration(chosen.label, seed, settings={RATE: chosen.rate}))
 
     def orders(self, chosen: Choice) -> list[Order]:
@@ -114,21 +113,21 @@ class Place:
         return [self.order(chosen, seed) for seed in self.seeds]
 
     def put(self, name: str, record: EntryRecord) -> None:
-        """Write down how far an entry has come."""
+        """Store the state of an entry in league.json."""
         self.record = self.record.model_copy(update={"entries": {**self.record.entries, name: record}})
         world_folder.write(self.folder, self.record)
 
     def write_study(self) -> None:
-        """Write study.json with the arms that searches have chosen; nothing before the plain model has its own."""
+        """Write study.json with the arms chosen so far, if the search of the plain model has ended."""
         ready = [one for one in self.record.entries.values() if one.status == "chosen" and one.rate is not None]
         ready.sort(key=lambda one: one.chosen != BASELINE)
         if not ready or ready[0].chosen != BASELINE:
             return
         choices = [Choice(one.chosen, one.rate) for one in ready if one.rate is not None]
         orders = [self.order(choice, seed) for seed in self.seeds for choice in choices]
-        grown = self.study.model_copy(update={"methods": tuple(choice.label for choice in choices[1:])})
-        whole = Comparison(
-            grown,
+        study = self.study.model_copy(update={"methods": tuple(choice.label for choice in choices[1:])})
+        comparison = Comparison(
+            study,
             self.folder,
             self.comparison.engine,
             self.comparison.listener,
@@ -137,48 +136,52 @@ class Place:
             command=self.comparison.command,
         )
         notes = [f"{one.arm}: chosen on validation as {one.chosen}, learning rate {one.rate:g}." for one in ready]
-        described = describe(whole, orders, [*self.study.notes, *notes]).model_copy(update={"seeds": list(self.seeds)})
+        described = describe(comparison, orders, [*self.study.notes, *notes]).model_copy(
+            update={"seeds": list(self.seeds)}
+        )
         world_folder.write(self.folder, self.record)
         write_json(self.folder / "study.json", described.model_dump(mode="json"))
 
 
 class Cell:
-    """Carry one entry through one world: what comes next, and what a result means."""
+    """One entry in one world: it yields the next run and records the results."""
 
     def __init__(self, entry: Entry, place: Place, *, again: bool = False) -> None:
         self.entry, self.place = entry, place
         digest = world_folder.digest_of(entry, place.comparison.trials)
         fresh = EntryRecord(kind=entry.kind, arm=entry.arm, digest=digest)
-        known = place.record.entries.get(entry.name)
-        self.record = known if known is not None and known.digest == digest and not (again and known.over) else fresh
+        stored = place.record.entries.get(entry.name)
+        self.record = (
+            stored if stored is not None and stored.digest == digest and not (again and stored.over) else fresh
+        )
         self._search: Search | None = None
 
     @property
     def name(self) -> str:
-        """Name the cell in words."""
+        """Return the cell's name in words."""
         return f"{self.entry.name} in {self.place.world.name}"
 
     @property
     def choice(self) -> Choice | None:
-        """Return what the search chose; None before it has."""
+        """Return what the search chose, or None before it has ended."""
         if self.record.status != "chosen" or self.record.rate is None:
             return None
         return Choice(self.record.chosen, self.record.rate)
 
     def trials_done(self) -> int:
-        """Count the finished trials, as far as they are written down."""
+        """Return the number of recorded trials."""
         return len(self.record.tried)
 
     def finals(self) -> list[RunResult]:
-        """Return the results of the final runs that are finished."""
+        """Return the results of the finished final runs."""
         choice = self.choice
-        found = [order.result() for order in self.place.orders(choice)] if choice else []
-        return [result for result in found if result is not None]
+        results = [order.result() for order in self.place.orders(choice)] if choice else []
+        return [result for result in results if result is not None]
 
     def next_order(self, upto: int) -> Order | None:
-        """Return the next run: a trial, then final seeds below `upto`; None where nothing is left to do.
+        """Return the next run: a trial, then a final seed below `upto`; None if nothing is left to do.
 
-        An entry that the world's model cannot take is written down as refused.
+        An entry that the world's model does not support is recorded as refused.
         """
         if self.record.over:
             return None
@@ -192,30 +195,30 @@ class Cell:
         return next(missing, None)
 
     def tell(self, order: Order, result: RunResult) -> None:
-        """Write down what a run found."""
+        """Record the result of a run."""
         if order.configuration.purpose == "trial":
             assert self._search is not None
             self._search.tell(result)
-            self._note_trials(self._search)
+            self._record_trials(self._search)
 
     def fail(self, why: str) -> None:
-        """Write down that a run of this entry ended with an error: that is its result here."""
-        self._put(status="failed", why=" ".join(why.split()) or "no reason was given")
+        """Record that a run of this entry ended with an error, which is the entry's result in this world."""
+        self._update(status="failed", why=" ".join(why.split()) or "no reason was given")
 
     def _next_trial(self) -> Order | None:
         search = self._search = self._search or self._begin()
         if search is None:
             return None
         order = search.next_order()
-        # a trial that finished before a stop could be written down
+        # results of trials that finished before an interruption but were not recorded
         while order is not None and (result := order.result()) is not None:
             search.tell(result)
             order = search.next_order()
-        self._note_trials(search)
+        self._record_trials(search)
         if order is None:
             self._choose(search)
-        elif not self.record.tried and (why := _cannot_be_fitted(order)):
-            self._put(status="refused", why=why)
+        elif not self.record.tried and (why := _why_refused(order)):
+            self._update(status="refused", why=why)
             return None
         return order
 
@@ -225,14 +228,14 @@ class Cell:
             space, arm = Declared(self.entry, task), read_arm(self.entry.arm, task)
             check_arms((arm,), task)
         except StudyError as error:
-            self._put(status="refused", why=str(error).splitlines()[0])
+            self._update(status="refused", why=str(error).splitlines()[0])
             return None
         return Search(self.place.comparison, self.place.storage, arm.text, space)
 
-    def _note_trials(self, search: Search) -> None:
+    def _record_trials(self, search: Search) -> None:
         tried = tuple(Tried(arm=choice.label, rate=choice.rate, value=value) for choice, value in search.tried())
         if tried != self.record.tried:
-            self._put(tried=tried)
+            self._update(tried=tried)
 
     def _choose(self, search: Search) -> None:
         choice, _ = search.best()
@@ -243,24 +246,24 @@ class Cell:
         }
         if choice.label in taken:
             why = (
-                f"its search came to {choice.label}, which is what {taken[choice.label]} came to: give their ranges "
-                "no common point"
+                f"its search chose {choice.label}, which {taken[choice.label]} chose too: give them ranges without a "
+                "common point"
             )
-            self._put(status="failed", why=why)
+            self._update(status="failed", why=why)
             return
         value = next(
             (one.value for one in self.record.tried if (one.arm, one.rate) == (choice.label, choice.rate)), None
         )
-        self._put(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
+        self._update(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
 
-    def _put(self, **changes: object) -> None:
+    def _update(self, **changes: object) -> None:
         self.record = self.record.model_copy(update=changes)
         self.place.folder.mkdir(parents=True, exist_ok=True)
         self.place.put(self.entry.name, self.record)
 
 
-def _cannot_be_fitted(order: Order) -> str:
-    """Return why the world's model cannot take the methods of a trial; empty where it can."""
+def _why_refused(order: Order) -> str:
+    """Return why the world's model does not support the methods of a trial; "" if it does."""
     part = part_of(order.task(), 0)
     if not part.phase.methods:
         return ""

@@ -1,4 +1,4 @@
-"""The two charts that only a league has: gain against cost, and profiles of gains."""
+"""The chart that only a league has: gain against cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ KINDS = ("control", "method", "pair")
 
 @specification
 def pareto(rows: Sequence[Row]) -> Any:
-    """Return gain against the cost of a step: a point and an interval for each of `rows` (name, kind, cost, gain, low,
-    high, best).
+    """Return the chart of gain against the cost of a step, with a point and an interval for each of `rows`.
 
-    Those that no other entry beats in both are named.
+    A row has name, words, kind, cost, gain, low, high and best; the names of the best are written beside their points.
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
@@ -45,7 +44,7 @@ def pareto(rows: Sequence[Row]) -> Any:
 
 
 def undominated(points: dict[str, tuple[float, float]]) -> set[str]:
-    """Return the names whose (cost, gain) no other has both at most and at least, one of them strictly."""
+    """Return the names on the Pareto front: no other point has at most the cost and at least the gain, and differs."""
 
     def beaten(name: str) -> bool:
         cost, gain = points[name]

@@ -1,4 +1,4 @@
-"""What `headwise league` does: read folders and write the page; or plan, and run what is missing."""
+"""The command `headwise league`: reading worlds and writing the page, or planning and running what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwise.files.provenance import usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise.league import files
 from headwise.league.cell import Cell, Place
-from headwise.league.drive import WHOLE, carry_out, plan_lines, read_budget
+from headwise.league.drive import COMPLETE, carry_out, plan_lines, read_budget
 from headwise.league.follow_up import on_fresh_seeds, winners, write_pairs
 from headwise.league.reading import read_worlds
 from headwise.league.step_time import time_steps
@@ -32,7 +32,7 @@ OUT = Path("results") / "league"
 
 @dataclass(frozen=True)
 class LeagueRequest:
-    """Hold what was asked for on the command line."""
+    """The options of one call of `headwise league`."""
 
     folders: tuple[Path, ...] = ()
     plan: bool = False
@@ -40,16 +40,16 @@ class LeagueRequest:
     budget: str | None = None
     worlds: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
-    # folders with entries/ and worlds/ of one's own, beside those of installed packages
+    # the user's own folders with entries/ and worlds/, in addition to those of installed packages
     sources: tuple[Path, ...] = ()
     trials: int = 6
     seeds: int = 8
     again: bool = False
-    # how many of the highest methods run on fresh seeds at the end, beside the highest control
+    # how many of the highest methods, besides the highest control, are finally run on fresh seeds
     fresh: int = 0
-    # of how many of the highest methods pairs are written, as files
+    # how many of the highest methods are combined into pairs, written as files
     pairs: int = 0
-    # measure what a step of every entry takes beside the plain model's
+    # measure the time of a step of every entry relative to the plain model's
     time_steps: bool = False
     jobs: int | None = None
     engine: str = "local"
@@ -61,19 +61,19 @@ class LeagueRequest:
 
 
 def run(request: LeagueRequest) -> None:
-    """Carry the request out; exit with 130 or 143 when stopped. Raises StudyError for what a user can repair."""
+    """Execute a request; exit with 130 or 143 if stopped. Raises StudyError for errors that the user can correct."""
     if request.folders and (request.plan or request.run):
-        raise StudyError("Folders are read; --plan and --run work on --out. Give one or the other.")
+        raise StudyError("Folders are only read, while --plan and --run work on --out. Give one or the other.")
     if request.plan and request.run:
-        raise StudyError("--plan says what --run would do: give one of them.")
+        raise StudyError("--plan only shows what --run would do. Give one of them.")
     if request.budget is not None and not request.run:
-        raise StudyError("--budget is of --run: without it nothing is trained.")
+        raise StudyError("--budget needs --run: without it nothing is trained.")
     if request.fresh and not request.run:
-        raise StudyError("--fresh is of --run: without it nothing is trained.")
+        raise StudyError("--fresh needs --run: without it nothing is trained.")
     if request.pairs and (request.plan or request.run):
-        raise StudyError("--pairs writes files of entries, and --run --source FOLDER runs them: one after the other.")
+        raise StudyError("--pairs only writes files of entries. Give --run --source FOLDER afterwards to run them.")
     if request.time_steps and (request.folders or request.plan or request.run or request.pairs):
-        raise StudyError("--time measures what stands in --out: give it alone, after --run.")
+        raise StudyError("--time measures the entries in --out. Give it alone, after --run.")
     if request.pairs:
         _write_pairs(request)
     elif request.time_steps:
@@ -85,22 +85,23 @@ def run(request: LeagueRequest) -> None:
 
 
 def named(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return names that were given one by one or with commas between them."""
+    """Return names that were given separately or separated by commas, each once."""
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
 def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list[Cell]:
-    """Return every entry in every world that was asked for, the plain model always; an entry that names its worlds is
-    in no other.
+    """Return the cells of the requested entries and worlds, always including the plain model.
+
+    An entry that names its worlds has no cell in any other.
 
     Raises:
-        StudyError: for a name that is none, a file that is no entry or world, and a folder of something else.
+        StudyError: for an unknown name, an invalid file of an entry or world, and a folder with other content.
     """
     folders = [*files.installed_folders(), *request.sources]
-    known = files.read_entries(folders)
+    all_entries = files.read_entries(folders)
     worlds = files.chosen(files.read_worlds(folders), request.worlds, "--worlds")
-    wanted = files.chosen(known, request.entries, "--entries")
-    entries = [entry for entry in known.values() if entry.name in wanted or entry.kind == "plain"]
+    requested = files.chosen(all_entries, request.entries, "--entries")
+    entries = [entry for entry in all_entries.values() if entry.name in requested or entry.kind == "plain"]
     cells = []
     for world in worlds.values():
         place = Place(
@@ -114,8 +115,8 @@ def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list
             data=request.data.resolve() if request.data else None,
             device=choose_device(request.device),
         )
-        here = [entry for entry in entries if not entry.worlds or world.name in entry.worlds]
-        cells += [Cell(entry, place, again=request.again) for entry in here]
+        in_world = [entry for entry in entries if not entry.worlds or world.name in entry.worlds]
+        cells += [Cell(entry, place, again=request.again) for entry in in_world]
     return cells
 
 
@@ -124,7 +125,7 @@ def write_page(folders: Sequence[Path], out: Path) -> None:
     from headwise.league.page import write
 
     if not folders:
-        raise StudyError(f"{out} holds no world of a league. Give folders, or run one: headwise league --run.")
+        raise StudyError(f"{out} contains no world of a league. Give folders, or run one: headwise league --run.")
     try:
         page, lines = write(folders, out)
     except OSError as error:
@@ -137,13 +138,13 @@ def _work(request: LeagueRequest) -> None:
     deadline = None if request.budget is None else time.monotonic() + read_budget(request.budget)
     jobs = request.jobs or usable_cores()
     if request.plan:
-        # nothing is submitted to it
+        # the engine is only a placeholder: planning submits nothing
         print("\n".join(plan_lines(cells_of(request, HereEngine(), PlainLines()), jobs)))
         return
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
-    asked = Request(engine=request.engine, ray_address=request.ray_address, slurm=request.slurm, jobs=jobs)
-    engine = start_engine(asked)
+    engine_request = Request(engine=request.engine, ray_address=request.ray_address, slurm=request.slurm, jobs=jobs)
+    engine = start_engine(engine_request)
     try:
         with raise_on_stops(), choose_display() as display:
             cells = cells_of(request, engine, display)
@@ -153,7 +154,7 @@ def _work(request: LeagueRequest) -> None:
                 except OSError as error:
                     raise explain(error, request.data or Path.cwd(), "--data") from error
             ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
-            if request.fresh and ended == WHOLE:
+            if request.fresh and ended == COMPLETE:
                 methods, control = winners(read_worlds(_ready(request.out)), request.fresh)
                 display.say(f"on fresh seeds: {', '.join([*methods, *filter(None, [control])])}")
                 again = on_fresh_seeds(cells, [*methods, control], request.seeds)
@@ -172,11 +173,13 @@ def _work(request: LeagueRequest) -> None:
 def _write_pairs(request: LeagueRequest) -> None:
     folders = request.folders or tuple(_worlds_in(request.out))
     if not folders:
-        raise StudyError(f"{request.out} holds no world of a league. Give folders, or run one: headwise league --run.")
-    known = files.read_entries([*files.installed_folders(), *request.sources])
+        raise StudyError(
+            f"{request.out} contains no world of a league. Give folders, or run one: headwise league --run."
+        )
+    all_entries = files.read_entries([*files.installed_folders(), *request.sources])
     target = request.out / "pairs"
     try:
-        written = write_pairs(read_worlds(folders), known, request.pairs, target)
+        written = write_pairs(read_worlds(folders), all_entries, request.pairs, target)
     except OSError as error:
         raise explain(error, target) from error
     print("\n".join(map(str, written)))
@@ -186,7 +189,7 @@ def _write_pairs(request: LeagueRequest) -> None:
 def _time_steps(request: LeagueRequest) -> None:
     ready = {folder.name for folder in _ready(request.out)}
     if not ready:
-        raise StudyError(f"{request.out} holds no world of a league. Run one: headwise league --run.")
+        raise StudyError(f"{request.out} contains no world of a league. Run one: headwise league --run.")
     time_steps(
         [cell for cell in cells_of(request, HereEngine(), PlainLines()) if cell.place.folder.name in ready], print
     )

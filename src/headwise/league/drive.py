@@ -1,4 +1,4 @@
-"""Carry out a league: what is missing, the most informative first, as many cells side by side as there are jobs."""
+"""Execution of a league: the missing runs, the most informative first, in as many cells at a time as there are jobs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from headwise.results.joint_flips import seeds_for_a_verdict
 from headwise.training.job import Order
 
 BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?$")
-# why carrying out ends where all runs are finished
-WHOLE = "nothing is missing"
+# the reason that `carry_out` returns when all runs are finished
+COMPLETE = "nothing is missing"
 SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
 def read_budget(text: str) -> float:
     """Return the seconds of "90s", "30min", "2h" or "1d"; raise StudyError for anything else."""
-    found = BUDGET.match(text.strip())
-    if found is None or float(found[1]) <= 0:
-        raise StudyError(f"--budget {text!r} is no time. Write for example 90s, 30min, 2h or 1d.")
-    return float(found[1]) * SECONDS[found[2]]
+    match = BUDGET.match(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise StudyError(f"--budget {text!r} is not a duration. Write for example 90s, 30min, 2h or 1d.")
+    return float(match[1]) * SECONDS[match[2]]
 
 
 def needed(seeds: int) -> int:
-    """Return the final seeds from which a cell has an interval that can decide: those of a verdict, or all that are
-    asked for."""
+    """Return the number of final seeds that gives a cell a verdict: the smallest that can, or all `seeds` if fewer."""
     return min(seeds, seeds_for_a_verdict())
 
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """Hold what a cell has before it: trials and final runs, and about how many core-seconds they take."""
+    """The remaining work of a cell: trials, final runs, and an estimate of their core-seconds."""
 
     cell: Cell
     trials: int
@@ -48,12 +47,12 @@ class Left:
 
     @property
     def runs(self) -> int:
-        """Count trials and final runs."""
+        """Return the number of trials and final runs together."""
         return self.trials + self.finals
 
 
 def left_of(cell: Cell) -> Left:
-    """Say what is missing of a cell; nothing of one that was refused or has failed."""
+    """Return the remaining work of a cell; a cell that was refused or has failed has none."""
     if cell.record.over:
         return Left(cell, 0, 0, 0.0)
     trials = 0 if cell.choice else cell.place.comparison.trials - cell.trials_done()
@@ -62,21 +61,23 @@ def left_of(cell: Cell) -> Left:
 
 
 def informative_first(cells: Iterable[Cell]) -> list[tuple[Cell, int]]:
-    """Return cells with the final seeds to go to: first every cell to its interval, then each to all seeds.
+    """Return cells with their target numbers of final seeds: first as many as a verdict needs, then all seeds.
 
-    Among those without an interval the plain model of each world is first, without which nothing can be said there,
-    then what was begun, then entry after entry over all worlds, so that a budget that ends leaves whole rows.
+    In the first pass, the plain model of each world precedes all, because every comparison needs it; then cells already
+    begun; then entry after entry over all worlds, so that a spent budget leaves complete rows.
     """
     waiting = [(cell, left_of(cell)) for cell in cells]
     waiting = [(cell, left) for cell, left in waiting if left.runs]
     if not waiting:
         return []
     seeds = waiting[0][0].place.study.seeds
-    short = [cell for cell, left in waiting if seeds - left.finals < needed(seeds)]
-    begun = [bool(cell.record.tried) for cell in short]
-    order = sorted(range(len(short)), key=lambda at: (short[at].entry.kind != "plain", not begun[at], at))
-    first = [(short[at], needed(seeds)) for at in order]
-    return [*first, *((cell, seeds) for cell, _ in waiting if needed(seeds) < seeds or cell not in short)]
+    without_verdict = [cell for cell, left in waiting if seeds - left.finals < needed(seeds)]
+    begun = [bool(cell.record.tried) for cell in without_verdict]
+    order = sorted(
+        range(len(without_verdict)), key=lambda at: (without_verdict[at].entry.kind != "plain", not begun[at], at)
+    )
+    first = [(without_verdict[at], needed(seeds)) for at in order]
+    return [*first, *((cell, seeds) for cell, _ in waiting if needed(seeds) < seeds or cell not in without_verdict)]
 
 
 def carry_out(
@@ -88,17 +89,17 @@ def carry_out(
     deadline: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Run what is missing of cells until `deadline` (in seconds of `clock`); say why it ended.
+    """Run the missing runs of cells until `deadline` (in seconds of `clock`), and return why it ended.
 
-    A run that fails makes its cell failed, and the others go on. Raises StudyError where the engine can go on with
-    nothing, as when the disk is full, or where another process works in one of the folders.
+    A run that fails marks its cell as failed; the others continue. Raises StudyError if the engine cannot continue,
+    for example because the disk is full, or if another process uses one of the folders.
     """
     places = list({cell.place.folder: cell.place for cell in cells}.values())
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for place in places:
             try:
                 place.folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(place.folder))
+                locks.enter_context(locked(place.folder))
             except OSError as error:
                 raise explain(error, place.folder) from error
         lanes = _Lanes(informative_first(cells), lambda: deadline is not None and clock() >= deadline)
@@ -120,11 +121,11 @@ def carry_out(
         finally:
             for place in places:
                 place.write_study()
-    return "the budget is spent" if lanes.stopped else WHOLE
+    return "the budget is spent" if lanes.stopped else COMPLETE
 
 
 class _Lanes:
-    """Hold which cell every order under way is of; a lane takes one cell after the other."""
+    """The cells of all running orders; each lane completes one cell after the other."""
 
     def __init__(self, cells: list[tuple[Cell, int]], is_over: Callable[[], bool]) -> None:
         self.known: dict[str, Order] = {}
@@ -133,14 +134,14 @@ class _Lanes:
         self._waiting, self._is_over = list(cells), is_over
 
     def begin(self, jobs: int) -> Iterator[Order]:
-        """Return the first order of as many lanes as there are jobs."""
+        """Yield the first order of each lane, one lane per job."""
         for _ in range(jobs):
             order = self._from_next_cell()
             if order is not None:
                 yield order
 
     def ended(self, order: Order, event: dict, listener: Listener) -> Order | None:  # type: ignore[type-arg]
-        """Take the end of a run, and return what follows in its lane."""
+        """Record the end of a run, and return the next order of its lane."""
         cell, upto = self._owner.pop(order.identity)
         if event["event"] == "failed":
             cell.fail(event["reason"])
@@ -163,9 +164,9 @@ class _Lanes:
 
     def _from_next_cell(self) -> Order | None:
         while not self.stopped:
-            under_way = [cell for cell, _ in self._owner.values()]
+            running = [cell for cell, _ in self._owner.values()]
             # a second pass over a cell waits until its first one has ended
-            at = next((at for at, (cell, _) in enumerate(self._waiting) if cell not in under_way), None)
+            at = next((at for at, (cell, _) in enumerate(self._waiting) if cell not in running), None)
             if at is None:
                 return None
             order = self._of_cell(*self._waiting.pop(at))
@@ -175,8 +176,7 @@ class _Lanes:
 
 
 def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
-    """Say in lines, world by world, how many runs are left, about how long they take, and which entries have no
-    interval."""
+    """Return lines on each world: the remaining runs, their estimated time, and the entries without an interval."""
     by_world: dict[str, list[Left]] = {}
     for cell in cells:
         by_world.setdefault(cell.place.world.name, []).append(left_of(cell))
@@ -184,13 +184,13 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
     lines = [f"{'world':<{width}}  entries  whole  runs left  core-minutes"]
     for world, left in by_world.items():
         runs, minutes = sum(one.runs for one in left), sum(one.seconds for one in left) / 60
-        whole = sum(not one.runs for one in left)
-        lines.append(f"{world:<{width}}  {len(left):>7}  {whole:>5}  {runs:>9}  {minutes:>12.0f}")
-    everything = [one for left in by_world.values() for one in left]
-    minutes = sum(one.seconds for one in everything) / 60
+        complete = sum(not one.runs for one in left)
+        lines.append(f"{world:<{width}}  {len(left):>7}  {complete:>5}  {runs:>9}  {minutes:>12.0f}")
+    all_left = [one for left in by_world.values() for one in left]
+    minutes = sum(one.seconds for one in all_left) / 60
     lines.append(
-        f"{'all':<{width}}  {len(everything):>7}  {sum(not one.runs for one in everything):>5}  "
-        f"{sum(one.runs for one in everything):>9}  {minutes:>12.0f}"
+        f"{'all':<{width}}  {len(all_left):>7}  {sum(not one.runs for one in all_left):>5}  "
+        f"{sum(one.runs for one in all_left):>9}  {minutes:>12.0f}"
     )
     lines.append(
         f"about {minutes / 60 / jobs:.1f} h with {count(jobs, 'run')} at a time, by the seconds that the worlds' "
@@ -200,8 +200,8 @@ def plan_lines(cells: Sequence[Cell], jobs: int) -> list[str]:
         seeds = left[0].cell.place.study.seeds
         names = [one.cell.entry.name for one in left if one.runs and seeds - one.finals < needed(seeds)]
         if names:
-            whom = f"all {len(left)}" if len(names) == len(left) else ", ".join(names)
-            lines.append(f"without an interval in {world}: {whom}")
+            entries = f"all {len(left)}" if len(names) == len(left) else ", ".join(names)
+            lines.append(f"without an interval in {world}: {entries}")
         lines += [
             f"{one.cell.record.status} in {world}: {one.cell.entry.name} ({one.cell.record.why})"
             for one in left

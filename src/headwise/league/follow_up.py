@@ -1,4 +1,4 @@
-"""What follows a league: its highest entries on fresh seeds, and pairs of them."""
+"""The follow-up of a league: its highest entries on fresh seeds, and pairs of them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from headwise.league.gains import Worlds
 from headwise.league.reading import WorldRead
 from headwise.league.tables import kinds_of, ordered
 
-# the folder within a world's that holds its runs on fresh seeds
+# the subfolder of a world with its runs on fresh seeds
 FRESH = "fresh"
 
 
 def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
-    """Return the `count` methods with the highest gain over all worlds, and the control with the highest; "" where no
-    control has a gain.
+    """Return the `count` methods with the highest gain over all worlds, and the highest control, "" if none has a gain.
 
     Raises:
-        StudyError: where no method has a gain yet.
+        StudyError: if no method has a gain yet.
     """
-    found, kinds = Worlds([world.figures for world in read]).aggregates(), kinds_of(read)
-    names = [name for name in ordered(found) if found[name].gain.value is not None]
+    aggregates, kinds = Worlds([world.figures for world in read]).aggregates(), kinds_of(read)
+    names = [name for name in ordered(aggregates) if aggregates[name].gain.value is not None]
     methods = [name for name in names if kinds[name] == "method"]
     if not methods:
         raise StudyError("no method has a gain yet. Run the league first: headwise league --run.")
@@ -34,10 +33,12 @@ def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
 
 
 def on_fresh_seeds(cells: Sequence[Cell], names: Sequence[str], seeds: int) -> list[Cell]:
-    """Return the cells of these entries and of the plain model on `seeds` seeds that no final run had, at what their
-    searches chose; an entry that was refused or failed in a world has none there."""
+    """Return the cells of these entries and of the plain model, at their chosen settings, on `seeds` fresh seeds.
+
+    An entry that was refused or failed in a world has no cell there.
+    """
     places: dict[Path, Place] = {}
-    found = []
+    fresh_cells = []
     for cell in cells:
         if cell.choice is None or (cell.entry.name not in names and cell.record.kind != "plain"):
             continue
@@ -48,29 +49,32 @@ def on_fresh_seeds(cells: Sequence[Cell], names: Sequence[str], seeds: int) -> l
         place.record = place.record.model_copy(
             update={"entries": {**place.record.entries, cell.entry.name: cell.record}}
         )
-        found.append(Cell(cell.entry, place))
-    return found
+        fresh_cells.append(Cell(cell.entry, place))
+    return fresh_cells
 
 
 def pair_of(one: Entry, other: Entry) -> Entry:
-    """Return the entry in which both act: the arms joined, each strength searched in its own range, the learning rate
-    in what both ranges cover.
+    """Return the entry that combines two: joined arms, each strength in its own range, the learning rate in the union
+    of both ranges.
 
     Raises:
-        StudyError: where both search one setting, one says where it acts, or they have no world in common.
+        StudyError: if both search the same setting, an arm says where it acts, or they have no world in common.
     """
     methods, changes, search = [], [], {}
     for entry in (one, other):
         head, _, changed = (part.strip() for part in entry.arm.partition("|"))
         if "@" in entry.arm:
-            raise StudyError(f"{entry.name} names where it acts; write its pairs as files of your own.")
+            raise StudyError(
+                f"{entry.name} names where it acts, so it is not paired automatically. Write the files of its pairs "
+                "yourself."
+            )
         methods += [] if head == "baseline" else [head]
         changes += [changed] if changed else []
         for name, axis in entry.search.items():
             if name != RATE:
                 key = name if "." in name or head == "baseline" else f"{head.partition('(')[0]}.{name}"
                 if key in search:
-                    raise StudyError(f"{one.name} and {other.name} both search {key}: they are no pair.")
+                    raise StudyError(f"{one.name} and {other.name} both search {key}, so they cannot be paired.")
                 search[key] = axis
     arm = " | ".join(filter(None, (" + ".join(methods) or "baseline", ", ".join(changes))))
     rates = [entry.search[RATE] for entry in (one, other)]
@@ -78,7 +82,7 @@ def pair_of(one: Entry, other: Entry) -> Entry:
     covered: Axis = (min(float(rate[0]) for rate in rates), max(float(rate[1]) for rate in rates))  # type: ignore[index]
     worlds = tuple(name for name in one.worlds or other.worlds if not other.worlds or name in other.worlds)
     if not worlds and (one.worlds or other.worlds):
-        raise StudyError(f"{one.name} and {other.name} have no world in common: they are no pair.")
+        raise StudyError(f"{one.name} and {other.name} have no world in common, so they cannot be paired.")
     return Entry(
         name=f"{one.name}+{other.name}",
         arm=arm,
@@ -89,17 +93,21 @@ def pair_of(one: Entry, other: Entry) -> Entry:
     )
 
 
-def write_pairs(read: Sequence[WorldRead], known: dict[str, Entry], count: int, folder: Path) -> list[Path]:
-    """Write a file for each pair of the `count` highest methods, and for each of them with the highest control, into
-    `folder`/entries; return the files."""
+def write_pairs(read: Sequence[WorldRead], entries: dict[str, Entry], count: int, folder: Path) -> list[Path]:
+    """Write the pairs of the `count` highest methods, and of each with the highest control, into `folder`/entries.
+
+    Return the files.
+    """
     methods, control = winners(read, count)
-    asked = [*combinations(methods, 2), *((name, control) for name in methods if control)]
+    requested = [*combinations(methods, 2), *((name, control) for name in methods if control)]
     written = []
-    for names in asked:
-        missing = [name for name in names if name not in known]
+    for names in requested:
+        missing = [name for name in names if name not in entries]
         if missing:
-            raise StudyError(f"there is no file of the entry {missing[0]} any more. Give its folder: --source FOLDER.")
-        pair = pair_of(known[names[0]], known[names[1]])
+            raise StudyError(
+                f"the entry {missing[0]} has no file in the given folders. Give its folder with --source FOLDER."
+            )
+        pair = pair_of(entries[names[0]], entries[names[1]])
         target = folder / "entries" / f"{pair.name.replace('-', '_')}.toml"
         target.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(target, toml_of(pair).encode())
@@ -108,7 +116,7 @@ def write_pairs(read: Sequence[WorldRead], known: dict[str, Entry], count: int, 
 
 
 def toml_of(entry: Entry) -> str:
-    """Return an entry as the text of its file."""
+    """Return the text of an entry's file."""
     head = [f"arm = {_text(entry.arm)}", f'kind = "{entry.kind}"', f"reason = {_text(entry.reason)}"]
     head += [f"worlds = [{', '.join(map(_text, entry.worlds))}]"] if entry.worlds else []
     search = [f"{_key(name)} = {_axis(axis)}" for name, axis in entry.search.items()]

@@ -1,5 +1,4 @@
-"""What the page of a league tells beside its aggregate: the winners on fresh seeds, pairs, and how far a search could
-have chosen otherwise."""
+"""Further sections of a league's page: the winners on fresh seeds, pairs, and how close the trials of searches were."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, table
 
-# its name, and how far it lies over its first and its second part
+# a pair's name, and its differences from the gains of its first and second part
 Pair = tuple[str, tuple[Estimate, Estimate]]
 
 
 def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
-    """Return the worlds that have runs on fresh seeds, as these runs show them, gains in the league's own units."""
+    """Return the worlds with runs on fresh seeds, read from these runs, with gains in the league's own units."""
     folders = [world.folder / FRESH for world in read if is_ready(world.folder / FRESH)]
     units = {world.record.world: world.figures.spread for world in read}
     return [
@@ -32,15 +31,17 @@ def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     ]
 
 
-def fresh_section(found: dict[str, Aggregate], again: dict[str, Aggregate], kinds: dict[str, str]) -> list[Section]:
-    """Return the table of gains in the league and on fresh seeds; none without such runs."""
-    if not again:
+def fresh_section(
+    aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggregate], kinds: dict[str, str]
+) -> list[Section]:
+    """Return the table of gains in the league and on fresh seeds; empty without runs on fresh seeds."""
+    if not fresh_aggregates:
         return []
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
     columns += [Column(name, unit="spreads", number=True) for name in ("gain in the league", "gain on fresh seeds")]
     rows = [
-        [name, kinds[name], one.worlds, shown(found[name].gain), shown(one.gain)]
-        for name, one in sorted(again.items(), key=lambda item: -(item[1].gain.value or 0.0))
+        [name, kinds[name], one.worlds, shown(aggregates[name].gain), shown(one.gain)]
+        for name, one in sorted(fresh_aggregates.items(), key=lambda item: -(item[1].gain.value or 0.0))
     ]
     words = (
         "The highest of many entries is too high by chance. These were run again, at what their searches had chosen, "
@@ -49,18 +50,18 @@ def fresh_section(found: dict[str, Aggregate], again: dict[str, Aggregate], kind
     return [Section("On fresh seeds", table(columns, rows), words)]
 
 
-def pairs_over(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> list[Pair]:
-    """Return, for every pair whose parts are entries too, by how much it lies over each, the highest pair first."""
+def pairs_over(read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str, Aggregate]) -> list[Pair]:
+    """Return every pair whose parts are entries too, with its differences from both, by falling gain."""
     kinds = kinds_of(read)
-    names = [name for name in ordered(found) if kinds[name] == "pair"]
+    names = [name for name in ordered(aggregates) if kinds[name] == "pair"]
     parts = {name: tuple(name.split("+")) for name in names}
-    names = [name for name in names if len(parts[name]) == 2 and all(part in found for part in parts[name])]
+    names = [name for name in names if len(parts[name]) == 2 and all(part in aggregates for part in parts[name])]
     over = iter(worlds.differences([(name, part) for name in names for part in parts[name]]))
     return [(name, (next(over), next(over))) for name in names]
 
 
-def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Section]:
-    """Return the table of pairs beside their parts; none without pairs."""
+def pair_section(pairs: Sequence[Pair], aggregates: dict[str, Aggregate]) -> list[Section]:
+    """Return the table of pairs and their parts; empty without pairs."""
     if not pairs:
         return []
     columns = [Column("pair")]
@@ -69,7 +70,8 @@ def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Sec
         for name in ("gain", "first alone", "second alone", "over the first", "over the second")
     ]
     rows = [
-        [name, *(shown(found[one].gain) for one in (name, *name.split("+"))), *map(shown, over)] for name, over in pairs
+        [name, *(shown(aggregates[one].gain) for one in (name, *name.split("+"))), *map(shown, over)]
+        for name, over in pairs
     ]
     words = (
         "Each pair was searched like any entry, over both strengths. A gain adds up where the pair lies above both of "
@@ -79,7 +81,7 @@ def pair_section(pairs: Sequence[Pair], found: dict[str, Aggregate]) -> list[Sec
 
 
 def search_section(read: Sequence[WorldRead]) -> list[Section]:
-    """Return, for each world, by how much the trials of a search differ, in spreads of the plain model."""
+    """Return the section on how much the trials of each world's searches differ, in spreads of the plain model."""
     rows: list[list[Any]] = []
     for world in read:
         spread, higher = world.figures.spread, world.outcome.higher_is_better is not False
@@ -107,17 +109,17 @@ def search_section(read: Sequence[WorldRead]) -> list[Section]:
     return [Section("The search", table(columns, rows), words)]
 
 
-def shown(found: Estimate) -> Shown:
+def shown(figure: Estimate) -> Shown:
     """Return an estimate as a cell of a table."""
-    return Shown(None if found.value is None else estimate(found), found.value)
+    return Shown(None if figure.value is None else estimate(figure), figure.value)
 
 
-def estimate(found: Estimate) -> str:
-    """Write an estimate with its interval."""
-    if found.value is None:
+def estimate(figure: Estimate) -> str:
+    """Return an estimate with its interval as text; "" without a value."""
+    if figure.value is None:
         return ""
-    ends = "" if found.low is None or found.high is None else f" [{_number(found.low)}, {_number(found.high)}]"
-    return f"{_number(found.value)}{ends}"
+    ends = "" if figure.low is None or figure.high is None else f" [{_number(figure.low)}, {_number(figure.high)}]"
+    return f"{_number(figure.value)}{ends}"
 
 
 def _number(value: float) -> str:

@@ -1,8 +1,9 @@
-"""What entries gain over worlds: figures over all runs with intervals, by resampling seeds within worlds.
+"""The gains of entries over worlds, with intervals from resampling seeds within worlds.
 
-A gain is the paired difference to the plain model in the outcome that decides, turned so that more is better, in units
-of the plain model's spread between its seeds in that world. Aggregates as in Agarwal et al. 2021 (arXiv 2108.13264).
-The worlds are the ones that were chosen: no interval here says anything of others; leaving a world out does.
+A gain is the paired difference from the plain model in the primary outcome, with the sign that makes more better, in
+units of the plain model's standard deviation between seeds in that world. The aggregates are those of Agarwal et al.
+2021 (arXiv 2108.13264). The intervals hold for these worlds only; leaving out one world at a time shows how far the
+order of entries carries over to others.
 """
 
 from __future__ import annotations
@@ -20,34 +21,33 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
-# gains at which a profile is read, in spreads of the plain model
+# gains at which a profile is evaluated, in spreads of the plain model
 LEVELS = tuple(-3 + 0.5 * at for at in range(13))
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Hold one world's runs: by entry the figures of its seeds (NaN where missing), more is better, and those of the
-    plain model."""
+    """The figures of one world by seed, for the plain model and every entry: more is better, NaN where missing."""
 
     name: str
     plain: Array
     entries: dict[str, Array]
-    # of gains, where it is not the plain model's own spread here
+    # the unit of gains, if it is not the plain model's own spread in this world
     unit: float | None = None
 
     @property
     def spread(self) -> float:
-        """Return the standard deviation of the plain model between seeds, the unit of gains; 0 or NaN sets no unit."""
+        """Return the unit of gains: the plain model's standard deviation between seeds; 0 or NaN if there is none."""
         import numpy as np
 
         if self.unit is not None:
             return self.unit
-        found = self.plain[np.isfinite(self.plain)]
-        return float(found.std(ddof=1)) if len(found) > 1 else float("nan")
+        values = self.plain[np.isfinite(self.plain)]
+        return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
 
     @property
     def has_unit(self) -> bool:
-        """Return whether gains of this world can be put beside those of others."""
+        """Return whether the world has a unit, so that its gains can be compared with those of others."""
         import numpy as np
 
         return bool(self.spread > 1e-12 * max(1.0, float(np.nanmax(np.abs(self.plain)))))
@@ -55,7 +55,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold a figure and its interval; None where no world gives it."""
+    """A figure and its interval; None if no world has data for it."""
 
     value: float | None
     low: float | None = None
@@ -64,7 +64,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Hold what an entry does over all worlds in which it was run."""
+    """The aggregate of an entry over all worlds in which it was run."""
 
     worlds: int
     gain: Estimate
@@ -75,21 +75,20 @@ class Aggregate:
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Return the mean along the last axis without the lowest and highest quarter (rounded down); NaN is no value."""
+    """Return the mean along the last axis without the lowest and highest quarter (rounded down); NaN is ignored."""
     import numpy as np
 
     rows = np.atleast_2d(np.asarray(values, dtype=float))
     counts = np.isfinite(rows).sum(-1)
-    ordered, found = np.sort(rows, axis=-1), np.full(len(rows), np.nan)
+    ordered, means = np.sort(rows, axis=-1), np.full(len(rows), np.nan)
     for count in np.unique(counts[counts > 0]):
         at, cut = counts == count, count // 4
-        found[at] = ordered[at, cut : count - cut].mean(-1)
-    return found if np.ndim(values) > 1 else found[0]
+        means[at] = ordered[at, cut : count - cut].mean(-1)
+    return means if np.ndim(values) > 1 else means[0]
 
 
 def probability_of_improvement(ours: Array, others: Array) -> Array:
-    """Return how often a run of ours (…, n) is better than one of the others (m), over all pairs; equal ones count
-    half."""
+    """Return the share of pairs in which a run of `ours` (…, n) is better than one of `others` (m); ties count half."""
     import numpy as np
 
     one, other = ours[..., :, None], others[None, :]
@@ -98,33 +97,32 @@ def probability_of_improvement(ours: Array, others: Array) -> Array:
 
 
 def ranks_of(means: Array) -> Array:
-    """Return the rank of each mean among those that are there, 1 for the highest, equal ones sharing theirs."""
+    """Return the rank of each mean that is not NaN, 1 for the highest; ties share their mean rank."""
     import numpy as np
     from scipy import stats
 
-    found = np.full(len(means), np.nan)
-    there = np.isfinite(means)
-    if there.any():
-        found[there] = stats.rankdata(-means[there])
-    return found
+    ranks = np.full(len(means), np.nan)
+    known = np.isfinite(means)
+    if known.any():
+        ranks[known] = stats.rankdata(-means[known])
+    return ranks
 
 
 def rank_correlation(one: Array, other: Array) -> float:
-    """Return Spearman's correlation over the entries that have both figures; NaN below three, or where one does not
-    vary."""
+    """Return Spearman's correlation over entries with both figures; NaN for fewer than three or constant figures."""
     import numpy as np
 
-    there = np.isfinite(one) & np.isfinite(other)
-    if there.sum() < 3:
+    known = np.isfinite(one) & np.isfinite(other)
+    if known.sum() < 3:
         return float("nan")
-    first, second = ranks_of(one[there]), ranks_of(other[there])
+    first, second = ranks_of(one[known]), ranks_of(other[known])
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
     return float(np.corrcoef(first, second)[0, 1])
 
 
 class Worlds:
-    """Hold all worlds that set a unit, with one row an entry, and what is computed of a resample of their seeds."""
+    """All worlds that have a unit, and the aggregates over them, with intervals from resamples of their seeds."""
 
     def __init__(self, worlds: Sequence[Figures]) -> None:
         import numpy as np
@@ -133,18 +131,18 @@ class Worlds:
         self.left_out = [world.name for world in worlds if not world.has_unit]
         self.names = list(dict.fromkeys(name for world in self.worlds for name in world.entries))
         self._tables = [self._table(world) for world in self.worlds]
-        self._there = np.array([[np.isfinite(row).any() for row in table] for table in self._tables], dtype=bool)
+        self._has_runs = np.array([[np.isfinite(row).any() for row in table] for table in self._tables], dtype=bool)
         self._drawn = self._draw()
 
     def aggregates(self) -> dict[str, Aggregate]:
-        """Return the aggregate of every entry, the plain model not among them."""
+        """Return the aggregate of every entry except the plain model."""
         import numpy as np
 
         if not self.worlds:
             return {}
         gain, improvement = self._estimates(self._gain), self._estimates(self._improvement)
         rank, profile = self._estimates(self._rank), self._estimates(self._profile)
-        counted = self._there.sum(0)
+        counted = self._has_runs.sum(0)
         width = len(LEVELS)
         return {
             name: Aggregate(
@@ -162,8 +160,10 @@ class Worlds:
         }
 
     def differences(self, pairs: Sequence[tuple[str, str]]) -> list[Estimate]:
-        """Return the interquartile mean of the paired differences of two entries' gains, for each pair of names, over
-        the worlds in which both ran."""
+        """Return, for each pair of names, the interquartile mean of the paired differences of their gains.
+
+        The mean is over the worlds in which both entries ran.
+        """
         ones, others = ([self.names.index(names[at]) for names in pairs] for at in (0, 1))
 
         def figure(parts: list[tuple[Figures, Array, Array]]) -> Array:
@@ -175,16 +175,15 @@ class Worlds:
         return self._estimates(figure)
 
     def left_out_each(self) -> dict[str, Estimate]:
-        """Return, for each world, how well the order of entries in the others foretells its own; and "mean" over
-        worlds.
+        """Return, for each world, how well the order of entries in the others predicts its own; and "mean" over worlds.
 
-        It is Spearman's correlation of the interquartile mean of gains elsewhere with the mean gain here. Resampled
-        seeds add noise, which lowers it: the interval lies rather too low.
+        It is Spearman's correlation of the interquartile mean of gains in the other worlds with the mean gain in this
+        one. Resampled seeds add noise, which lowers the correlation, so the interval tends to be too low.
         """
         if len(self.worlds) < 2:
             return {}
-        found = self._estimates(self._foretold)
-        return dict(zip([*(world.name for world in self.worlds), "mean"], found))
+        estimates = self._estimates(self._rank_correlations)
+        return dict(zip([*(world.name for world in self.worlds), "mean"], estimates))
 
     def _table(self, world: Figures) -> Array:
         import numpy as np
@@ -195,7 +194,7 @@ class Worlds:
         )
 
     def _draw(self) -> list[list[Indices]]:
-        """Return the seeds of every resample, by world: all entries of a world share them, so that pairs stay pairs."""
+        """Return the seeds of every resample by world; all entries of a world share them, which keeps the pairing."""
         import numpy as np
 
         generator = np.random.default_rng(0)
@@ -211,15 +210,15 @@ class Worlds:
             ]
             return figure(parts)
 
-        whole = of([np.arange(len(world.plain)) for world in self.worlds])
-        drawn = np.array([of(seeds) for seeds in self._drawn])
+        observed = of([np.arange(len(world.plain)) for world in self.worlds])
+        resampled = np.array([of(seeds) for seeds in self._drawn])
         tail = 100 * (1 - CONFIDENCE) / 2
-        found = []
-        for at, value in enumerate(whole):
-            column = drawn[:, at][np.isfinite(drawn[:, at])]
+        estimates = []
+        for at, value in enumerate(observed):
+            column = resampled[:, at][np.isfinite(resampled[:, at])]
             ends = np.percentile(column, [tail, 100 - tail]) if len(column) else (np.nan, np.nan)
-            found.append(Estimate(_known(value), _known(ends[0]), _known(ends[1])))
-        return found
+            estimates.append(Estimate(_known(value), _known(ends[0]), _known(ends[1])))
+        return estimates
 
     def _gain(self, parts: list[tuple[Figures, Array, Array]]) -> Array:
         import numpy as np
@@ -247,15 +246,15 @@ class Worlds:
             shares.append(_mean(np.where(np.isfinite(gains), gains > np.array(LEVELS), np.nan), 1))
         return _mean(np.array(shares), 0).ravel()
 
-    def _foretold(self, parts: list[tuple[Figures, Array, Array]]) -> Array:
+    def _rank_correlations(self, parts: list[tuple[Figures, Array, Array]]) -> Array:
         import numpy as np
 
         gains = [_gains(world, table, plain) for world, table, plain in parts]
-        found = []
-        for at, here in enumerate(gains):
+        correlations = []
+        for at, world_gains in enumerate(gains):
             others = interquartile_mean(np.concatenate(gains[:at] + gains[at + 1 :], axis=1))
-            found.append(rank_correlation(others, _mean(here, -1)))
-        return np.array([*found, _mean(np.array(found), 0)])
+            correlations.append(rank_correlation(others, _mean(world_gains, -1)))
+        return np.array([*correlations, _mean(np.array(correlations), 0)])
 
 
 def _gains(world: Figures, table: Array, plain: Array | None = None) -> Array:
@@ -263,12 +262,12 @@ def _gains(world: Figures, table: Array, plain: Array | None = None) -> Array:
 
 
 def _mean(values: Array, axis: int | tuple[int, ...]) -> Any:
-    """Return the mean of what is there; NaN, without a warning, where nothing is."""
+    """Return the mean of the finite values; NaN, without a warning, if there are none."""
     import numpy as np
 
-    there = np.isfinite(values)
-    count = there.sum(axis)
-    return np.where(count > 0, np.where(there, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
+    finite = np.isfinite(values)
+    count = finite.sum(axis)
+    return np.where(count > 0, np.where(finite, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
 
 
 def _known(value: float) -> float | None:

@@ -1,5 +1,4 @@
-"""Write the page of a league: entries × worlds, the aggregate with intervals, gain against cost, then every world; its
-tables and figures beside it."""
+"""The page of a league (entries × worlds, aggregates, gain against cost, every world), its tables and its figures."""
 
 from __future__ import annotations
 
@@ -47,100 +46,104 @@ MEANING = (
     "▲ better, ▼ worse, = equivalent within the world's margin, · no evidence, ? too few seeds for a verdict, × a run "
     "failed, – refused by the world's model; empty: not run yet."
 )
-# entries whose profile is drawn
+# number of entries whose profiles are drawn
 PROFILES = 8
 
 
 def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
-    """Read worlds and write league.html, the tables and the figures into `out`; give the page and lines for a screen.
+    """Write league.html, tables and figures of the worlds in `folders` into `out`.
+
+    Return the path of the page, and lines for the terminal.
 
     Raises:
-        StudyError: for folders that hold no world, or worlds of different leagues.
+        StudyError: for folders without a world, or worlds of different leagues.
     """
     read = read_worlds(folders)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
-    found, again = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
-    pairs, left_out = pairs_over(read, worlds, found), worlds.left_out_each()
-    drawn = {
-        "gains": gains_chart(read, worlds, found),
-        "cost": cost_chart(read, found),
-        "profiles": profile_chart(found),
+    aggregates, fresh_aggregates = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
+    pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
+    charts = {
+        "gains": gains_chart(read, worlds, aggregates),
+        "cost": cost_chart(read, aggregates),
+        "profiles": profile_chart(aggregates),
     }
-    text = {
-        "league.html": league_page(read, worlds, found, again, pairs, left_out, drawn),
+    contents = {
+        "league.html": league_page(read, worlds, aggregates, fresh_aggregates, pairs, left_out, charts),
         "league.csv": tables.cells_csv(read, worlds),
         "runs.csv": tables.runs_csv(read),
         "trials.csv": tables.trials_csv(read),
-        "aggregate.csv": tables.aggregate_csv(read, found),
+        "aggregate.csv": tables.aggregate_csv(read, aggregates),
         "left_out.csv": tables.left_out_csv(left_out),
     }
-    if again:
-        text |= {"fresh.csv": tables.fresh_csv(found, again), "fresh_runs.csv": tables.runs_csv(fresh)}
+    if fresh_aggregates:
+        contents |= {
+            "fresh.csv": tables.fresh_csv(aggregates, fresh_aggregates),
+            "fresh_runs.csv": tables.runs_csv(fresh),
+        }
     if pairs:
-        text["pairs.csv"] = tables.pairs_csv(pairs, found)
-    text |= {f"{name}.svg": svg(chart) for name, chart in drawn.items() if chart is not None}
+        contents["pairs.csv"] = tables.pairs_csv(pairs, aggregates)
+    contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in text.items():
+    for name, content in contents.items():
         write_bytes(out / name, content.encode())
-    return out / "league.html", _screen(read, worlds, found, again)
+    return out / "league.html", _terminal_lines(read, worlds, aggregates, fresh_aggregates)
 
 
 def league_page(
     read: Sequence[WorldRead],
     worlds: Worlds,
-    found: dict[str, Aggregate],
-    again: dict[str, Aggregate],
+    aggregates: dict[str, Aggregate],
+    fresh_aggregates: dict[str, Aggregate],
     pairs: Sequence[Pair],
     left_out: dict[str, Estimate],
-    drawn: dict[str, dict[str, Any] | None],
+    charts: dict[str, dict[str, Any] | None],
 ) -> str:
     """Return the page as HTML."""
     sections = [
         Section(
             "Entries and worlds",
-            join(*_warned(read, worlds), *_figure(drawn["gains"], "Gains by entry and world", MEANING)),
+            join(*_warnings(read, worlds), *_figure(charts["gains"], "Gains by entry and world", MEANING)),
         ),
-        Section("Over all worlds", join(_aggregate_table(read, found), prose([_words(read)], kind="note"))),
-        *fresh_section(found, again, kinds_of(read)),
+        Section("Over all worlds", join(_aggregate_table(read, aggregates), prose([_words(read)], kind="note"))),
+        *fresh_section(aggregates, fresh_aggregates, kinds_of(read)),
     ]
-    if drawn["cost"] is not None:
+    if charts["cost"] is not None:
         sections.append(
             Section(
                 "Gain and cost",
                 join(
                     *_figure(
-                        drawn["cost"], "Gain against the time of a step", "Named are entries that none beats in both."
+                        charts["cost"], "Gain against the time of a step", "Named are entries that none beats in both."
                     )
                 ),
             )
         )
-    if drawn["profiles"] is not None:
+    if charts["profiles"] is not None:
         caption = (
             f"Share of runs whose gain exceeds a level; the {PROFILES} entries with the highest gain, each world "
             "counting alike."
         )
-        sections.append(Section("Profiles", join(*_figure(drawn["profiles"], "Profiles of gains", caption))))
-    sections += [*pair_section(pairs, found), *_left_out(left_out), *search_section(read)]
+        sections.append(Section("Profiles", join(*_figure(charts["profiles"], "Profiles of gains", caption))))
+    sections += [*pair_section(pairs, aggregates), *_left_out(left_out), *search_section(read)]
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
     return page(
         "The league",
         sections,
         eyebrow="headwise · league",
         question="Which method should one try, and what does it cost?",
-        lead=_lead(read, found, again),
+        lead=_lead(read, aggregates, fresh_aggregates),
         facts=[
             ("worlds", len(read)),
-            ("entries", len(found)),
+            ("entries", len(aggregates)),
             ("trials an entry", read[0].record.trials),
             ("seeds", len(read[0].study.seeds)),
         ],
     )
 
 
-def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate]) -> dict[str, Any] | None:
-    """Return the heat map of mean gains, entries in the order of their aggregate, a glyph of the verdict in each
-    cell."""
-    gains, order = worlds.mean_gains(), ordered(found)
+def gains_chart(read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str, Aggregate]) -> dict[str, Any] | None:
+    """Return the heat map of mean gains, with a glyph of the verdict in each cell; entries ordered by aggregate."""
+    gains, order = worlds.mean_gains(), ordered(aggregates)
     rows: list[dict[str, Any]] = [
         {
             "entry": name,
@@ -173,12 +176,12 @@ def gains_chart(read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggr
     )
 
 
-def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[str, Any] | None:
-    """Return gain over all worlds against the time of a step, its mean over worlds; None without both of any entry."""
+def cost_chart(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]) -> dict[str, Any] | None:
+    """Return the chart of gain over all worlds against the mean time of a step; None if no entry has both."""
     costs = costs_of(read)
     points = {
         name: (costs[name], one.gain.value)
-        for name, one in found.items()
+        for name, one in aggregates.items()
         if name in costs and one.gain.value is not None
     }
     if not points:
@@ -191,23 +194,23 @@ def cost_chart(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> dict[s
                 "kind": kinds[name],
                 "cost": cost,
                 "gain": gain,
-                "low": found[name].gain.low,
-                "high": found[name].gain.high,
+                "low": aggregates[name].gain.low,
+                "high": aggregates[name].gain.high,
                 "best": name in best,
-                "words": f"{estimate(found[name].gain)}, {cost:.2f} of the plain model's time",
+                "words": f"{estimate(aggregates[name].gain)}, {cost:.2f} of the plain model's time",
             }
             for name, (cost, gain) in points.items()
         ]
     )
 
 
-def profile_chart(found: dict[str, Aggregate]) -> dict[str, Any] | None:
+def profile_chart(aggregates: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the profiles of the entries with the highest gain."""
-    best = ordered(found)[:PROFILES]
+    best = ordered(aggregates)[:PROFILES]
     rows = [
         {"gain": level, "share of runs": point.value, "entry": name}
         for name in best
-        for level, point in zip(LEVELS, found[name].profile)
+        for level, point in zip(LEVELS, aggregates[name].profile)
         if point.value is not None
     ]
     return lines(rows, x="gain", y="share of runs", series="entry") if rows else None
@@ -217,8 +220,8 @@ def _figure(chart: dict[str, Any] | None, title: str, caption: str) -> list[Any]
     return [] if chart is None else [figure(chart, title=title, caption=caption)]
 
 
-def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
-    told = [
+def _warnings(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
+    warnings = [
         f"{name}: all runs of the plain model are equal, or fewer than two are finished, so that it sets no unit; it "
         "is in no aggregate."
         for name in worlds.left_out
@@ -226,34 +229,37 @@ def _warned(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
     for world in read:
         missing = len(world.study.missing())
         if missing:
-            told.append(
+            warnings.append(
                 f"{world.record.title}: {count(missing, 'final run')} missing; an entry's pairs are those that are "
                 "there."
             )
-    return [prose(told, kind="warning")] if told else []
+    return [prose(warnings, kind="warning")] if warnings else []
 
 
-def _lead(read: Sequence[WorldRead], found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
-    """Name what is above the plain model by its interval, on fresh seeds where there are any; never a name without
-    one."""
-    kinds, judged = kinds_of(read), again or found
+def _lead(read: Sequence[WorldRead], aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggregate]) -> str:
+    """Return the lead sentence on the entries whose interval is above 0, on fresh seeds if there are any."""
+    kinds, judged = kinds_of(read), fresh_aggregates or aggregates
     above = [name for name in ordered(judged) if (low := judged[name].gain.low) is not None and low > 0]
     methods, controls = ([name for name in above if (kinds[name] == "control") is control] for control in (False, True))
-    where = f"Over {count(len(read), 'world')}" + (", on seeds that no search and no ranking saw," if again else "")
+    start = f"Over {count(len(read), 'world')}" + (
+        ", on seeds that no search and no ranking saw," if fresh_aggregates else ""
+    )
     if not above:
-        return f"{where} no entry is shown to gain."
+        return f"{start} no entry is shown to gain."
     parts = [
         f"{', '.join(f'{name} {estimate(judged[name].gain)}' for name in names[:3])}" for names in (methods, controls)
     ]
-    said = [
+    clauses = [
         f"of the methods {parts[0]}" if methods else "none of the methods",
         f"of the controls {parts[1]}" if controls else "no control",
     ]
-    warning = "" if again else " The highest of many is too high: run the winners on fresh seeds (--fresh 3)."
-    return f"{where} these gain by their interval, highest first: {said[0]}; {said[1]}.{warning}"
+    warning = (
+        "" if fresh_aggregates else " The highest of many is too high: run the winners on fresh seeds (--fresh 3)."
+    )
+    return f"{start} these gain by their interval, highest first: {clauses[0]}; {clauses[1]}.{warning}"
 
 
-def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> Any:
+def _aggregate_table(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]) -> Any:
     kinds, costs = kinds_of(read), costs_of(read)
     columns = [Column("entry"), Column("kind"), Column("worlds", number=True)]
     columns += [
@@ -263,8 +269,8 @@ def _aggregate_table(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> 
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
     rows = [
         [name, kinds[name], one.worlds, *map(shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
-        for name in ordered(found)
-        for one in (found[name],)
+        for name in ordered(aggregates)
+        for one in (aggregates[name],)
     ]
     return table(columns, rows)
 
@@ -279,10 +285,10 @@ def _words(read: Sequence[WorldRead]) -> str:
     )
 
 
-def _left_out(found: dict[str, Estimate]) -> list[Section]:
-    if not found:
+def _left_out(estimates: dict[str, Estimate]) -> list[Section]:
+    if not estimates:
         return []
-    rows = [[name, shown(one)] for name, one in found.items()]
+    rows = [[name, shown(one)] for name, one in estimates.items()]
     words = (
         "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. "
         "Noise of the seeds lowers it, and its interval lies rather too low."
@@ -349,7 +355,7 @@ def _world_table(world: WorldRead, worlds: Worlds) -> Any:
 
 
 def _words_of(name: str) -> str:
-    """Return the column's name of an outcome: "loss", "accuracy, 8-bit weights", "head redundancy"."""
+    """Return the heading of an outcome's column: "loss", "accuracy, 8-bit weights", "head redundancy"."""
     first, _, rest = name.partition("/")
     metric = rest.removesuffix("/mean").replace("_", " ")
     return f"{metric}, 8-bit weights" if first == "int8" else metric
@@ -361,26 +367,26 @@ def _against_control(cell: Cell, name: str, world: WorldRead) -> str:
     return cell.to_control.verdict if cell.to_control is not None and cell.to_control.n else "missing"
 
 
-def _difference(found: Difference | None, world: WorldRead) -> Shown:
+def _difference(difference: Difference | None, world: WorldRead) -> Shown:
     unit = unit_named(world.outcome.unit)
-    if found is None or found.mean is None:
+    if difference is None or difference.mean is None:
         return Shown("")
-    ends = unit.interval(found.low, found.high, signed=True)
-    return Shown(f"{unit.number(found.mean, signed=True)} {ends}".strip(), found.mean)
+    ends = unit.interval(difference.low, difference.high, signed=True)
+    return Shown(f"{unit.number(difference.mean, signed=True)} {ends}".strip(), difference.mean)
 
 
-def _screen(
-    read: Sequence[WorldRead], worlds: Worlds, found: dict[str, Aggregate], again: dict[str, Aggregate]
+def _terminal_lines(
+    read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggregate]
 ) -> list[str]:
-    """Return the aggregate in lines of a screen."""
-    width = max(map(len, found), default=5)
+    """Return the aggregate as lines for the terminal."""
+    width = max(map(len, aggregates), default=5)
     lines_ = [
-        _lead(read, found, again),
+        _lead(read, aggregates, fresh_aggregates),
         "",
         f"{'entry':<{width}}  worlds  gain in spreads of the plain model, 95 % interval",
     ]
     lines_ += [
-        f"{name:<{width}}  {found[name].worlds:>6}  {estimate(found[name].gain) or 'no unit'}"
-        for name in ordered(found)
+        f"{name:<{width}}  {aggregates[name].worlds:>6}  {estimate(aggregates[name].gain) or 'no unit'}"
+        for name in ordered(aggregates)
     ]
     return [*lines_, *(f"{name} sets no unit and is in no aggregate" for name in worlds.left_out)]

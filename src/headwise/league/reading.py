@@ -1,4 +1,4 @@
-"""Read finished worlds: what every entry gained, against the plain model and against the best control."""
+"""Reading of finished worlds: the results of every entry against the plain model and against the best control."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ HEADS = re.compile(r"heads/[^/]+/mean")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Hold what is known of an entry in a world; without runs, why there are none."""
+    """The results of an entry in a world; without runs, the record has the reason."""
 
     record: EntryRecord
     runs: int = 0
     diverged: int = 0
-    # arm − plain, and arm − best control, in the unit of the outcome; corrected over all entries of the world
+    # arm − plain and arm − best control, in the unit of the outcome, corrected over all entries of the world
     to_plain: Difference | None = None
     to_control: Difference | None = None
-    # of a step, as a share of the plain model's: measured in turns, or else by the runs
+    # time of a step as a ratio to the plain model's: measured in alternation, else taken from the runs
     cost: float | None = None
     others: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -51,46 +51,45 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class WorldRead:
-    """Hold one world as it was read."""
+    """One world as read from its folder."""
 
     folder: Path
     record: LeagueRecord
     study: StudyFolder
     outcome: Outcome
-    # the control that validation data chose; empty where no control has been searched
+    # the control with the best validation figure; "" if the search of none has ended
     control: str
     cells: dict[str, Cell]
     figures: Figures
 
 
 def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
-    """Read worlds in the order given.
+    """Return the worlds in the order of their folders.
 
     Raises:
-        StudyError: for a folder that is no world of a league, one without a finished search of the plain model, two of
-            one world, and worlds that were searched with different numbers of trials.
+        StudyError: for a folder that is not a world of a league, one whose search of the plain model has not ended, two
+            folders of the same world, and worlds searched with different numbers of trials.
     """
-    found = [_read(folder) for folder in folders]
-    names = [world.record.world for world in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise StudyError(f"the world {twice} was given twice. Give one folder for each world.")
-    trials = {world.record.trials for world in found}
+    worlds = [_read(folder) for folder in folders]
+    names = [world.record.world for world in worlds]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise StudyError(f"the world {repeated} was given twice. Give one folder for each world.")
+    trials = {world.record.trials for world in worlds}
     if len(trials) > 1:
         raise StudyError(
-            f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials an entry: a league has one "
-            "number. Give those alike."
+            f"the worlds were searched with {', '.join(map(str, sorted(trials)))} trials per entry: a league has one "
+            "number. Give only worlds with the same number."
         )
-    return found
+    return worlds
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
-    """Return the control whose search found the best figure on validation data: the test data have no part in the
-    choice."""
-    known = {
+    """Return the control with the best figure on validation data; test data play no part in the choice."""
+    validation = {
         name: one.validation for name, one in record.entries.items() if one.kind == "control" and one.status == "chosen"
     }
-    scored = [(value if higher_is_better else -value, name) for name, value in known.items() if value is not None]
+    scored = [(value if higher_is_better else -value, name) for name, value in validation.items() if value is not None]
     return max(scored)[1] if scored else ""
 
 
@@ -102,7 +101,7 @@ def _read(folder: Path) -> WorldRead:
         study = read_study(folder)
     except FileNotFoundError:
         raise StudyError(
-            f"{folder}: the search of the plain model has not ended, so nothing can be compared. Run the league on."
+            f"{folder}: the search of the plain model has not ended, so nothing can be compared. Continue the league."
         ) from None
     except ValueError as error:
         raise StudyError(str(error)) from error
@@ -115,37 +114,40 @@ def _read(folder: Path) -> WorldRead:
     if control:
         label = record.entries[control].chosen
         arms = [arm for arm in study.arms if arm != study.baseline]
-        # the plain model is no entry that a control is held against
-        held = study.study.model_copy(update={"baseline": label, "arms": arms})
+        # the plain model is not among the entries compared with the control
+        study_against_control = study.study.model_copy(update={"baseline": label, "arms": arms})
         against_control = paired_differences(
-            dataclasses.replace(study, study=held), outcome.name, outcome.higher_is_better, study.study.margin
+            dataclasses.replace(study, study=study_against_control),
+            outcome.name,
+            outcome.higher_is_better,
+            study.study.margin,
         )
     sign = 1.0 if higher else -1.0
 
     def figures(arm: str) -> Array:
-        found = [study.figure(arm, seed, outcome.name) for seed in study.seeds]
-        return sign * np.array([np.nan if value is None else value for value in found], dtype=float)
+        values = [study.figure(arm, seed, outcome.name) for seed in study.seeds]
+        return sign * np.array([np.nan if value is None else value for value in values], dtype=float)
 
     chosen = {
         name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms
     }
-    # what else ran on the machine only lengthens a step: the shortest of the seeds tells most of it
-    timed = step_times(folder)
-    step = min(_figures_of(study, study.baseline, STEP), default=None)
+    # other work on the machine only lengthens a step, so the shortest time over the seeds is the best estimate
+    measured = step_times(folder)
+    plain_step = min(_figures_of(study, study.baseline, STEP), default=None)
     cells = {}
     for name, one in record.entries.items():
         if name not in chosen:
             cells[name] = Cell(one)
             continue
         arm, runs = chosen[name], [run for run in study.of(chosen[name]) if run.result]
-        own = min(_figures_of(study, arm, STEP), default=None)
+        own_step = min(_figures_of(study, arm, STEP), default=None)
         cells[name] = Cell(
             one,
             runs=len(runs),
             diverged=sum(run.status == "diverged" for run in runs),
             to_plain=against_plain.get(arm),
             to_control=against_control.get(arm),
-            cost=timed.get(name, own / step if own is not None and step else None),
+            cost=measured.get(name, own_step / plain_step if own_step is not None and plain_step else None),
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
@@ -155,16 +157,16 @@ def _read(folder: Path) -> WorldRead:
 
 
 def _others(study: StudyFolder, arm: str, primary: str) -> dict[str, float]:
-    """Return the means of the other outcomes of the split that decides, such as loss and calibration, of the deciding
-    outcome with weights of 8 bits, and of the figures of heads."""
-    split, _, deciding = primary.rpartition("/")
-    names = [f"{split}/{metric.name}" for metric in study.study.metrics if metric.name != deciding]
-    names.append(f"int8/{deciding}")
+    """Return the means of further outcomes: the other metrics of the primary outcome's split, such as the loss, the
+    primary metric with 8-bit weights, and the statistics of heads."""
+    split, _, primary_metric = primary.rpartition("/")
+    names = [f"{split}/{metric.name}" for metric in study.study.metrics if metric.name != primary_metric]
+    names.append(f"int8/{primary_metric}")
     names += sorted(
         {name for run in study.of(arm) if run.result for name in run.result.metrics if HEADS.fullmatch(name)}
     )
     values = {name: _figures_of(study, arm, name) for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items() if found}
+    return {name: sum(figures) / len(figures) for name, figures in values.items() if figures}
 
 
 def _figures_of(study: StudyFolder, arm: str, name: str) -> list[float]:

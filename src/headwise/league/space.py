@@ -1,5 +1,4 @@
-"""What the search of an entry may choose: the learning rate as a factor of the world's, and the entry's own
-strengths."""
+"""The search space of an entry: the learning rate as a factor of the world's own, and the entry's own strengths."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Declared:
-    """Search the ranges that an entry's file declares; the first point is the entry as it is written."""
+    """The search space that an entry's file declares; its first point is the entry as written."""
 
     def __init__(self, entry: Entry, task: Task) -> None:
         self._entry, self._task = entry, task
@@ -29,24 +28,24 @@ class Declared:
             raise StudyError(
                 f"entry {entry.name}: its arm fixes {self._rate_name}, which is searched. Leave it out of the arm."
             )
-        # other ranges are another search
-        self.name = " " + json.dumps({name: _plain(axis) for name, axis in sorted(entry.search.items())})
+        # the name identifies the search, and other ranges make another search
+        self.name = " " + json.dumps({name: _values_of(axis) for name, axis in sorted(entry.search.items())})
         self._places = {name: self._place(name) for name in entry.search if name != RATE}
         for name, value in self.first().items():
             _check_within(entry, name, value)
-        for point in self._ends():
-            self._told(point)
+        for point in self._end_points():
+            self._check_point(point)
 
     def first(self) -> dict[str, Any]:
-        """Return the entry as it is written, at the world's learning rate."""
-        return {RATE: 1.0} | {name: self._written(place) for name, place in self._places.items()}
+        """Return the point of the entry as written, at the world's learning rate."""
+        return {RATE: 1.0} | {name: self._value_as_written(place) for name, place in self._places.items()}
 
     def ask(self, trial: Trial) -> dict[str, Any]:
-        """Return the point that a trial suggests: logarithmic ranges where both ends are above 0."""
+        """Return the point that a trial suggests; a range of floats above 0 is searched on a logarithmic scale."""
         return {name: _suggest(trial, name, axis) for name, axis in self._entry.search.items()}
 
     def choice(self, point: dict[str, Any]) -> Choice:
-        """Return the arm and the learning rate at a point, numbers with three digits."""
+        """Return the arm and the learning rate at a point, with numbers rounded to three digits."""
         methods, changes = list(self._arm.methods), {}
         for name, (index, field) in self._places.items():
             value = rounded(point[name]) if isinstance(point[name], float) else point[name]
@@ -59,8 +58,7 @@ class Declared:
         return Choice(arm.text, rounded(self._rate * point[RATE]))
 
     def _place(self, name: str) -> tuple[int | None, str]:
-        """Return which method has this field, and the field; no method for a setting of the task that the arm
-        changes."""
+        """Return the index of the method with this field, and the field; index None for a changed task setting."""
         kind, _, field = name.rpartition(".")
         for index, method in enumerate(self._arm.methods):
             fields = {one.name for one in dataclasses.fields(method)}  # type: ignore[arg-type]
@@ -69,31 +67,31 @@ class Declared:
         if name in dict(self._arm.changes):
             return None, name
         raise StudyError(
-            f"entry {self._entry.name}: it searches {name}, which is no field of {self._entry.arm} and no setting that "
-            f"this arm changes. Correct the name, or write the setting into the arm: 'baseline | {name}=...'."
+            f"entry {self._entry.name}: it searches {name}, which is neither a field of {self._entry.arm} nor a "
+            "setting that this arm changes. Correct the name, or write the setting into the arm: "
+            f"'baseline | {name}=...'."
         )
 
-    def _written(self, place: tuple[int | None, str]) -> Any:
+    def _value_as_written(self, place: tuple[int | None, str]) -> Any:
         index, field = place
         return dict(self._arm.changes)[field] if index is None else getattr(self._arm.methods[index], field)
 
-    def _ends(self) -> list[dict[str, Any]]:
-        """Return points at which every strength stands at an end of its range: a value that is refused is told before
-        any run."""
+    def _end_points(self) -> list[dict[str, Any]]:
+        """Return the points with one strength at an end of its range, to refuse invalid values before any run."""
         ends: list[dict[str, Any]] = []
         for name, axis in self._entry.search.items():
             ends += [self.first() | {name: value} for value in (axis.choices if isinstance(axis, Choices) else axis)]
         return ends
 
-    def _told(self, point: dict[str, Any]) -> None:
+    def _check_point(self, point: dict[str, Any]) -> None:
         try:
             arm = read_arm(self.choice(point).label, self._task)
             arm.task(self._task)
         except (ValueError, TypeError, StudyError) as error:
-            raise StudyError(f"entry {self._entry.name}: at {point} it cannot be: {error}") from error
+            raise StudyError(f"entry {self._entry.name}: at {point} it is invalid: {error}") from error
         if self._entry.kind != "plain" and arm.does_the_same(read_arm(BASELINE, self._task), self._task):
             raise StudyError(
-                f"entry {self._entry.name}: at {point} it is the plain model here. Leave this value out of its range."
+                f"entry {self._entry.name}: at {point} it equals the plain model. Remove this value from its range."
             )
 
 
@@ -111,9 +109,10 @@ def _check_within(entry: Entry, name: str, value: Any) -> None:
     inside = value in axis.choices if isinstance(axis, Choices) else axis[0] <= value <= axis[1]
     if not inside:
         raise StudyError(
-            f"entry {entry.name}: as written, {name} is {value}, outside of what is searched ({_plain(axis)})."
+            f"entry {entry.name}: as written, {name} is {value}, outside of the searched range ({_values_of(axis)}). "
+            "Extend the range."
         )
 
 
-def _plain(axis: Axis) -> list[Any]:
+def _values_of(axis: Axis) -> list[Any]:
     return list(axis.choices if isinstance(axis, Choices) else axis)

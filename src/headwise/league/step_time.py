@@ -1,4 +1,4 @@
-"""What a training step of every entry takes beside one of the plain model, measured in turns in one process."""
+"""The time of a training step of every entry relative to the plain model's, measured alternately in one process."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from headwise.training.splits import training_examples
 from headwise.training.task_code import build_model
 from headwise.training.train import bare_step
 
-# of each model, in turns; the first one warms up
+# rounds, alternating between the models, of which the first is a warm-up; steps per round
 ROUNDS, STEPS = 8, 2
 
 
 def time_steps(cells: Sequence[Cell], tell: Callable[[str], None]) -> None:
-    """Measure every cell that has chosen, world by world, and write the ratios to the plain model into each world's
-    folder.
+    """Time the steps of every cell with a choice, and write the ratios to the plain model into each world's folder.
 
-    A turn is two steps; the figure is the median over seven turns of the entry's time divided by that of the plain
-    model's turn just before. On a CPU it is processor time of one thread, so that other work on the machine hardly
-    enters.
+    A round is two steps of each model; the ratio is the median over seven rounds of the entry's time divided by the
+    plain model's time just before. On a CPU it is the processor time of one thread, on which other work on the machine
+    has little influence.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for folder in dict.fromkeys(cell.place.folder for cell in cells):
-            here = [cell for cell in cells if cell.place.folder == folder and cell.choice is not None]
-            plain = next((cell for cell in here if cell.record.kind == "plain"), None)
+            in_world = [cell for cell in cells if cell.place.folder == folder and cell.choice is not None]
+            plain = next((cell for cell in in_world if cell.record.kind == "plain"), None)
             if plain is None:
                 continue
-            beside = _stepper(_order(plain))
-            found = {cell.entry.name: _ratio(beside, _stepper(_order(cell))) for cell in here if cell is not plain}
-            write_json(folder / STEP_TIMES, {plain.entry.name: 1.0, **found})
-            tell(f"{plain.place.world.name}: the steps of {len(found)} entries were timed")
+            plain_step = _stepper(_order(plain))
+            ratios = {
+                cell.entry.name: _ratio(plain_step, _stepper(_order(cell))) for cell in in_world if cell is not plain
+            }
+            write_json(folder / STEP_TIMES, {plain.entry.name: 1.0, **ratios})
+            tell(f"{plain.place.world.name}: the steps of {len(ratios)} entries were timed")
     finally:
         torch.set_num_threads(threads)
 
@@ -56,12 +57,12 @@ def _order(cell: Cell) -> Order:
 
 
 def _ratio(plain: Callable[[], float], entry: Callable[[], float]) -> float:
-    turns = [(sum(plain() for _ in range(STEPS)), sum(entry() for _ in range(STEPS))) for _ in range(ROUNDS)]
-    return statistics.median(own / beside for beside, own in turns[1:])
+    rounds = [(sum(plain() for _ in range(STEPS)), sum(entry() for _ in range(STEPS))) for _ in range(ROUNDS)]
+    return statistics.median(entry_time / plain_time for plain_time, entry_time in rounds[1:])
 
 
 def _stepper(order: Order) -> Callable[[], float]:
-    """Build a model as a run does, and return what trains it a step on one batch and gives the seconds."""
+    """Return a function that trains a model, built as in a run, for one step on one batch and returns the seconds."""
     part, configuration, device = part_of(order.task(), 0), order.configuration, torch.device(order.device)
     task = part.task
     train, _ = training_examples(task, configuration, part.phase.data)

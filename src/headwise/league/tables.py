@@ -1,4 +1,4 @@
-"""The tables of a league as CSV: cells, runs, the aggregate, the winners on fresh seeds, pairs, and worlds left out."""
+"""The tables of a league as CSV: cells, runs, trials, aggregate, winners on fresh seeds, pairs, worlds left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDS = ("", "_low", "_high")
 
 
 def runs_csv(read: Sequence[WorldRead]) -> str:
-    """Return every final run in a row: the outcome that decides, and the others that are shown."""
+    """Return a row per final run: the primary outcome and the others that the page shows."""
     rows: list[list[Any]] = []
     names = list(dict.fromkeys(name for world in read for cell in world.cells.values() for name in cell.others))
     for world in read:
@@ -26,32 +26,34 @@ def runs_csv(read: Sequence[WorldRead]) -> str:
     return as_csv([["world", "entry", "seed", "status", "outcome", "figure", *names], *rows])
 
 
-def fresh_csv(found: dict[str, Aggregate], again: dict[str, Aggregate]) -> str:
-    """Return the gain in the league and on fresh seeds of every entry that was run again."""
+def fresh_csv(aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggregate]) -> str:
+    """Return a row per entry that was run again: its gain in the league and on fresh seeds."""
     head = ["entry", "worlds", *(f"{p}{end}" for p in ("gain", "fresh") for end in ENDS)]
-    rows = [[name, one.worlds, *_ends(found[name].gain), *_ends(one.gain)] for name, one in again.items()]
+    rows = [
+        [name, one.worlds, *_ends(aggregates[name].gain), *_ends(one.gain)] for name, one in fresh_aggregates.items()
+    ]
     return as_csv([head, *rows])
 
 
-def pairs_csv(pairs: Sequence[tuple[str, Sequence[Estimate]]], found: dict[str, Aggregate]) -> str:
-    """Return, for every pair, its gain, and by how much it lies over the first and the second of its parts."""
+def pairs_csv(pairs: Sequence[tuple[str, Sequence[Estimate]]], aggregates: dict[str, Aggregate]) -> str:
+    """Return a row per pair: its gain, and its differences from the gains of its first and second part."""
     head = ["pair", *(f"{p}{end}" for p in ("gain", "over_first", "over_second") for end in ENDS)]
-    rows = [[name, *_ends(found[name].gain), *(end for one in over for end in _ends(one))] for name, over in pairs]
+    rows = [[name, *_ends(aggregates[name].gain), *(end for one in over for end in _ends(one))] for name, over in pairs]
     return as_csv([head, *rows])
 
 
-def left_out_csv(found: dict[str, Estimate]) -> str:
-    """Return how well the other worlds foretell the order of entries in each."""
+def left_out_csv(estimates: dict[str, Estimate]) -> str:
+    """Return a row per world: how well the other worlds predict the order of its entries."""
     return as_csv(
         [
             ["left_out", *(f"rank_correlation{end}" for end in ENDS)],
-            *([name, *_ends(one)] for name, one in found.items()),
+            *([name, *_ends(one)] for name, one in estimates.items()),
         ]
     )
 
 
 def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
-    """Return every entry of every world in a row; what is missing is empty."""
+    """Return a row per entry and world; missing figures are empty."""
     gains = worlds.mean_gains()
     head = (
         "world,entry,kind,arm,status,chosen,learning_rate,validation,second_validation,runs,diverged,outcome,"
@@ -75,22 +77,22 @@ def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
     return as_csv(rows)
 
 
-def aggregate_csv(read: Sequence[WorldRead], found: dict[str, Aggregate]) -> str:
-    """Return the aggregate of every entry in a row, each figure with its interval."""
+def aggregate_csv(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]) -> str:
+    """Return a row per entry: its aggregate, each figure with its interval."""
     kinds, costs = kinds_of(read), costs_of(read)
     parts = ("gain", "improvement", "rank")
     rows: list[list[Any]] = [
         ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
     ]
-    for name in ordered(found):
-        one = found[name]
+    for name in ordered(aggregates):
+        one = aggregates[name]
         figures = [value for part in parts for value in _ends(getattr(one, part))]
         rows.append([name, kinds[name], one.worlds, *figures, costs.get(name)])
     return as_csv(rows)
 
 
 def trials_csv(read: Sequence[WorldRead]) -> str:
-    """Return every trial of every search in a row; a diverged one has no value."""
+    """Return a row per trial of every search; a diverged trial has no value."""
     rows = [
         [world.record.world, name, trial.arm, trial.rate, trial.value]
         for world in read
@@ -100,25 +102,31 @@ def trials_csv(read: Sequence[WorldRead]) -> str:
     return as_csv([["world", "entry", "arm", "learning_rate", "validation"], *rows])
 
 
-def _cells_of(found: Difference | None, *, p: bool = False) -> list[Any]:
-    if found is None:
+def _cells_of(difference: Difference | None, *, p: bool = False) -> list[Any]:
+    if difference is None:
         return [None] * (5 if p else 4)
-    return [found.mean, found.low, found.high, *([found.p_corrected] if p else []), found.verdict]
+    return [
+        difference.mean,
+        difference.low,
+        difference.high,
+        *([difference.p_corrected] if p else []),
+        difference.verdict,
+    ]
 
 
-def _ends(found: Estimate) -> tuple[float | None, float | None, float | None]:
-    return found.value, found.low, found.high
+def _ends(estimate: Estimate) -> tuple[float | None, float | None, float | None]:
+    return estimate.value, estimate.low, estimate.high
 
 
-def ordered(found: dict[str, Aggregate]) -> list[str]:
-    """Return the entries, the highest gain first; those that miss a world come last: their gain is of other worlds."""
-    most = max((one.worlds for one in found.values()), default=0)
+def ordered(aggregates: dict[str, Aggregate]) -> list[str]:
+    """Return the entries by falling gain, last those that lack a world, whose gains are not comparable."""
+    most = max((one.worlds for one in aggregates.values()), default=0)
 
     def place(name: str) -> tuple[bool, bool, float, str]:
-        one = found[name]
+        one = aggregates[name]
         return one.worlds < most, one.gain.value is None, -(one.gain.value or 0.0), name
 
-    return sorted(found, key=place)
+    return sorted(aggregates, key=place)
 
 
 def kinds_of(read: Sequence[WorldRead]) -> dict[str, str]:
@@ -127,10 +135,10 @@ def kinds_of(read: Sequence[WorldRead]) -> dict[str, str]:
 
 
 def costs_of(read: Sequence[WorldRead]) -> dict[str, float]:
-    """Return the mean over worlds of the time of a step, as a share of the plain model's."""
-    known: dict[str, list[float]] = {}
+    """Return, by entry, the mean over worlds of the time of a step as a ratio to the plain model's."""
+    costs: dict[str, list[float]] = {}
     for world in read:
         for name, cell in world.cells.items():
             if cell.cost is not None:
-                known.setdefault(name, []).append(cell.cost)
-    return {name: sum(values) / len(values) for name, values in known.items()}
+                costs.setdefault(name, []).append(cell.cost)
+    return {name: sum(values) / len(values) for name, values in costs.items()}

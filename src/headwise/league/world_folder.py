@@ -1,5 +1,4 @@
-"""One world on disk: an ordinary folder of a study that grows by an arm an entry, and league.json, which says what each
-search chose."""
+"""One world on disk: a study's folder that gains one arm per entry, and league.json with the searches' results."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from headwise.league.files import Entry, World
 from headwise.results.records import Record
 
 FILE = "league.json"
-# of every entry, as a share of the plain model's step
+# the file with the time of a step of every entry, as a ratio to the plain model's
 STEP_TIMES = "step_times.json"
 
 
 class Tried(Record):
-    """Hold one trial: the arm, the learning rate, and what validation said; None where it diverged."""
+    """One trial: the arm, the learning rate, and the figure on validation data, None if the run diverged."""
 
     arm: str
     rate: float
@@ -29,15 +28,16 @@ class Tried(Record):
 
 
 class EntryRecord(Record):
-    """Hold how far an entry has come in a world.
+    """The state of an entry in a world.
 
-    "refused": the model or the task cannot take it; "failed": a run of it ended with an error. Both are results.
+    "refused": the model or the task does not support it; "failed": one of its runs ended with an error. Both are final
+    results.
     """
 
     kind: Literal["plain", "control", "method", "pair"]
     arm: str
     status: Literal["searching", "chosen", "refused", "failed"] = "searching"
-    # of the arm as written, its ranges and the number of trials: others are another search
+    # of the arm as written, its ranges and the number of trials: a change of any of them is another search
     digest: str
     chosen: str = ""
     rate: float | None = None
@@ -47,12 +47,12 @@ class EntryRecord(Record):
 
     @property
     def over(self) -> bool:
-        """Return whether no run of it will follow."""
+        """Return whether no further run of the entry will follow."""
         return self.status in ("refused", "failed")
 
 
 class LeagueRecord(Record):
-    """Hold what league.json says of a world."""
+    """The content of a world's league.json."""
 
     world: str
     title: str
@@ -64,62 +64,64 @@ class LeagueRecord(Record):
 
 
 def digest_of(entry: Entry, trials: int) -> str:
-    """Return what tells one search of an entry from another: its arm, its ranges, and the number of trials."""
+    """Return the digest that identifies a search of an entry: of its arm, its ranges, and the number of trials."""
     text = json.dumps([entry.arm, entry.model_dump(mode="json")["search"], trials], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> LeagueRecord:
-    """Return what is known of a world, or a fresh record.
+    """Return the stored record of a world, or a new one.
 
     Raises:
-        StudyError: where the folder holds this world with other settings, another number of trials, or something else.
+        StudyError: if the folder contains this world with other settings or number of trials, or other content.
     """
-    known = read_json(folder / FILE)
+    stored = read_json(folder / FILE)
     fresh = LeagueRecord(
         world=world.name, title=world.title, symptom=world.symptom, task=world.task, settings=settings, trials=trials
     )
-    if known is None:
+    if stored is None:
         if (folder / "study.json").exists():
-            raise StudyError(f"{folder} holds a study and no {FILE}: it is no world of a league. Choose another --out.")
-        return fresh
-    found = read(folder)
-    for what in ("world", "task", "settings", "trials"):
-        if getattr(found, what) != getattr(fresh, what):
             raise StudyError(
-                f"{folder} holds the world {found.world} with other {what}: its entries would not be comparable with "
-                f"new ones. Choose another --out, or delete {folder}."
+                f"{folder} contains a study but no {FILE}: it is not a world of a league. Choose another --out."
             )
-    return found.model_copy(update={"title": world.title, "symptom": world.symptom})
+        return fresh
+    record = read(folder)
+    for field in ("world", "task", "settings", "trials"):
+        if getattr(record, field) != getattr(fresh, field):
+            raise StudyError(
+                f"{folder} contains the world {record.world} with other {field}: its entries would not be comparable "
+                f"with new ones. Choose another --out, or delete {folder}."
+            )
+    return record.model_copy(update={"title": world.title, "symptom": world.symptom})
 
 
 def read(folder: Path) -> LeagueRecord:
-    """Return the record of a world; raise StudyError where the folder holds none."""
-    known = read_json(folder / FILE)
-    if known is None:
+    """Return the record of a world; raise StudyError if the folder contains none."""
+    stored = read_json(folder / FILE)
+    if stored is None:
         raise StudyError(
-            f"{folder} holds no {FILE}: it is no world of a league. Give the folders that `headwise league --run` "
-            "wrote."
+            f"{folder} contains no {FILE}: it is not a world of a league. Give the folders that `headwise league "
+            "--run` wrote."
         )
     try:
-        return LeagueRecord.model_validate(known)
+        return LeagueRecord.model_validate(stored)
     except ValueError as error:
         raise StudyError(
-            f"{folder / FILE} does not hold what a league writes ({error}). Delete {folder} and run the world again."
+            f"{folder / FILE} is not a valid record of a league ({error}). Delete {folder} and run the world again."
         ) from error
 
 
 def is_ready(folder: Path) -> bool:
-    """Return whether a folder holds a world that can be read: the search of its plain model has ended."""
+    """Return whether a folder contains a readable world: the search of its plain model has ended."""
     return (folder / FILE).is_file() and (folder / "study.json").is_file()
 
 
 def write(folder: Path, record: LeagueRecord) -> None:
-    """Write the record of a world so that a stop leaves the old or the new one."""
+    """Write the record of a world atomically."""
     write_json(folder / FILE, record.model_dump(mode="json"))
 
 
 def step_times(folder: Path) -> dict[str, float]:
-    """Return the ratios that were measured in a world, by entry; none where none were."""
-    found: Any = read_json(folder / STEP_TIMES)
-    return {} if found is None else {str(name): float(ratio) for name, ratio in found.items()}
+    """Return the measured ratios of step times by entry; empty if none were measured."""
+    ratios: Any = read_json(folder / STEP_TIMES)
+    return {} if ratios is None else {str(name): float(ratio) for name, ratio in ratios.items()}

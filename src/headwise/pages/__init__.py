@@ -1,1 +1,1 @@
-"""One self-contained HTML page: its shell, its charts and its formats."""
+"""Self-contained HTML pages: their shell, charts and number formats."""

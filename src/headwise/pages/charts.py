@@ -1,4 +1,4 @@
-"""Build the heat maps, attention maps and pairs of the reports; every chart is made by `specification`."""
+"""The heat maps, attention maps and pair plots of the reports, as Vega-Lite dictionaries."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Any
 from headwise.files.optional_imports import load
 
 ROW = 22  # pixels of a heat map's row
-NARROW_LABELS = 110  # pixels that an axis label may take, so that a chart stays legible at 400 px
+NARROW_LABELS = 110  # the most pixels of an axis label, so that a chart stays legible at 400 px
 
-# one mark of a chart: its fields by name
+# the fields of one mark of a chart, by name
 Row = Mapping[str, Any]
 
 
 def specification(build: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Make a function that builds an Altair chart return its Vega-Lite dictionary, six times faster: without Altair's
-    validation.
+    """Return a wrapper of a function that builds an Altair chart, which returns the Vega-Lite dictionary instead.
 
-    The tests validate a chart of each kind.
+    It skips Altair's validation, which makes it six times faster; the tests validate a chart of each kind.
     """
 
     @functools.wraps(build)
     def specify(*arguments: Any, **settings: Any) -> dict[str, Any]:
         with load("altair.utils.schemapi", "study").debug_mode(False):
-            drawn: dict[str, Any] = build(*arguments, **settings).to_dict(validate=False)
-        return drawn
+            dictionary: dict[str, Any] = build(*arguments, **settings).to_dict(validate=False)
+        return dictionary
 
     return specify
 
@@ -53,14 +52,25 @@ def heat_map(
 ) -> Any:
     """Return a heat map of `rows` (dictionaries), by default layer × head; cells without a row stay empty.
 
-    Like all charts here it is a Vega-Lite dictionary. `tooltip` names further fields to show on hover; a list under
-    "spectrum" is drawn below the chart for the cell pointed at when the figure is given `trace`. `reading` names a
-    numeric field (the step): a slider then chooses which reading is shown. `packed` writes the values along x, or along
-    the readings, as one list for each of the other cells: a tenth of the size, with no other field to show.
-    `value_title` names the value on hover and above the colours, there replaced by `legend_title` when it is given.
-    `domain` fixes the colour scale; by default it spans all readings. `diverging` colours differences, whose domain
-    should be symmetric; `label_limit` is the width that labels of y may take, `y_order` their order, and `mark` a field
-    whose text is written into the cells.
+    Like all charts here it is a Vega-Lite dictionary.
+
+    Args:
+        rows: one dictionary for each cell; a list under "spectrum" is drawn below the chart for the cell under the
+            pointer if the figure has `trace`.
+        x: the field of the columns.
+        y: the field of the rows.
+        value: the field of the colour.
+        value_title: the name of the value on hover and, without `legend_title`, above the colours.
+        legend_title: the name above the colours.
+        domain: the ends of the colour scale; by default it spans all readings.
+        tooltip: further fields to show on hover.
+        reading: a numeric field (the step), of which a slider chooses one value to show.
+        packed: store the values along x, or along the readings, as one list for each of the other cells. The chart has
+            a tenth of the size, and no further fields.
+        diverging: use colours for differences; `domain` should be symmetric.
+        label_limit: the most pixels of the labels of y.
+        y_order: the order of the values of y.
+        mark: a field whose text is written into the cells.
     """
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
@@ -73,14 +83,14 @@ def heat_map(
         base = base if packed else base.transform_filter("datum.position == position")
     if packed:
         base = _out_of_lists(base, along, _in_order(rows, along), value, "position" if reading else None)
-    shown = [x, y, *tooltip] + ([reading] if reading else [])
+    fields = [x, y, *tooltip] + ([reading] if reading else [])
     chart = base.mark_rect(cursor="crosshair").encode(
         x=_band(alt.X, x, rows, alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)),
         y=_band(alt.Y, y, rows, alt.Axis(labelLimit=label_limit, domain=False, ticks=False), y_order),
         color=_ramp(
             alt, value, domain or _range(rows, value), value_title if legend_title is None else legend_title, diverging
         ),
-        tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in shown]
+        tooltip=[alt.Tooltip(field=name, title=name, type="nominal") for name in fields]
         + [alt.Tooltip(field=value, title=value_title, type="quantitative", format=".4g")],
     )
     if mark:
@@ -114,7 +124,7 @@ def _range(rows: Iterable[Row], value: str) -> tuple[float, float]:
 
 
 def _in_order(rows: Iterable[Row], name: str) -> list[Any]:
-    """Return the values of a field so that "10 · 2" follows "9 · 11"."""
+    """Return the values of a field with numbers in numeric order: "9 · 11" before "10 · 2"."""
 
     def parts(value: object) -> list[tuple[int, int, str]]:
         return [
@@ -134,9 +144,11 @@ def _with_positions(rows: Iterable[Row], reading: str | None) -> tuple[list[dict
 
 
 def _in_lists(rows: Sequence[Row], along: str, value: str) -> list[dict[str, Any]]:
-    """Return a row for each cell of the other fields, with its values along one field as a list; None where there was
-    no row."""
-    order = {at: index for index, at in enumerate(_in_order(rows, along))}
+    """Return one row for each combination of the other fields, with its values along one field as a list.
+
+    The list has None for missing rows.
+    """
+    order = {key: index for index, key in enumerate(_in_order(rows, along))}
     cells: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         cell = tuple((name, item) for name, item in row.items() if name not in (along, value, "position"))
@@ -145,7 +157,7 @@ def _in_lists(rows: Sequence[Row], along: str, value: str) -> list[dict[str, Any
 
 
 def _out_of_lists(chart: Any, along: str, order: list[Any], value: str, position: str | None) -> Any:
-    """Return the chart with the lists of `_in_lists` laid out again: all of them, or the one at a position."""
+    """Return the chart with the lists of `_in_lists` expanded to rows: all values, or those at a position."""
     steps = json.dumps(order)
     if position:
         chart = chart.transform_calculate(**{value: f"datum.values[{position}]", along: f"{steps}[{position}]"})
@@ -154,15 +166,16 @@ def _out_of_lists(chart: Any, along: str, order: list[Any], value: str, position
     return chart.transform_filter(f"isValid(datum.{value})")
 
 
-# pixels of a query
+# pixels of a row of attention maps
 QUERY_ROW = 11
 
 
 @specification
 def attention_maps(heads: Sequence[Sequence[Sequence[float]]], *, top: float) -> Any:
-    """Return the maps of `heads`: lists of queries, each a list of weights by key; queries run down, keys to the right.
+    """Return the attention maps of heads next to each other, queries from top to bottom and keys from left to right.
 
-    Weights are coloured from 0 to `top`; an empty column sets the heads apart.
+    `heads` are lists of queries, each a list of weights by key. The colour scale of the weights is from 0 to `top`; an
+    empty column separates the heads.
     """
     alt = load("altair", "study")
     queries, keys = len(heads[0]), len(heads[0][0])
@@ -208,20 +221,19 @@ def attention_maps(heads: Sequence[Sequence[Sequence[float]]], *, top: float) ->
 
 @specification
 def pairs_of(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> Any:
-    """Return points of `rows` (numbers in the fields x and y), one colour and shape per value of `series`, and the line
-    of equality."""
+    """Return a scatter plot of the numeric fields x and y with the line of equality, coloured by `series`."""
     alt = load("altair", "study")
     flat = [{"x": row[x], "y": row[y], "series": str(row[series]) if series else ""} for row in rows]
-    most = max((max(row["x"], row["y"]) for row in flat), default=1.0) or 1.0
+    largest = max((max(row["x"], row["y"]) for row in flat), default=1.0) or 1.0
     names = list(dict.fromkeys(row["series"] for row in flat))
-    scale = alt.Scale(domain=[0, 1.03 * most], nice=False)
+    scale = alt.Scale(domain=[0, 1.03 * largest], nice=False)
     legend = alt.Legend(title=series, orient="top", columns=2, labelLimit=170) if len(names) > 1 else None
     across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=5, grid=False))
     up = alt.Y("y", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
-    line = alt.Chart(alt.InlineData(values=[{"x": 0, "y": 0}, {"x": most, "y": most}]))
+    line = alt.Chart(alt.InlineData(values=[{"x": 0, "y": 0}, {"x": largest, "y": largest}]))
     points = alt.Chart(alt.InlineData(values=flat)).mark_point(filled=True, size=22, opacity=0.6)
-    shown = [alt.Tooltip("series", type="nominal")] if series else []
-    shown += [alt.Tooltip(n, type="quantitative", title=t, format=".4g") for n, t in (("x", x), ("y", y))]
+    tooltips = [alt.Tooltip("series", type="nominal")] if series else []
+    tooltips += [alt.Tooltip(n, type="quantitative", title=t, format=".4g") for n, t in (("x", x), ("y", y))]
     return alt.layer(
         line.mark_line(strokeWidth=1, color="var(--grey)", strokeDash=[4, 3]).encode(x=across, y=up),
         points.encode(
@@ -229,6 +241,6 @@ def pairs_of(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) 
             y=up,
             color=alt.Color("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
             shape=alt.Shape("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
-            tooltip=shown,
+            tooltip=tooltips,
         ),
     ).properties(width="container", height=300)

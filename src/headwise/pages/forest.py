@@ -1,4 +1,4 @@
-"""Build the charts of paired differences: a forest plot with its numbers, and small panels of the same rows."""
+"""Charts of paired differences: a forest plot with its numbers, and small panels of the same rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLOURS = (
     "var(--grey)",
 )
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
-# pixels of a row by the number of rows from which on they stand so close: on paper nine leave room for their table
+# least number of rows to pixels of a row: on paper, nine rows leave room for their table
 HEIGHTS = {1: 52, 6: 42, 8: 38}
-# pixels; below it the numbers beside a label lose their interval
+# width in pixels below which the numbers beside a label have no interval
 NARROW = 430
 # pixels of a letter of a label
 LETTER = 7
@@ -31,20 +31,24 @@ LETTER = 7
 def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None, reverse: bool = False) -> Any:
     """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
 
-    A row has label, mean, low, high (None where there is no interval), verdict, number and short (its text with and
-    without the interval), words (its tooltip) and seeds: a list of {"seed", "value"}. The label and the number stand
-    above their interval, so that the plot keeps its width on a small screen; a label without room gives way to `brief`,
-    where a row has one. `margin` shades what counts as none;
-    `reverse` puts lower numbers to the right.
+    Label and number are above their interval, so that the plot keeps its width on a small screen.
+
+    Args:
+        rows: each has label, mean, low, high (None without an interval), verdict, number and short (its text with and
+            without the interval), words (its tooltip) and seeds: a list of {"seed", "value"}; also `brief`, which
+            replaces a label that is too long.
+        title: of the axis.
+        margin: the differences up to this size, which count as none, are shaded.
+        reverse: put lower numbers to the right.
     """
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
     order = [row["label"] for row in rows]
     base = alt.Chart(alt.InlineData(values=flat))
     seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]]
-    # a layer without a mark makes Vega warn of an infinite extent, and points alone know no padding
-    drawn = any(row["low"] is not None for row in rows)
-    scale = {"scale": alt.Scale(paddingInner=0.2)} if drawn else {}
+    # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
+    intervals = any(row["low"] is not None for row in rows)
+    scale = {"scale": alt.Scale(paddingInner=0.2)} if intervals else {}
     y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
     x = alt.X(
         "mean",
@@ -57,7 +61,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     layers = [_zero(alt, title)]
     if margin is not None:
         layers.insert(0, _margin(alt, margin, title))
-    if drawn:
+    if intervals:
         layers.append(_intervals(base, x, y, _colour(alt), words, 2.5))
     if seeds:
         layers.append(_seeds(alt, seeds, title, y))
@@ -72,8 +76,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
 
 @specification
 def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> Any:
-    """Return the same rows small, to stand beside those of other outcomes: intervals below the full names of the
-    arms."""
+    """Return a small chart of the rows of `forest`, to put next to those of other outcomes."""
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
     base = alt.Chart(alt.InlineData(values=flat))
@@ -93,8 +96,8 @@ def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> A
         fontSize=10.5,
         limit={"expr": "width"},
     )
-    where = {"y": y, "x": alt.value(2), "text": "named:N"}
-    layers += [name(stroke="var(--paper)", strokeWidth=4).encode(**where), name(color="var(--ink)").encode(**where)]
+    left = {"y": y, "x": alt.value(2), "text": "named:N"}
+    layers += [name(stroke="var(--paper)", strokeWidth=4).encode(**left), name(color="var(--ink)").encode(**left)]
     return alt.layer(*layers).properties(width="container", height=32 * len(rows) + 6)
 
 
@@ -123,9 +126,9 @@ def _intervals(base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: 
 
 def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
     dots = alt.Chart(alt.InlineData(values=seeds)).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
-    shown = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
-    shown.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
-    return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=shown)
+    tooltips = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
+    tooltips.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
+    return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=tooltips)
 
 
 def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
@@ -144,20 +147,20 @@ def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
         dy=-16,
         fontSize=11.5,
     )
-    where = {"y": y, "x": alt.value(2), "text": "named:N"}
+    left = {"y": y, "x": alt.value(2), "text": "named:N"}
     right = {"y": y, "x": alt.value("width"), "text": "beside:N"}
-    # the paper behind a label: the zero line passes under it
+    # a background for the labels, so that the zero line passes behind them
     behind = {"stroke": "var(--paper)", "strokeWidth": 5}
     return [
-        label(**behind).encode(**where),
+        label(**behind).encode(**left),
         number(**behind).encode(**right),
-        label(color="var(--ink)").encode(**where),
+        label(color="var(--ink)").encode(**left),
         number(color="var(--ink)").encode(**right),
     ]
 
 
 def _named(room: str) -> str:
-    """Return the expression of the label that fits into so many pixels."""
+    """Return the expression for the label, or the brief label if the label is wider than `room` pixels."""
     return f"{LETTER} * length(datum.label) > {room} ? datum.brief || datum.label : datum.label"
 
 

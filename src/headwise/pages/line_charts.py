@@ -1,4 +1,4 @@
-"""Build the charts made of lines: learning curves with their bands, and plain lines or points."""
+"""Charts of lines: learning curves with their bands, plain lines or points, and outcomes along an axis or a cost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from headwise.pages.charts import Row, specification
 def curves(
     rows: Sequence[Row], *, x: str, y: str, domain: tuple[float, float] | None = None, broken: Sequence[Row] = ()
 ) -> Any:
-    """Return learning curves: the mean of each series over seeds with its band, arm against baseline, train against
-    test.
+    """Return learning curves: the mean over seeds with its band, for arm and baseline, and for train and test.
 
     A row has x, mean, low, high (None without a band), split ("train" or another name) and role ("arm" or "baseline").
-    `broken` holds the points (x, value, run) of diverged runs, drawn singly and ending in a cross.
+    `broken` holds the points (x, value, run) of diverged runs, each drawn as a line that ends in a cross.
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
@@ -42,8 +41,8 @@ def curves(
         alt.Tooltip("x", type="quantitative", title=x),
     ]
     band = base.transform_filter("datum.low != null").mark_area(opacity=0.18)
-    single = len({row["x"] for row in rows}) == 1  # one epoch makes no line
-    # A layer without a mark makes Vega warn of an infinite extent.
+    single = len({row["x"] for row in rows}) == 1  # one epoch gives a point, not a line
+    # Vega warns of an infinite extent for a layer without marks.
     layers = []
     if rows:
         mean = base.mark_line(strokeWidth=1.8, point=single)
@@ -86,12 +85,11 @@ def lines(
     log_y: bool = False,
     points: bool = False,
 ) -> Any:
-    """Return lines (or points) of `rows`, one colour and one dash (or shape) per value of `series`, over a linear or
-    log axis."""
+    """Return lines or points of `rows`, with colour and dash or shape by `series`, on linear or log axes."""
     alt = load("altair", "study")
     flat = [
-        {"x": row[x], "y": row[y], "series": str(row[series]) if series else "", "order": at}
-        for at, row in enumerate(rows)
+        {"x": row[x], "y": row[y], "series": str(row[series]) if series else "", "order": index}
+        for index, row in enumerate(rows)
     ]
     flat = [row for row in flat if not (log_x and not _positive(row["x"])) and not (log_y and not _positive(row["y"]))]
     names = list(dict.fromkeys(row["series"] for row in flat))
@@ -145,11 +143,10 @@ def _positive(value: float | None) -> bool:
 
 @specification
 def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), baseline: float | None = None) -> Any:
-    """Return an outcome along an axis: the mean of each value with its interval, a dot for each seed, the baseline as a
-    dashed line.
+    """Return an outcome along an axis: means with intervals, a dot for each seed, the baseline as a dashed line.
 
-    A row has x (any value, placed in the given order), mean, low and high (None where there is no interval); `seeds`
-    has x, seed and value.
+    A row has x (any value, in the given order), mean, low and high (None without an interval); `seeds` has x, seed and
+    value.
     """
     alt = load("altair", "study")
     order = [row["x"] for row in rows]
@@ -166,8 +163,8 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
         dots = alt.Chart(alt.InlineData(values=list(seeds))).mark_circle(
             size=22, opacity=0.4, color="var(--ink)", xOffset=9
         )
-        shown = [alt.Tooltip("seed", type="nominal"), alt.Tooltip("value", type="quantitative", format=".4g")]
-        layers.append(dots.encode(x=across, y=alt.Y("value", type="quantitative", title=y), tooltip=shown))
+        tooltips = [alt.Tooltip("seed", type="nominal"), alt.Tooltip("value", type="quantitative", format=".4g")]
+        layers.append(dots.encode(x=across, y=alt.Y("value", type="quantitative", title=y), tooltip=tooltips))
     layers.append(base.mark_line(strokeWidth=1.6, color="var(--blue)").encode(x=across, y=up))
     if any(row["low"] is not None for row in rows):
         bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color="var(--blue)")
@@ -177,7 +174,7 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
     return alt.layer(*layers).properties(width="container", height=220)
 
 
-# pixels of a letter and of a line of a point's name
+# width of a letter and height of a line of a point's name, in pixels
 LETTER, LINE = 6.0, 13.0
 
 
@@ -185,7 +182,7 @@ LETTER, LINE = 6.0, 13.0
 def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
     """Return an outcome against a cost: a named point for each arm with its interval; the baseline is grey and square.
 
-    A row has name, label, x, mean, low, high (None where there is no interval) and role ("arm" or "baseline").
+    A row has name, label, x, mean, low, high (None without an interval) and role ("arm" or "baseline").
     """
     alt = load("altair", "study")
     base = alt.Chart(alt.InlineData(values=list(rows)))
@@ -209,7 +206,7 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
     )
     places = _beside(rows)
     for row in rows:
-        # a name stands on the side where there is room, and clear of the names beside it
+        # _beside puts each name where there is room
         name = base.transform_filter(alt.datum.label == row["label"])
         text = name.mark_text(fontSize=11, color="var(--ink)", limit=210, **places[row["label"]])
         layers.append(text.encode(x=across, y=up, text="name:N"))
@@ -217,10 +214,9 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
 
 
 def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) -> dict[str, dict[str, Any]]:
-    """Return where each point's name stands: on the side that is farther from the edge, moved down until it lies on no
-    other name.
+    """Return the place of each point's name: on the side with more room, moved down until it overlaps no other name.
 
-    Sizes are pixels of a chart in a grid of two; in a wider one names stand farther apart.
+    Sizes are pixels of a chart in a grid of two columns; in a wider chart names have more room.
     """
     low, high = min(row["x"] for row in rows), max(row["x"] for row in rows)
     ends = [end for row in rows for end in (row["mean"], row["low"], row["high"]) if end is not None]
@@ -229,13 +225,13 @@ def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) ->
     taken: list[tuple[float, float, float]] = []
     for row in sorted(rows, key=lambda row: -row["mean"]):
         side = "left" if row["x"] <= (low + high) / 2 else "right"
-        at = (row["x"] - low) / ((high - low) or 1.0) * width
-        long = min(210.0, LETTER * len(row["name"]))
-        left = at + 8 if side == "left" else at - 8 - long
+        position = (row["x"] - low) / ((high - low) or 1.0) * width
+        length = min(210.0, LETTER * len(row["name"]))
+        left = position + 8 if side == "left" else position - 8 - length
         up = (top - row["mean"]) / ((top - bottom) or 1.0) * height
-        stands = up - 7
-        while any(abs(stands - other) < LINE and left < far and near < left + long for near, far, other in taken):
-            stands += 1
-        taken.append((left, left + long, stands))
-        places[row["label"]] = {"align": side, "dx": 8 if side == "left" else -8, "dy": round(stands - up)}
+        text_y = up - 7
+        while any(abs(text_y - other) < LINE and left < end and start < left + length for start, end, other in taken):
+            text_y += 1
+        taken.append((left, left + length, text_y))
+        places[row["label"]] = {"align": side, "dx": 8 if side == "left" else -8, "dy": round(text_y - up)}
     return places

@@ -1,22 +1,22 @@
-"""Tables that a notebook shows, of plain HTML that needs no library and no style of its own."""
+"""Tables for notebooks, in plain HTML without libraries or styles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-# rows that are shown at most; the rest is counted
+# the most rows to show; the others are counted
 ROWS = 100
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], note: str = "") -> str:
-    """Return a table with its title above and a note below, every text escaped.
+    """Return a table with its title above and a note below; all text is escaped.
 
     Args:
-        title: what it is, in a sentence.
-        columns: their heads.
-        rows: cells, of which numbers are written to four digits.
-        note: what to know of it.
+        title: a sentence above the table.
+        columns: the column headings.
+        rows: the cells of each row; floats are shown with four digits.
+        note: text below the table.
     """
     listed = list(rows)
     head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in columns)

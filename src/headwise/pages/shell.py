@@ -1,6 +1,6 @@
-"""Make one self-contained HTML page: the style, the sortable tables and the charts that every headwise report shares.
+"""A self-contained HTML page with the style, the sortable tables and the charts that all headwise reports share.
 
-How to use it (the audit and the comparison do exactly this)::
+The audit and the comparison use it like this::
 
     from headwise.pages.charts import heat_map
     from headwise.pages.shell import Column, Section, figure, page, table
@@ -17,10 +17,9 @@ How to use it (the audit and the comparison do exactly this)::
                 facts=[("layers", 12), ("heads", 12)])
     Path("report.html").write_text(html, encoding="utf-8")
 
-Every string is escaped; only `markupsafe.Markup` passes through, as made by `table`, `figure`, `prose`, `pairs`, `grid`
-and `join`. A page with charts carries the Vega libraries once (900 kB); it never opens a connection, which its security
-policy also forbids. Colours inside charts are written as CSS variables, for example `var(--blue)`, and follow light and
-dark.
+Every string is escaped, except `markupsafe.Markup`, as from `table`, `figure`, `prose`, `pairs`, `grid` and `join`. A
+page with charts contains the Vega libraries once (900 kB). It never opens a connection, which its security policy also
+forbids. Colours in charts are CSS variables, for example `var(--blue)`, and follow the light and dark mode.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ if TYPE_CHECKING:
 
 
 def slug(text: str) -> str:
-    """Return text as it may stand in an anchor and in a file's name."""
+    """Return text in the form of an anchor or a file name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80]
 
 
 def with_anchors(sections: Iterable[Section]) -> list[tuple[Section, str]]:
-    """Return the sections with anchors that no two share."""
+    """Return the sections, each with a unique anchor."""
     seen: dict[str, int] = {}
-    found: list[tuple[Section, str]] = []
+    anchored: list[tuple[Section, str]] = []
     for section in sections:
         seen[section.anchor] = count = seen.get(section.anchor, 0) + 1
-        found.append((section, section.anchor if count == 1 else f"{section.anchor}-{count}"))
-    return found
+        anchored.append((section, section.anchor if count == 1 else f"{section.anchor}-{count}"))
+    return anchored
 
 
 def unique_anchors(html: str) -> str:
-    """Number the figures that share a name, so that each has an anchor of its own."""
+    """Return the page with numbers on the anchors of figures that share a name."""
     seen: dict[str, int] = {}
 
-    def number(found: re.Match[str]) -> str:
-        seen[found[1]] = count = seen.get(found[1], 0) + 1
-        return f'<figure id="{found[1]}{"" if count == 1 else f"-{count}"}"'
+    def number(match: re.Match[str]) -> str:
+        seen[match[1]] = count = seen.get(match[1], 0) + 1
+        return f'<figure id="{match[1]}{"" if count == 1 else f"-{count}"}"'
 
     return re.sub(r'<figure id="(figure-[a-z0-9-]*)"', number, html)
 
@@ -75,7 +74,7 @@ def asset(name: str) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """Return a template that escapes what it is given and refuses names that it is not given."""
+    """Return a template that escapes its values and raises on undefined names."""
     jinja2 = load("jinja2", "study")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(asset(name))
@@ -83,8 +82,8 @@ def template(name: str) -> Template:
 
 @cache
 def vega() -> str:
-    """Return the script that draws charts, about 900 kB, as it may stand inside a page."""
-    # The snippet is ours; "</script" must not occur in what stands inside the script element.
+    """Return the script that draws charts, about 900 kB, escaped for a script element."""
+    # "</script" must not occur inside a script element.
     bundle = load("vl_convert", "study").javascript_bundle(vl_version=_vega_lite_version())
     return re.sub(r"</(script)", r"<\\/\1", bundle, flags=re.IGNORECASE).replace("<!--", "<\\!--")
 
@@ -99,8 +98,7 @@ CANVAS_FROM = 3000  # marks; more would make a slow SVG
 
 @dataclass(frozen=True)
 class Column:
-    """Describes one column: its heading, a unit shown small below it, and whether it holds numbers (right-aligned) or
-    wide text."""
+    """A column: its heading, a unit shown small below it, and whether it holds numbers (right-aligned) or wide text."""
 
     name: str
     unit: str = ""
@@ -110,10 +108,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """Holds what a cell shows (`text`), the number it is sorted by (`value`), a tone (`better`, `worse`, ...), small
-    print, a link, and what a row's heading is called on paper (`brief`).
+    """A cell: its text, the number it is sorted by, a tone (`better`, `worse`, ...), small print and a link.
 
-    `href` is a path relative to the report; anything with a scheme or a host is refused.
+    `brief` is a row's heading on paper. `href` is a path relative to the report; a scheme or a host is refused.
     """
 
     text: Any
@@ -132,10 +129,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds one section: a title, its body as markup, an introduction, whether it starts collapsed, and whether it is
-    of the appendix.
+    """A section: title, body as markup, introduction, whether it starts collapsed, and whether it is an appendix.
 
-    The appendix is printed only where the reader asks for it.
+    An appendix is printed only if the reader chooses so.
     """
 
     title: str
@@ -190,15 +186,15 @@ def table(
     marked: Iterable[int] = (),
     sort: bool = True,
 ) -> Markup:
-    """Return a table that sorts by click and keyboard and scrolls in its own box.
+    """Return a table that is sorted by click or keyboard and scrolls in its own box.
 
     A row is a list of `Cell`, string, number or None (shown as "missing" and sorted last); its first cell is the row's
-    heading. `marked` are the numbers of rows to set apart (the baseline).
+    heading. `marked` are the numbers of rows to highlight (the baseline).
     """
     prepared = [[_cell(item) for item in row] for row in rows]
     widths = {len(row) for row in prepared} - {len(columns)}
     if widths:
-        raise ValueError(f"A table of {len(columns)} columns got rows of {sorted(widths)} cells.")
+        raise ValueError(f"A table of {len(columns)} columns got rows of {sorted(widths)} cells: give one per column.")
     return _macro("table", columns, prepared, caption, set(marked), sort)
 
 
@@ -207,8 +203,8 @@ def figure(
 ) -> Markup:
     """Return a chart as markup: `chart` is an Altair chart or a Vega-Lite dictionary.
 
-    `name` is what a screen reader says, what its anchor and its file are called; by default the title. `trace` names a
-    list that the data carries per cell under "spectrum"; it is drawn under the chart for the cell pointed at.
+    `name` is for screen readers, the anchor and the file; by default the title. `trace` names the list that the data of
+    each cell has under "spectrum"; it is drawn below the chart for the cell under the pointer.
     """
     spec = chart if isinstance(chart, dict) else chart.to_dict()
     marks = sum(len(values) for values in spec.get("datasets", {}).values())
@@ -229,7 +225,7 @@ def pairs(items: Mapping[str, object] | Iterable[tuple[str, object]]) -> Markup:
 
 
 def grid(parts: Iterable[Any], *, wide: bool = False) -> Markup:
-    """Return the parts side by side where there is room, below each other where there is not."""
+    """Return the parts side by side if there is room, else below each other."""
     return _macro("grid", list(parts), wide)
 
 
@@ -268,7 +264,7 @@ def _plain(value: object) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON has no word for: a chart leaves a gap where a number is not finite."""
+    """Return the value with None for numbers that are not finite, which leave a gap in a chart."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -277,7 +273,7 @@ def _finite(value: Any) -> Any:
 
 
 def _json(spec: dict[str, Any]) -> Markup:
-    # Inside a script element only "<" can end it or open a comment; its escape is the same character to a JSON reader.
+    # Only "<" can end a script element or open a comment in it; JSON readers turn the escape back into "<".
     text = json.dumps(_finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

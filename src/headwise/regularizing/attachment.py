@@ -1,4 +1,4 @@
-"""Attach, fold and detach: methods go onto the sites of a model, all or none, and leave them again."""
+"""Attach methods to the sites of a model, all or none; fold them into weights; detach them."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from headwise.regularizing.plan import Plan
 
 
 def fold_methods(fitted: list[FittedLayer]) -> list[FittedLayer]:
-    """Fold or drop the methods that evaluation does not need, and give the sites on which something stays."""
-    kept = []
-    for one in fitted:
-        for method in [m for m in one.methods if not _stays(m)]:
-            one.drop(method, fold=True)
-        if one.methods or one.shares_values:
-            kept.append(one)
-    # Values are carried for methods: where none is left, no layer gives its own.
-    return kept if any(one.methods for one in kept) else []
+    """Fold or drop the methods that evaluation does not need, and return the sites that keep a method."""
+    remaining = []
+    for layer in fitted:
+        for method in [m for m in layer.methods if not _stays(m)]:
+            layer.drop(method, fold=True)
+        if layer.methods or layer.shares_values:
+            remaining.append(layer)
+    # A layer shares its values only for methods that carry them: without methods nothing is shared.
+    return remaining if any(layer.methods for layer in remaining) else []
 
 
 def _stays(method: Method) -> bool:
     return method.acts_in(training=False) and not method.overrides("fold")
 
 
-def attach(made: Plan, shared: SharedState) -> list[FittedLayer]:
-    """Fit what was planned, and give the fitted layers; where one step fails, all are undone."""
-    adapters = {f.site: f.adapter for f in made.found}
-    layers = Counter(id(method) for _, methods in made.chosen for method in methods)
-    every: list[FittedLayer] = []
+def attach(plan: Plan, shared: SharedState) -> list[FittedLayer]:
+    """Fit the methods of a plan and return the fitted layers; if one step fails, all are undone."""
+    adapters = {f.site: f.adapter for f in plan.found}
+    counts = Counter(id(method) for _, methods in plan.chosen for method in methods)
+    layers: list[FittedLayer] = []
     undo: list[Callable[[], None]] = []
     try:
-        for site, methods in made.chosen:
+        for site, methods in plan.chosen:
             fitted = FittedLayer(site, methods, shared, adapters[site])
-            every.append(fitted)
-            fitted.shares_values = site in made.read
-            _build(fitted, layers, undo)
-            # Before the step itself, for a step that fails half-way is undone too.
+            layers.append(fitted)
+            fitted.shares_values = site in plan.read
+            _build(fitted, counts, undo)
+            # Registered before the step, so that a step that fails half-way is undone too.
             undo.append(fitted.detach)
             fitted.attach()
     except BaseException:
-        # A site no longer counts as fitted when its adapter leaves: the last one gives back what all share.
-        for fitted in every:
+        # No site may count as fitted while adapters leave: the last one to leave restores the state that all share.
+        for fitted in layers:
             fitted.alive = False
         for step in reversed(undo):
             step()
         raise
-    return every
+    return layers
 
 
-def _build(fitted: FittedLayer, layers: Counter[int], undo: list[Callable[[], None]]) -> None:
+def _build(fitted: FittedLayer, counts: Counter[int], undo: list[Callable[[], None]]) -> None:
     for method, state in zip(fitted.methods, fitted.states, strict=True):
         undo.append(state.clear)
         if method.over_layers == "mean":
-            state.layers = layers[id(method)]
+            state.layers = counts[id(method)]
         if method.overrides("build"):
             method.build(fitted.site, state)
         if method.overrides("unbuild"):
@@ -65,7 +65,7 @@ def _build(fitted: FittedLayer, layers: Counter[int], undo: list[Callable[[], No
 
 
 def detach(which: Iterable[FittedLayer], fold: bool) -> None:
-    """Take the methods off these sites, folded into plain weights where asked and possible, and give the sites back."""
+    """Remove the methods of these sites and detach the sites; with `fold`, into plain weights where possible."""
     for fitted in list(which):
         for method in list(fitted.methods):
             fitted.drop(method, fold=fold)

@@ -1,4 +1,4 @@
-"""What happened to a regularized model that its methods cannot follow: adapters, shards, layers no longer reached."""
+"""Checks for changes to a regularized model that its methods cannot follow: adapters, shards, replaced layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headwise.regularizing.learned_parameters import is_own
 
 
 def check_reached(model: nn.Module, fitted: list[FittedLayer], first: bool) -> None:
-    """Raise RuntimeError where methods did nothing because a training step did not come to their layers.
+    """Raise RuntimeError if methods did nothing because a training step did not reach their layers.
 
     Args:
         model: the regularized model.
-        fitted: its sites; which of them were reached is known since the last optimizer step.
-        first: whether this is the first step. In later ones a layer may rest, as long as it is still in the model.
+        fitted: its sites, each with a flag that it was reached since the last optimizer step.
+        first: whether this is the first step. In later steps a layer may be skipped if it is still in the model.
     """
     missing = [f for f in fitted if not f.reached and f.methods]
     if missing and first:
@@ -54,64 +54,64 @@ def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:
     if gone:
         raise RuntimeError(
             f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} no longer in the model, so that the methods there "
-            "do nothing: what stands in the place now was put there after regularize(). Put the layers back, or call "
+            "do nothing: other modules were put in their place after regularize(). Put the layers back, or call "
             "remove() and regularize() the model as it is now"
         )
 
 
 REMEDY = (
     "adapters, frozen layers and shards belong before regularize(): call it last, on the model as it will be trained "
-    "(remove() takes off what is fitted)"
+    "(remove() first removes the methods)"
 )
 
 
 def check_followed(fitted: Iterable[FittedLayer]) -> None:
-    """Ask the methods again that read or write weights between forwards, before any of them acts.
+    """Check that methods which read or write weights between forwards still can, before any of them acts.
 
     Raises:
-        RuntimeError: naming the layer, the method and what changed.
+        RuntimeError: if one no longer can; the message names the layer, the method and what changed.
     """
-    for one in fitted:
-        for method in one.methods:
+    for layer in fitted:
+        for method in layer.methods:
             if method.overrides("penalty") or method.overrides("after_step"):
-                reason = method.refuse(one.site)
+                reason = method.refuse(layer.site)
                 if reason is not None:
-                    raise RuntimeError(f"{one.site.name}: {method!r} can no longer act: {reason}; {REMEDY}")
-        _check_branch(one)
-        _check_learned(one)
+                    raise RuntimeError(f"{layer.site.name}: {method!r} can no longer act: {reason}; {REMEDY}")
+        _check_branch(layer)
+        _check_learned(layer)
 
 
-def _check_branch(one: FittedLayer) -> None:
-    """Raise where adapters stand around an output projection whose own output was hooked."""
-    if not one.needs("branch"):
+def _check_branch(layer: FittedLayer) -> None:
+    """Raise RuntimeError if adapters wrap an output projection whose own output is hooked."""
+    if not layer.needs("branch"):
         return
     block: Block | None
     try:
-        block = projections.output(one.site, "what acts on the branch")
+        block = projections.output(layer.site, "what acts on the branch")
     except ProjectionError:
-        block = projections.of(one.site).o
+        block = projections.of(layer.site).o
     if block is None or not block.adapted:
         return
-    # The adapter stands around the layer, so that hooks on the layer inside it miss what the adapter adds.
+    # The adapter wraps the layer: hooks on the inner layer miss what the adapter adds.
     owners = [getattr(hook, "__self__", None) for hook in base_of(block.module)._forward_hooks.values()]
-    if any(isinstance(owner, Hooks) and owner.fitted is one for owner in owners):
-        names = [repr(m) for m in one.methods if m.overrides("branch")]
+    if any(isinstance(owner, Hooks) and owner.fitted is layer for owner in owners):
+        names = [repr(m) for m in layer.methods if m.overrides("branch")]
         raise RuntimeError(
-            f"{one.site.name}: {' + '.join(names)} sees what {block.where.rpartition('.')[0]} gives without the "
-            f"adapters that were put around it since; {REMEDY}"
+            f"{layer.site.name}: {' + '.join(names)} sees the output of {block.where.rpartition('.')[0]} without the "
+            f"adapters that were added after regularize(); {REMEDY}"
         )
 
 
-def _check_learned(one: FittedLayer) -> None:
-    """Raise where what methods learn was frozen along with a backbone, as peft freezes all that is not its own."""
-    learners = [repr(m) for m in one.methods if m.learns]
+def _check_learned(layer: FittedLayer) -> None:
+    """Raise RuntimeError if methods' learned parameters were frozen with the backbone, as peft does."""
+    learners = [repr(m) for m in layer.methods if m.learns]
     if not learners:
         return
-    own = [p for name, p in one.site.module.named_parameters() if is_own(name)]
-    model = one.site.model
-    # Without adapters in the model, its user froze them.
+    own = [p for name, p in layer.site.module.named_parameters() if is_own(name)]
+    model = layer.site.model
+    # Without adapters in the model, the user froze them on purpose.
     if own and model is not None and not any(p.requires_grad for p in own) and any(map(is_adapted, model.modules())):
         raise RuntimeError(
-            f"{one.site.name}: what {' + '.join(learners)} learns is frozen (requires_grad=False), as get_peft_model() "
-            f"freezes all but its adapters; {REMEDY}"
+            f"{layer.site.name}: the parameters that {' + '.join(learners)} learns are frozen (requires_grad=False), "
+            f"as get_peft_model() freezes all but its adapters; {REMEDY}"
         )

@@ -1,4 +1,4 @@
-"""What became of every attention-like module."""
+"""A table of every attention-like module of a model: whether it is regularized, and why not if it is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.pages.notebook import html_table
 
 @dataclass(frozen=True)
 class Row:
-    """One attention-like module: its name, its status, why, and which kernels ran so far ("fused", "explicit")."""
+    """One attention-like module: its name, its status, the reason, and the kernels that ran ("fused", "explicit")."""
 
     name: str
     status: str
@@ -24,7 +24,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of every attention-like module; printing it gives a table."""
+    """The status of every attention-like module; printing it gives a table."""
 
     rows: list[Row]
     notes: list[str]
@@ -52,27 +52,30 @@ def coverage(
     found: list[Candidate],
     fitted: list[FittedLayer],
     reasons: dict[Site, tuple[str, str]],
-    shown: Callable[[Method], str],
+    describe: Callable[[Method], str],
 ) -> Coverage:
-    """Say what became of every attention-like module that was found.
+    """Return the status of every attention-like module.
 
     Args:
-        reasons: of the sites that were left, their status and why; of fitted ones, which methods they do without.
-        shown: gives the text of a method with what was set since.
+        found: the modules.
+        fitted: the layers that carry methods.
+        reasons: for each site that was left out, its status and the reason; for a fitted one, the methods that do not
+            apply to it.
+        describe: returns the text of a method with the strengths that were set later.
     """
-    known = {f.site: f for f in fitted}
-    rows = [_row(one.site, known.get(one.site), reasons, shown) for one in found]
+    by_site = {f.site: f for f in fitted}
+    rows = [_row(candidate.site, by_site.get(candidate.site), reasons, describe) for candidate in found]
     notes = [f"{f.site.name}: {reasons[f.site][1]}" for f in fitted if f.site in reasons and reasons[f.site][1]]
     return Coverage(rows, notes)
 
 
 def _row(
-    site: Site, fitted: FittedLayer | None, reasons: dict[Site, tuple[str, str]], shown: Callable[[Method], str]
+    site: Site, fitted: FittedLayer | None, reasons: dict[Site, tuple[str, str]], describe: Callable[[Method], str]
 ) -> Row:
     if fitted is None:
         return Row(site.name, *reasons[site])
-    # A method that carries values does nothing on the layer that they come from.
+    # A method that carries values does nothing on the layer that provides them.
     acting = [m for m in fitted.methods if not (m.carries and fitted.shares_values)]
     if acting:
-        return Row(site.name, "regularized", " + ".join(map(shown, acting)), fitted.ran.names())
+        return Row(site.name, "regularized", " + ".join(map(describe, acting)), fitted.ran.names())
     return Row(site.name, "read", "its values are carried to the layers above")

@@ -1,4 +1,4 @@
-"""Handle: what a regularized model is steered by, its loss, its step, its report and the way back."""
+"""The handle of a regularized model: its loss, step, report, saving and removal."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["Regularized", "handle"]
 
 
 class Regularized:
-    """The handle of a regularized model: its loss, its step, its report, and the way back.
+    """The handle of a regularized model: its loss, step, report, saving and removal.
 
     Attributes:
         model: the model.
         methods: in order of action.
         step: optimizer steps so far.
         fitted: the layers with their methods.
-        shared: what these layers share: seed, running forward, penalties.
+        shared: the state that these layers share: seed, running forward, penalties.
         found: every attention-like module of the model.
-        brought: the names of the parameters that methods brought along.
+        brought: the names of the parameters that the methods added.
         seen_training: whether a training forward of the whole model ever ran.
-        hooks: what stands on the model itself and leaves with the handle.
+        hooks: the hooks on the model itself; they are removed with the handle.
 
     Example:
         >>> import torch, headwise
@@ -60,30 +60,30 @@ class Regularized:
         Regularized(NeuTRENO(strength=0.4), 2 sites)
     """
 
-    def __init__(self, model: nn.Module, made: Plan, seed: int) -> None:
-        self.model, self.methods, self.step = model, made.methods, 0
+    def __init__(self, model: nn.Module, plan: Plan, seed: int) -> None:
+        self.model, self.methods, self.step = model, plan.methods, 0
         self.shared = SharedState(seed)
         self.seen_training = self.checked = self.removed = False
-        self.found, self._reasons = made.found, made.reasons
+        self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
         before = {id(parameter) for parameter in model.parameters()}
-        self.fitted = attachment.attach(made, self.shared)
+        self.fitted = attachment.attach(plan, self.shared)
         self.hooks: list[Any] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
-            # A forward that failed half-way ends too: what it carried is no later call's.
+            # A forward that failed half-way ends too, so that no later call sees the values it carried.
             model.register_forward_hook(self._after, always_call=True),
             model.register_load_state_dict_pre_hook(self._before_load),
         ]
         model.__dict__[HANDLE] = self
         self._initial = learned_parameters.fingerprints(model, [m for f in self.fitted for m in f.methods])
-        # By name: sharding puts other objects into the same places.
+        # By name, because sharding replaces the parameter objects.
         self.brought = [name for name, parameter in model.named_parameters() if id(parameter) not in before]
         self._forgotten = Forgotten(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
         memo[id(self)] = twin
-        # Methods are frozen and known by identity: the copy shares them. It has a training loop of its own.
+        # Methods are frozen and compared by identity, so the copy shares them. It has its own training loop.
         twin.methods = list(self.methods)
         for name, value in self.__dict__.items():
             if name not in ("methods", "_forgotten"):
@@ -100,7 +100,7 @@ class Regularized:
         self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        # Checkpointed regions keep what their recompute needs themselves.
+        # Checkpointed regions keep by themselves what their recomputation needs.
         self.shared.forward.end()
         self.shared.differentiates = False
 
@@ -110,17 +110,16 @@ class Regularized:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
-        """Return the strength of a method on a site at an optimizer step, as its schedule or `set()` say."""
+        """Return the strength of a method on a site at an optimizer step, from its schedule or `set()`."""
         return self._strengths.at(method, name, step, site)
 
     def drop_penalties(self) -> bool:
-        """Forget the penalties that were never read, and tell whether there were any."""
+        """Drop the penalties that were never read, and return whether there were any."""
         return bool(self.shared.penalties.take())
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Let training forwards run beside the training: they take no draw from it, and no penalty of theirs is left to
-        it."""
+        """Run training forwards that leave the training's random draws and penalties as they are."""
         counters = [(f, int(f.passes.counter), f.reached) for f in self.fitted]
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
@@ -135,12 +134,11 @@ class Regularized:
                 fitted.reached = reached
 
     def loss(self) -> Tensor:
-        """Return the sum of all penalties over the training forwards since it was last read, a 0-d tensor; then clear
-        it.
+        """Return and clear the sum of all penalties of the training forwards since the last call, a 0-d tensor.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step or was replaced since, or adapters,
-                freezing or shards that came after regularize() leave a method nothing to act on.
+            RuntimeError: if a site was not reached in the first training step or was replaced since, or if a method
+                cannot act any more because adapters, freezing or sharding came after regularize().
         """
         self._alive()
         if self.seen_training:
@@ -155,19 +153,19 @@ class Regularized:
         return total
 
     def after_step(self) -> None:
-        """Tell the methods that the optimizer stepped: schedules move on, and methods that act after the step act.
+        """Advance the schedules by one optimizer step and run the methods that act after a step.
 
         Raises:
-            RuntimeError: where a site was not reached in the first training step, or was replaced in the model since.
+            RuntimeError: if a site was not reached in the first training step, or was replaced in the model since.
         """
         self._alive()
         self._check_reached()
         self._forgotten.stepped = True
         changed.check_followed(self.fitted)
         self.step += 1
-        standing = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
-        for kind in dict.fromkeys(type(method) for method, _ in standing):
-            kind.exchange([state for method, state in standing if type(method) is kind])
+        pairs = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
+        for kind in dict.fromkeys(type(method) for method, _ in pairs):
+            kind.exchange([state for method, state in pairs if type(method) is kind])
         for f in self.fitted:
             f.reached = False
             for method, state in zip(f.methods, f.states, strict=True):
@@ -180,30 +178,30 @@ class Regularized:
         p=VShape(...))`.
 
         Raises:
-            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
+            ValueError: if the method is not fitted, a field cannot change while training, or a value is out of
                 range.
-            TypeError: where a value is neither a number nor a schedule.
+            TypeError: if a value is neither a number nor a schedule.
         """
         self._alive()
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
-        self._look_out()
+        self._watch_loop()
 
     def idle(self) -> str:
-        """Say which methods did nothing in this training so far, and why; nothing where all acted."""
-        never = [m for m in self.methods if not self._came_to(m)]
+        """Return a message about the methods that did nothing in this training so far; empty if all acted."""
+        never = [m for m in self.methods if not self._was_reached(m)]
         if never:
             names = " and ".join(map(repr, never))
             return (
-                f"no training forward came to the layers of {names}: train the model that was regularized, in "
+                f"no training forward reached the layers of {names}: train the model that was regularized, in "
                 "training mode"
             )
         return self._forgotten.so_far()
 
-    def _came_to(self, method: Method) -> bool:
-        # after a step that was checked, every layer was reached once
-        on = [f for f in self.fitted if any(m is method for m in f.methods)]
-        return (self.checked and self.step > 0) or any(f.reached for f in on)
+    def _was_reached(self, method: Method) -> bool:
+        # a checked first step has reached every layer
+        layers = [f for f in self.fitted if any(m is method for m in f.methods)]
+        return (self.checked and self.step > 0) or any(f.reached for f in layers)
 
     def _check_reached(self) -> None:
         if self.fitted:
@@ -212,52 +210,54 @@ class Regularized:
 
     def _alive(self) -> None:
         if self.removed:
-            raise RuntimeError("this model is no longer regularized: remove() or fold() was called before")
+            raise RuntimeError(
+                "this model is no longer regularized, since remove() or fold() was called: call regularize() again, or "
+                "save it like any other model"
+            )
 
     def _device(self) -> torch.device:
         first = next(self.model.parameters(), None)
         return first.device if first is not None else torch.device("cpu")
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that the methods brought along, for an optimizer that was made before them."""
-        known = dict(self.model.named_parameters())
-        return [known[name] for name in self.brought if name in known]
+        """Return the parameters that the methods added, for an optimizer that was made before them."""
+        parameters = dict(self.model.named_parameters())
+        return [parameters[name] for name in self.brought if name in parameters]
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on: steps, draws and the strengths that `set()` chose, as plain numbers
-        and text."""
+        """Return the state that a resumed run needs: steps, draws and strengths from `set()`, as numbers and text."""
         return progress(self.step, self.fitted, self._strengths, self.methods)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take `state()` of an earlier run with the same layers and methods.
+        """Load the `state()` of an earlier run with the same layers and methods.
 
         Raises:
-            ValueError: where it is that of another model or of other methods; nothing is taken then.
+            ValueError: if it belongs to another model or other methods; nothing is loaded then.
         """
         self._alive()
         check_progress(state, self.fitted, self._strengths, self.methods)
         self.step = load_progress(state, self.fitted, self._strengths, self.methods)
         self.checked = bool(self.step)
-        self._look_out()
+        self._watch_loop()
 
-    def _look_out(self) -> None:
-        """Look anew for what is forgotten, as a strength that was chosen may need after_step()."""
+    def _watch_loop(self) -> None:
+        """Check the training loop again: a strength that was just set may need after_step()."""
         if not self._forgotten.stepped:
             self._forgotten.listen()
 
     def report(self) -> Coverage:
-        """Say of every attention-like module whether it is regularized, read, skipped, not applicable or unreachable,
-        and why."""
+        """Return for every attention-like module whether it is regularized, read, skipped, not applicable or
+        unreachable, and why."""
         return coverage(self.found, self.fitted, self._reasons, self._strengths.shown)
 
     def remove(self, discard: bool = False) -> None:
-        """Take the methods off: before any step the same bits and keys as before; trained host weights stay.
+        """Remove the methods. Before any step this restores the model's bits and keys; trained host weights stay.
 
         Args:
             discard: drop learned parameters and reparametrizations that were trained.
 
         Raises:
-            RuntimeError: after training, where a method holds learned parameters; and when removed before.
+            RuntimeError: if a method holds learned parameters after training, or the methods were removed before.
         """
         self._alive()
         if not discard:
@@ -267,14 +267,17 @@ class Regularized:
         self._leave()
 
     def fold(self) -> None:
-        """Make the model ready for deployment: reparametrizations become plain weights, bit for bit the eval model's,
-        and methods that act in training alone go. Methods that act in evaluation stay, and so does the handle then."""
+        """Prepare the model for deployment.
+
+        Reparametrizations become plain weights, bit for bit those of the model in evaluation. Methods that act in
+        training only are removed. Methods that act in evaluation stay, and then the handle stays too.
+        """
         self._alive()
-        kept = attachment.fold_methods(self.fitted)
-        attachment.detach([f for f in self.fitted if not any(f is k for k in kept)], fold=True)
-        self.fitted = kept
-        self.methods = [m for m in self.methods if any(m is k for f in kept for k in f.methods)]
-        if not kept:
+        remaining = attachment.fold_methods(self.fitted)
+        attachment.detach([f for f in self.fitted if not any(f is k for k in remaining)], fold=True)
+        self.fitted = remaining
+        self.methods = [m for m in self.methods if any(m is k for f in remaining for k in f.methods)]
+        if not remaining:
             self._leave()
 
     def _leave(self) -> None:
@@ -289,16 +292,16 @@ class Regularized:
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
         """Write the model, its methods and what they learned into a folder; `headwise.load_pretrained` reads it.
 
-        Plain loaders find the weights that the model computes with in evaluation. Where a method acts in evaluation
-        beside them, a weight named `trained_with_...` makes such loaders say so.
+        Plain loaders find the weights that the model uses in evaluation. If a method also acts in evaluation, a weight
+        named `trained_with_...` makes such loaders warn about it.
 
         Args:
-            folder: made where it is not there; weights of an earlier save in it are removed.
+            folder: created if it does not exist; weights of an earlier save in it are removed.
             options: of the model's own `save_pretrained`, for models of transformers (`max_shard_size`).
 
         Raises:
-            ValueError: where adapters, shards or quantized weights stand in the model.
-            ImportError: naming the extra, where safetensors is not installed.
+            ValueError: if the model holds adapters, shards or quantized weights.
+            ImportError: if safetensors is not installed; the message names the extra.
 
         Example:
             >>> import tempfile, torch, headwise
@@ -328,35 +331,35 @@ class Regularized:
         """Save the model as `save_pretrained` does into a repository of a hub, and return the address of the commit.
 
         Args:
-            repo_id: such as `"name/model"`; made where it is not there.
-            private: whether a new repository is private; by default as the hub's settings say.
+            repo_id: such as `"name/model"`; created if it does not exist.
+            private: whether a new repository is private; by default the hub's setting decides.
             token: of the hub; by default the one of `hf auth login`.
             commit_message: of the commit.
             endpoint: the address of another hub.
 
         Raises:
             ValueError: as `save_pretrained` does.
-            ImportError: naming the extra, where huggingface_hub is not installed.
+            ImportError: if huggingface_hub is not installed; the message names the extra.
         """
         self._alive()
         return saving.push(self, repo_id, private=private, token=token, message=commit_message, endpoint=endpoint)
 
     def export(self, folder: str | Path, example: Any = None, **options: Any) -> saving.Exported:
-        """Write the model as a stock one of transformers, which runs without headwise, where that is exact.
+        """Write the model as a stock model of transformers that runs without headwise, if that is exact.
 
-        Reparametrized weights become plain ones, and methods that act in training alone are left out. The handle and
-        the model stay as they are.
+        Reparametrized weights become plain ones, and methods that act in training only are left out. The handle and
+        the model do not change.
 
         Args:
-            folder: made where it is not there; weights of an earlier save in it are removed.
+            folder: created if it does not exist; weights of an earlier save in it are removed.
             example: a batch (tensor, tuple of arguments or dict of keywords): the folder is loaded again, and its
                 outputs on the batch are compared with the model's.
             options: of the model's own `save_pretrained` (`max_shard_size`).
 
         Raises:
-            ValueError: naming the methods that cannot be folded; where the model is none of transformers', or holds
-                adapters, shards or quantized weights.
-            RuntimeError: where outputs differ by more than 1e-5 of the largest, in half precision by more than eight
+            ValueError: if a method cannot be folded, the model is not one of transformers, or it holds adapters,
+                shards or quantized weights.
+            RuntimeError: if outputs differ by more than 1e-5 of the largest, in half precision by more than eight
                 roundings.
         """
         self._alive()
@@ -372,20 +375,19 @@ class Regularized:
 
     def _repr_html_(self) -> str:
         rows = [(repr(method), method.summary()) for method in self.methods]
-        what = "removed" if self.removed else f"at step {self.step}"
-        shown = html_table(f"{self!r}, {what}", ("method", "what it does"), rows)
-        return shown if self.removed else shown + self.report()._repr_html_()
+        status = "removed" if self.removed else f"at step {self.step}"
+        table = html_table(f"{self!r}, {status}", ("method", "what it does"), rows)
+        return table if self.removed else table + self.report()._repr_html_()
 
     def __repr__(self) -> str:
         return f"Regularized({' + '.join(map(repr, self.methods)) or 'no method'}, {len(self.fitted)} sites)"
 
 
 def handle(model: nn.Module) -> Regularized:
-    """Return the handle of a regularized model, also of a deep copy, of a compiled one or one wrapped for distributed
-    training.
+    """Return the handle of a regularized model, which may be a deep copy, compiled or wrapped for distribution.
 
     Raises:
-        ValueError: where the model is not regularized.
+        ValueError: if the model is not regularized.
 
     Example:
         >>> import torch, headwise
@@ -395,6 +397,6 @@ def handle(model: nn.Module) -> Regularized:
         >>> headwise.handle(model) is made
         True
     """
-    kept = kept_handle(model)
-    assert isinstance(kept, Regularized)
-    return kept
+    regularized = kept_handle(model)
+    assert isinstance(regularized, Regularized)
+    return regularized

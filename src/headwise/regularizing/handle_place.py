@@ -1,4 +1,4 @@
-"""The handle as the parts of this room see it, and where a regularized model keeps it."""
+"""The interface of a handle, and the place where a regularized model keeps it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from headwise.core.method import Method
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
 
-# An entry of the model's __dict__: torch neither saves it nor takes it for a submodule, and a deep copy brings its own
-# along.
+# A key of the model's __dict__: torch neither saves it nor registers it as a submodule, and a deep copy copies it.
 HANDLE = "_headwise_handle"
-# Where compiled, distributed and adapted models keep the model they stand around.
+# Attributes under which compiled, distributed and adapted models keep the model they wrap.
 INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
 INSIDE_PEFT = ("base_model", "model")
 
 
 class Handle(Protocol):
-    """What saving, a Trainer's loss and callback, and the reminders ask of `Regularized`, which stands above them."""
+    """The part of `Regularized` that saving, the Trainer's loss and callback and the call checks use."""
 
     model: nn.Module
     methods: list[Method]
@@ -44,10 +43,10 @@ class Handle(Protocol):
 
 
 def kept_handle(model: nn.Module) -> Any:
-    """Return the handle of a regularized model or of the one that it stands around.
+    """Return the handle of a regularized model or of the model that it wraps.
 
     Raises:
-        ValueError: where the model is not regularized.
+        ValueError: if the model is not regularized.
     """
     seen: set[int] = set()
     inner: Any = model
@@ -55,7 +54,7 @@ def kept_handle(model: nn.Module) -> Any:
         seen.add(id(inner))
         if HANDLE in inner.__dict__:
             return inner.__dict__[HANDLE]
-        # A model's own "model" is a part of it; only peft's classes keep the whole of it under that name.
+        # Only peft's classes keep a whole model under the name "model"; elsewhere it is a part.
         names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
         inner = next((inner._modules[name] for name in names if name in inner._modules), None)
     raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")

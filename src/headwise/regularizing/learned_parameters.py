@@ -1,5 +1,4 @@
-"""Learned parameters: the parameters that methods brought along, whether they have moved, and what loading weights must
-explain."""
+"""The parameters that methods add to a model: their keys, whether training moved them, and loading weights."""
 
 from __future__ import annotations
 
@@ -16,49 +15,51 @@ from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 
 # (version, sum, sum of squares) of a parameter
-Print = tuple[int, float, float]
+Fingerprint = tuple[int, float, float]
 
 
 def own_keys(model: nn.Module) -> list[str]:
-    """Return the state-dict keys that the methods brought along."""
+    """Return the state-dict keys that the methods added."""
     return [k for k in model.state_dict() if is_own(k)]
 
 
 def is_own(key: str) -> bool:
-    """Return whether a key of a state dict is of what methods brought along."""
+    """Return whether a key of a state dict was added by a method."""
     return ".headwise." in f".{key}" or "parametrizations." in key
 
 
 @torch.no_grad()
-def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Print]:
-    """Return what tells whether a parameter of a method, or one under a reparametrization, has moved."""
+def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Fingerprint]:
+    """Return a fingerprint of each parameter of a method or under a reparametrization, to see later if it moved."""
     if not any(m.learns for m in methods):
         return {}
-    # On the meta device nothing has a value yet that could be told from a later one.
-    return {name: _print(p) for name, p in model.named_parameters() if is_own(name) and not p.is_meta}
+    # Parameters on the meta device have no values to compare.
+    return {name: _fingerprint(p) for name, p in model.named_parameters() if is_own(name) and not p.is_meta}
 
 
-def moved(model: nn.Module, initial: dict[str, Print]) -> bool:
-    """Return whether one of these parameters is no longer what it was at the start (trained, or loaded)."""
+def moved(model: nn.Module, initial: dict[str, Fingerprint]) -> bool:
+    """Return whether one of these parameters was trained or loaded since its fingerprint was taken."""
     now = {name: p for name, p in model.named_parameters() if name in initial}
     return any(name in now and _has_moved(now[name], before) for name, before in initial.items())
 
 
-def _has_moved(parameter: Tensor, before: Print) -> bool:
-    # A version counts changes in place; without one, or on another device, the values decide.
+def _has_moved(parameter: Tensor, before: Fingerprint) -> bool:
+    # The version counts in-place changes; if it differs, for example after a move to another device, compare values.
     if parameter._version == before[0]:
         return False
-    _, total, squares = _print(parameter)
+    _, total, squares = _fingerprint(parameter)
     return abs(total - before[1]) > 1e-9 * (1 + abs(before[1])) or abs(squares - before[2]) > 1e-9 * (1 + before[2])
 
 
-def _print(parameter: Tensor) -> Print:
+def _fingerprint(parameter: Tensor) -> Fingerprint:
     values = parameter.detach().double()
     return parameter._version, float(values.sum()), float(values.square().sum())
 
 
-def check_removable(fitted: Iterable[FittedLayer], model: nn.Module, initial: dict[str, Print], step: int) -> None:
-    """Raise RuntimeError where taking the methods off would lose what they learned."""
+def check_removable(
+    fitted: Iterable[FittedLayer], model: nn.Module, initial: dict[str, Fingerprint], step: int
+) -> None:
+    """Raise RuntimeError if removing the methods would lose what they learned."""
     learners = sorted({repr(m) for f in fitted for m in f.methods if m.learns})
     if learners and (step > 0 or moved(model, initial)):
         raise RuntimeError(
@@ -70,12 +71,12 @@ def check_removable(fitted: Iterable[FittedLayer], model: nn.Module, initial: di
 def explain_loading(
     model: nn.Module, methods: Iterable[Method], state: dict[str, Any], prefix: str, errors: list[str]
 ) -> None:
-    """Explain why the weights of a plain model, or of one with other methods, do not fit a regularized model."""
+    """Add an error, or warn, if the loaded weights are those of a plain model or of a model with other methods."""
     missing = [k for k in own_keys(model) if prefix + k not in state]
     if not missing:
         return
     other = any(is_own(k) for k in state)
-    text = (
+    message = (
         f"these weights are those of {'a model with other methods' if other else 'a plain model'}, and this one is "
         f"regularized with {' + '.join(map(repr, methods))}: {missing[0]} and {len(missing) - 1} more are missing. "
         f"Load the weights {'with the methods they were saved with' if other else 'before regularize()'}, or call "
@@ -83,15 +84,15 @@ def explain_loading(
         "plain models can load what can be folded"
     )
     if _strict():
-        errors.append(text)
+        errors.append(message)
     else:
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(message, stacklevel=2)
 
 
 def _strict() -> bool:
-    """Return whether the weights that are being loaded must fit.
+    """Return the `strict` argument of the running `load_state_dict`.
 
-    torch tells its hooks "strict" whatever was asked for: only the frame of load_state_dict knows.
+    torch passes strict=True to its hooks in every case: only the frame of load_state_dict has the real value.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

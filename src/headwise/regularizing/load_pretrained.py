@@ -1,4 +1,4 @@
-"""Load a folder that `handle.save_pretrained` wrote."""
+"""Loading of a folder that `handle.save_pretrained` wrote."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from headwise.regularizing.regularize import regularize
 
 
 def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None) -> Regularized:
-    """Fit the methods of a saved model onto a plain one, load its weights and what the methods learned, and give the
-    handle.
+    """Fit the methods of a saved model onto a plain one, load all weights, and return the handle.
 
     Args:
-        model: plain, built as the saved one was; its weights do not matter.
-        folder: what `handle.save_pretrained` wrote, on this machine.
-        example: a batch, as `regularize` takes it, where shapes cannot be known from the model.
+        model: a plain model, built like the saved one; its weights do not matter.
+        folder: a local folder that `handle.save_pretrained` wrote.
+        example: a batch, as for `regularize`, if shapes cannot be known from the model.
 
     Raises:
-        FileNotFoundError: where the folder holds no methods.
-        ValueError: where it is damaged, the model is of another class, has other layers or shapes, or a method is not
-            known in this process; the model is plain then, its weights as they were.
-        ImportError: naming the extra, where safetensors is not installed.
+        FileNotFoundError: if the folder holds no methods.
+        ValueError: if the folder is damaged, the model is of another class, has other layers or shapes, or a method
+            is not known in this process; the model stays plain and keeps its weights then.
+        ImportError: if safetensors is not installed; the message names the extra.
 
     Example:
         >>> import tempfile, torch, headwise
@@ -49,9 +48,9 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
         raise ValueError(
             f"{path} holds a {settings['model']}, and this model is a {type(model).__name__}: build that one"
         )
-    methods = [_method(one) for one in settings["methods"]]
+    methods = [_method(entry) for entry in settings["methods"]]
     plain, own = _plain(model, path), _own(path)
-    layers = {name for one in settings["methods"] for name in one["layers"]}
+    layers = {name for entry in settings["methods"] for name in entry["layers"]}
     handle = regularize(
         model, *methods, where=lambda site: site.name in layers, example=example, seed=settings["seed"], allow_none=True
     )
@@ -65,26 +64,26 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
     return handle
 
 
-def _method(one: dict[str, Any]) -> Method:
+def _method(entry: dict[str, Any]) -> Method:
     try:
-        (method,) = parse(one["method"])
+        (method,) = parse(entry["method"])
     except ValueError as error:
-        own = (
+        hint = (
             ""
-            if one["module"].startswith("headwise.")
-            else f" Import {one['module']}, which defines it, before loading."
+            if entry["module"].startswith("headwise.")
+            else f" Import {entry['module']}, which defines it, before loading."
         )
-        raise ValueError(f"the folder's method {one['method']!r} cannot be made: {error}{own}") from None
+        raise ValueError(f"the folder's method {entry['method']!r} cannot be made: {error}{hint}") from None
     return method
 
 
 def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Return the weights of the plain model, by its own names."""
+    """Return the weights of the plain model, by the model's own names."""
     if saving.of_transformers(model):
-        # without one transformers builds the class's default, which may be of billions of weights
+        # without a configuration transformers builds the class's default, which may have billions of weights
         if not (path / "config.json").is_file():
             raise ValueError(f"{path / 'config.json'} is missing: get the folder again, or save it anew")
-        # the library may keep weights under other names, or in other pieces, than a model has
+        # transformers may store weights under other names, or split otherwise, than the model holds them
         with needing("Loading a regularized model", "hf"):
             from safetensors import SafetensorError
         try:
@@ -113,31 +112,31 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:
-    for method, one in zip(handle.methods, methods, strict=True):
+    for method, entry in zip(handle.methods, methods, strict=True):
         here = {f.site.name for f in handle.fitted if any(m is method for m in f.methods)}
-        if here != set(one["layers"]):
-            apart = (("only here", here - set(one["layers"])), ("only there", set(one["layers"]) - here))
-            lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
+        if here != set(entry["layers"]):
+            groups = (("only here", here - set(entry["layers"])), ("only there", set(entry["layers"]) - here))
+            lines = [f"{group}: {', '.join(sorted(names))}" for group, names in groups if names]
             raise ValueError(
-                f"{one['method']} stands on other layers than in the saved model ({'; '.join(lines)}): build the "
+                f"{entry['method']} is on other layers than in the saved model ({'; '.join(lines)}): build the "
                 "model as it was"
             )
 
 
-def _fitting(model: nn.Module, plain: dict[str, Tensor], own: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return a whole state dict of the regularized model, or raise where one is not to be had."""
-    wanted = model.state_dict()
-    state = {key: own.get(key, plain.get(key)) for key in wanted}
+def _fitting(model: nn.Module, plain: dict[str, Tensor], learned: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the whole state dict of the regularized model; raise ValueError if the weights do not fit."""
+    expected = model.state_dict()
+    state = {key: learned.get(key, plain.get(key)) for key in expected}
     problems = [f"{key} is missing" for key, tensor in state.items() if tensor is None]
     problems += [
-        f"{key} is {tuple(tensor.shape)} there and {tuple(wanted[key].shape)} here"
+        f"{key} is {tuple(tensor.shape)} there and {tuple(expected[key].shape)} here"
         for key, tensor in state.items()
-        if tensor is not None and tensor.shape != wanted[key].shape
+        if tensor is not None and tensor.shape != expected[key].shape
     ]
-    problems += [f"{key} has no place here" for key in own if key not in wanted]
-    # what a method computes is no weight of its own here
-    covered = {key.replace("parametrizations.", "").removesuffix(".original") for key in wanted if is_own(key)}
-    problems += [f"{key} has no place here" for key in plain if key not in wanted and key not in covered]
+    problems += [f"{key} has no place here" for key in learned if key not in expected]
+    # a weight that a reparametrization computes is not stored under its plain name
+    covered = {key.replace("parametrizations.", "").removesuffix(".original") for key in expected if is_own(key)}
+    problems += [f"{key} has no place here" for key in plain if key not in expected and key not in covered]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ValueError(f"the weights in {path} do not fit this model: {'; '.join(problems[:3])}{more}")

@@ -15,12 +15,12 @@ FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
 def write(folder: Path, text: str, library: str) -> None:
-    """Write the part about methods into a folder's model card; what else stands in the card stays.
+    """Write the part about methods into a folder's model card, and keep the rest of the card.
 
     Args:
-        folder: of the model.
+        folder: the folder of the model.
         text: the part, in Markdown.
-        library: the module of the model's class, which tells a hub's pages how it is loaded.
+        library: the module of the model's class, from which a hub learns how to load it.
     """
     path = folder / CARD
     part = f"{BEGIN}\n{text}{END}\n"
@@ -37,13 +37,13 @@ def write(folder: Path, text: str, library: str) -> None:
 
 
 def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, *, loads: bool) -> str:
-    """Return the part of a card that tells of methods.
+    """Return the part of a model card about methods, in Markdown.
 
     Args:
         methods: in order of action.
-        fitted: the layers on which they stand.
+        fitted: the layers that carry them.
         model: the class of the model.
-        loads: whether the folder is one for `headwise.load_pretrained`; otherwise it is a stock model.
+        loads: whether the folder is for `headwise.load_pretrained`; otherwise it holds a stock model.
     """
     rows = ["| method | what it does | acts in | layers | source |", "|---|---|---|---|---|"]
     for method in methods:
@@ -54,32 +54,33 @@ def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, 
         [
             f"## Attention methods\n\nTrained with headwise.\n\n{chr(10).join(rows)}",
             "",
-            *_after(methods, model, loads),
+            *_loading(methods, model, loads),
             "",
         ]
     )
 
 
-def _after(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
+def _loading(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
     if not loads:
         return [
-            "This folder holds a stock model: what the methods left is in its weights, and it runs without headwise."
+            "This folder holds a stock model: its weights contain the effect of the methods, and it runs without "
+            "headwise."
         ]
-    beyond = beyond_weights(methods)
+    outside = beyond_weights(methods)
     name = model.__name__
-    # classes of transformers' own, and not a subclass in somebody's script
+    # only classes of transformers itself can be imported from it, not a subclass in a script
     if model.__module__.startswith("transformers."):
         imports = ["import headwise", f"from transformers import AutoConfig, {name}"]
         built = f'model = {name}(AutoConfig.from_pretrained("folder"))'
     else:
         imports, built = ["import headwise"], f"model = ...  # a plain {name}, built as the saved one was"
-    called = 'handle = headwise.load_pretrained(model, "folder")'
-    lines = ["```python", *imports, "", built, called, "```", ""]
-    if beyond:
-        names = ", ".join(f"`{type(m).__name__}`" for m in beyond)
+    load = 'handle = headwise.load_pretrained(model, "folder")'
+    lines = ["```python", *imports, "", built, load, "```", ""]
+    if outside:
+        names = ", ".join(f"`{type(m).__name__}`" for m in outside)
         lines.append(
-            f"What acts in evaluation beside the weights: {names}. Loaded without headwise, this is another model "
-            "than the one that was trained."
+            f"These methods also act in evaluation: {names}. Loaded without headwise, the model computes something "
+            "else than the one that was trained."
         )
     else:
         lines.append("In evaluation the plain weights compute the same: the model also runs without headwise.")
@@ -87,7 +88,7 @@ def _after(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
 
 
 def beyond_weights(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods whose effect in evaluation lies in no weight of a plain model."""
+    """Return the methods whose effect in evaluation is not in the weights of a plain model."""
     return [m for m in methods if m.acts_in(training=False) and not m.overrides("fold")]
 
 

@@ -1,7 +1,7 @@
-"""Optimizer steps: told to whoever asks, so that calls which a training loop forgot can be named.
+"""A counter of the optimizer steps on a model, from which forgotten calls of a training loop are detected.
 
-torch shows every optimizer's steps to hooks of its own. One hook stands there while somebody listens: usually for the
-first few steps of a training.
+torch calls global hooks before each step of every optimizer. One hook is registered while a counter listens: usually
+during the first few steps of a training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-# Steps of other models' optimizers after which a model that is never trained, such as a running average, is left alone.
+# After this many steps of other models' optimizers, counting stops for a model that was never trained (an average).
 FOREIGN = 100
 
 _listening: weakref.WeakSet[OptimizerSteps] = weakref.WeakSet()
@@ -24,11 +24,11 @@ _hooks: list[Any] = []
 
 
 class OptimizerSteps:
-    """Counts the steps that optimizers begin on a model's parameters.
+    """A counter of the steps that optimizers begin on a model's parameters.
 
     Args:
         model: the model; optimizers that hold none of its parameters are not counted.
-        begins: called before each step with its number, counted from 1 and for each optimizer apart, and the optimizer.
+        begins: called before each step with its number, counted from 1 for each optimizer, and the optimizer.
     """
 
     def __init__(self, model: nn.Module, begins: Callable[[int, Optimizer], None]) -> None:
@@ -37,7 +37,7 @@ class OptimizerSteps:
         self.counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def listen(self) -> None:
-        """Begin to count, from 0."""
+        """Start counting from 0."""
         self.counts.clear()
         self.foreign = 0
         _listening.add(self)
@@ -45,7 +45,7 @@ class OptimizerSteps:
             _hooks.append(register_optimizer_step_pre_hook(_before_step))
 
     def stop(self) -> None:
-        """Count no more; the last one to stop takes the hook away."""
+        """Stop counting; the last counter to stop removes the hook."""
         _listening.discard(self)
         _unhook_if_alone()
 
@@ -61,12 +61,12 @@ class OptimizerSteps:
         self.begins(self.counts[optimizer], optimizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Optimizers are no part of a model that is saved whole.
+        # A model that is pickled does not carry its optimizers.
         return {"model": self.model, "begins": self.begins, "listens": self in _listening}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Weak references cannot be saved: the counts begin anew.
-        self.__init__(state["model"], state["begins"])  # type: ignore[misc]  # a call of __init__ by hand is meant
+        # Weak references cannot be pickled: counting starts again.
+        self.__init__(state["model"], state["begins"])  # type: ignore[misc]  # the direct call is intended
         if state["listens"]:
             self.listen()
 
@@ -77,19 +77,18 @@ def held_by(optimizer: Optimizer) -> set[int]:
 
 
 def held_by_any() -> set[int]:
-    """Return the ids of the parameters that the optimizers of this process hold; it looks at all objects, so it is
-    slow."""
-    # The type and not the object is asked: lazy objects would be loaded by it.
-    alive = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
-    return set().union(*(held_by(one) for one in alive if hasattr(one, "param_groups")))
+    """Return the ids of the parameters that the optimizers of this process hold; slow, as it walks all objects."""
+    # issubclass of the type, because isinstance would load lazy objects.
+    optimizers = [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
+    return set().union(*(held_by(optimizer) for optimizer in optimizers if hasattr(optimizer, "param_groups")))
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     # A compiled step is traced once and cannot count.
     if torch.compiler.is_compiling():
         return
-    for one in list(_listening):
-        one.before(optimizer)
+    for counter in list(_listening):
+        counter.before(optimizer)
     _unhook_if_alone()
 
 

@@ -1,5 +1,4 @@
-"""Parameter groups: attention's projections and the MLPs get a weight decay of their own, and what must not decay gets
-none."""
+"""Parameter groups with separate weight decays for attention and MLPs, and none for norms, biases and vectors."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> list[nn.Parameter]:
-    """Return the matrices that share a block with an attention layer and are not its own: experts and their router too.
+    """Return the other matrices of the blocks that hold attention layers, also those of experts and their router.
 
-    The block of a layer is the smallest module around it that holds further matrices; it ends below a stack of alike
-    layers and below the model itself, where embeddings and heads stand. `attention` holds the ids of attention's
+    The block of a layer is the smallest module around it that holds further matrices. It is below any stack of similar
+    layers and below the model itself, which holds embeddings and heads. `attention` holds the ids of attention's
     weights.
     """
-    found: dict[int, nn.Parameter] = {}
+    weights: dict[int, nn.Parameter] = {}
     for site in sites:
         own = _inside(site)
         for block in _ancestors(model, site):
@@ -34,14 +33,13 @@ def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> lis
                 break
             matrices = [p for p in _matrices(block, own) if id(p) not in attention]
             if matrices:
-                found |= {id(p): p for p in matrices}
+                weights |= {id(p): p for p in matrices}
                 break
-    return list(found.values())
+    return list(weights.values())
 
 
 def _inside(site: Site) -> set[int]:
-    """Return the ids of what belongs to the attention layer itself; of a whole block that attends, only what methods
-    added."""
+    """Return the ids of the attention layer's own parameters; for a block that attends by itself, only the methods'."""
     module = site.module
     if not LIKE.search(type(module).__name__):
         added = module._modules.get("headwise")
@@ -50,15 +48,15 @@ def _inside(site: Site) -> set[int]:
 
 
 def _ancestors(model: nn.Module, site: Site) -> Iterator[nn.Module]:
-    """Return the layer itself, then what stands around it, without the model."""
-    # A site is named in the model that was regularized, which adapters or DDP may stand around since.
+    """Return the layer itself, then the modules around it from the inside out, without the model."""
+    # A site is named in the model that was regularized, which adapters or DDP may have wrapped since.
     around, parts = site.model or model, site.name.split(".")
     for end in range(len(parts), 0, -1):
         yield around.get_submodule(".".join(parts[:end]))
 
 
 def _is_stack(module: nn.Module, sites: list[Site]) -> bool:
-    """Tell a list of alike layers: two children of one type that both hold attention."""
+    """Return whether a module is a stack of layers: two of its children hold attention and have the same type."""
     if not isinstance(module, CONTAINERS):
         return False
     attending = {id(site.module) for site in sites}
@@ -90,29 +88,28 @@ def parameter_groups(
     example: Any = None,
     **rest: Any,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimizer: attention's q, k, v and o weights and the MLPs' have their own weight
-    decay.
+    """Return parameter groups for an optimizer, with separate weight decays for attention (q, k, v, o) and the MLPs.
 
-    Every trainable parameter stands in exactly one group, shared ones once. Attention is found by the sites, an MLP as
-    the other matrices of a block that attends; neither by names. Not decayed: biases, norms, and whatever is a vector
-    or a scalar: gains, sinks, logit scales, class tokens, the learned scalars of methods. Embeddings, heads and other
-    matrices take `weight_decay`.
+    Every trainable parameter is in exactly one group, also if it is shared. Attention weights are those of the sites,
+    MLP weights the other matrices of a block with attention; neither is identified by name. Not decayed are biases,
+    norms, and all vectors and scalars: gains, sinks, logit scales, class tokens, the learned scalars of methods.
+    Embeddings, heads and other matrices get `weight_decay`.
 
     Args:
         model: plain or regularized, also compiled or wrapped.
         lr: learning rate of all groups.
-        weight_decay: of everything else that decays.
+        weight_decay: of all other parameters that decay.
         attention_weight_decay: of q, k, v and o weights; None means `weight_decay`.
         mlp_weight_decay: of the matrices of the blocks' MLPs; None means `weight_decay`.
-        example: a batch, where an attention layer's layout cannot be seen without one.
+        example: a batch, if an attention layer's layout cannot be known without one.
         rest: further settings of all groups, such as `betas`.
 
     Returns:
-        Groups "attention", "mlp", "other" and "undecayed" (key "name"), those that are empty left out.
+        The groups "attention", "mlp", "other" and "undecayed" (key "name"), without the empty ones.
 
     Raises:
-        ValueError: where a decay is negative, the weights of an attention layer cannot be told, or the model has none
-            of the weights that a decay of their own was given for.
+        ValueError: if a decay is negative, the weights of an attention layer cannot be identified, or the model has
+            no weights to which a given decay would apply.
 
     Example:
         >>> import torch, headwise
@@ -148,58 +145,58 @@ def parameter_groups(
         if parameter.requires_grad:
             groups[kinds.get(id(parameter), "other")].append(parameter)
     return [
-        {"name": name, "lr": lr, "params": found, "weight_decay": decays[name], **rest}
-        for name, found in groups.items()
-        if found
+        {"name": name, "lr": lr, "params": parameters, "weight_decay": decays[name], **rest}
+        for name, parameters in groups.items()
+        if parameters
     ]
 
 
 def _check_decays(weight_decay: float, attention: float | None, mlp: float | None) -> None:
-    given = {"weight_decay": weight_decay, "attention_weight_decay": attention, "mlp_weight_decay": mlp}
-    for name, value in given.items():
+    decays = {"weight_decay": weight_decay, "attention_weight_decay": attention, "mlp_weight_decay": mlp}
+    for name, value in decays.items():
         if value is not None and not value >= 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def _attention(sites: list[Site]) -> list[nn.Parameter]:
-    found: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
     for site in sites:
         for module, name in _weights(site):
-            found += [underlying(base_of(module), name), *adapters_of(module)]
-        # An adapter around nn.MultiheadAttention stands around the site.
-        around = _around(site)
-        found += adapters_of(around) if around is not None else []
-    return found
+            weights += [underlying(base_of(module), name), *adapters_of(module)]
+        # An adapter for nn.MultiheadAttention wraps the whole site.
+        wrapper = _wrapper(site)
+        weights += adapters_of(wrapper) if wrapper is not None else []
+    return weights
 
 
-def _around(site: Site) -> nn.Module | None:
+def _wrapper(site: Site) -> nn.Module | None:
     return None if site.model is None or not site.name else site.model.get_submodule(site.name.rpartition(".")[0])
 
 
 def _sites(model: nn.Module, example: Any) -> list[Site]:
-    """Return all attention layers, also those that methods cannot reach; a regularized model's are known already."""
+    """Return all attention layers, also those that methods cannot reach; the handle of a regularized model has them."""
     try:
-        found = handle(model).found
+        candidates = handle(model).found
     except ValueError:
-        found = hosts.find(model)
-        for one in found:
-            one.site.model, one.site.example = model, example
-    return [one.site for one in found]
+        candidates = hosts.find(model)
+        for candidate in candidates:
+            candidate.site.model, candidate.site.example = model, example
+    return [candidate.site for candidate in candidates]
 
 
 def _weights(site: Site) -> list[tuple[nn.Module, str]]:
     try:
         return projections.of(site).parameters()
     except ProjectionError as error:
-        # Which head a row belongs to does not matter here: all matrices of a layer named attention are attention's.
+        # The head of a row does not matter here, so all matrices of a layer named attention count.
         if LIKE.search(type(site.module).__name__):
-            return [(one.module, "weight") for one in leaves(site.module, site.name)]
+            return [(leaf.module, "weight") for leaf in leaves(site.module, site.name)]
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
 
 
 def undecayed(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that must not decay: norms, biases, vectors and scalars."""
-    found = []
+    parameters = []
     for place, module in model.named_modules():
         norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)
         for name, parameter in module.named_parameters(recurse=False):
@@ -210,5 +207,5 @@ def undecayed(model: nn.Module) -> list[nn.Parameter]:
             # A learned bias of the logits, such as T5's, is an embedding named bias.
             bias = "bias" in name or "bias" in place.rpartition(".")[2]
             if norm or vector or bias:
-                found.append(parameter)
-    return found
+                parameters.append(parameter)
+    return parameters

@@ -1,4 +1,4 @@
-"""Penalties: sums of penalties over calls and processes."""
+"""Sums of penalties over calls and processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headwise.core.shared_state import Entry
 
 
 def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
-    """Sum penalties, each a (sum, count) pair, as the mean over the joined batch of all processes.
+    """Return the sum of penalties, each a (sum, count) pair, as a mean over the joined batch of all processes.
 
-    A process's share is its sum over the count of all, times their number: data parallelism averages gradients, so
-    that what it averages is the penalty of one process with the joined batch.
+    A process contributes its sum divided by the total count and multiplied by the number of processes. Data parallelism
+    averages gradients, so that the average equals the penalty of one process with the joined batch.
     """
-    # Inside compiled graphs whether a call was a repetition is only known when it runs: a 0-d CPU tensor.
+    # In compiled graphs, a 0-d CPU tensor tells at run time whether a call was a repetition.
     entries = [e for e in entries if not (isinstance(e[2], Tensor) and bool(e[2]))]
     if not entries:
         return torch.zeros((), device=device)
-    # Sums of squares stand last, so that a slice finds them: a mask would ask the device how many it holds.
+    # Sums of squares come last, so that a slice selects them: a mask would synchronize with the device.
     entries.sort(key=lambda entry: entry[3] is not None)
     plain = sum(entry[3] is None for entry in entries)
     sums = torch.stack([e[0].to(device) for e in entries])
@@ -32,21 +32,21 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
         if plain < len(entries):
             others = squares.detach().clone()
             torch.distributed.all_reduce(others)
-            # The squares of the other processes belong under the root; their gradient comes from themselves.
+            # The root is over the squares of all processes; each process adds the gradient of its own.
             squares = squares + (others - squares.detach())
-    # A call in which no query is real adds 0 to both.
+    # A call without real queries adds 0 to sum and count.
     counts = counts.clamp(min=1)
     means = (sums[:plain] * world / counts[:plain]).sum()
     if plain == len(entries):
         return means
     strengths = torch.stack([e[3].to(device, non_blocking=True) for e in entries if e[3] is not None])
     norms = (strengths * squares.sqrt() / counts[plain:]).sum()
-    # Gradients are averaged over processes, and each holds its own part of a norm's: its gradient counts `world` times.
+    # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
 
 
 def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor:
-    """Sum the penalties that methods put on weights, which need no forward."""
+    """Return the sum of the penalties on weights, which need no forward."""
     terms = [
         method.penalty(f.site, state).to(device)
         for f in fitted

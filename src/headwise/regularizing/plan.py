@@ -1,4 +1,4 @@
-"""Plan: which methods go on which sites, decided before anything is changed."""
+"""The plan of which methods go on which sites, made before anything is changed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from headwise.regularizing.handle_place import HANDLE
 
 
 def run(model: nn.Module, example: Any) -> Any:
-    """Run the model once in eval mode without gradients; modes, buffers and random state are as before afterwards."""
+    """Return the output of one run in eval mode without gradients; modes, buffers and random state are restored."""
     modes = [(m, m.training) for m in model.modules()]
     # Some models write buffers in evaluation too: caches, step counts.
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
-        # Evaluation: no dropout, and no running mean of a batch norm that an example should not move.
+        # In eval mode there is no dropout, and the example does not move the running means of batch norms.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices):
             if isinstance(example, dict) or hasattr(example, "keys"):
@@ -47,29 +47,29 @@ def run(model: nn.Module, example: Any) -> Any:
 
 
 def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -> None:
-    """Run the model on `example` and write what each site's call showed onto the sites.
+    """Run the model on `example` and set on each site the shapes and properties that its call showed.
 
     Raises:
-        ValueError: where the model does not run on the example.
+        ValueError: if the model does not run on the example.
     """
-    standing = []
+    probes = []
     with ExitStack() as stack:
-        for f in found:
-            if f.adapter is not None:
-                look = FittedLayer(f.site, [], SharedState(bare=True), f.adapter)
-                look.attach()
-                stack.callback(look.detach)
-                standing.append((f.site, look, (f.site.heads, f.site.windowed)))
-                f.site.heads, f.site.windowed = None, False
+        for candidate in found:
+            if candidate.adapter is not None:
+                probe = FittedLayer(candidate.site, [], SharedState(bare=True), candidate.adapter)
+                probe.attach()
+                stack.callback(probe.detach)
+                probes.append((candidate.site, probe, (candidate.site.heads, candidate.site.windowed)))
+                candidate.site.heads, candidate.site.windowed = None, False
         try:
             run_and_learn(found, example, partial(run, model))
         except Exception as error:
-            for site, _, (heads, windowed) in standing:
+            for site, _, (heads, windowed) in probes:
                 site.heads, site.windowed = heads, windowed
             raise ValueError(f"the model did not run on example ({type(error).__name__}: {error})") from error
-    for site, look, (heads, windowed) in standing:
+    for site, probe, (heads, windowed) in probes:
         site.heads, site.windowed = heads, windowed
-        for name, value in look.seen.items():
+        for name, value in probe.seen.items():
             setattr(site, name, value)
 
 
@@ -78,7 +78,7 @@ Where = Callable[[Site], bool] | Iterable[str] | None
 
 @dataclass
 class Plan:
-    """What will be fitted: per chosen site its methods; sites that are only read; why the others are left."""
+    """The chosen sites with their methods, the sites that are only read, and why the others are left out."""
 
     methods: list[Method]
     found: list[Candidate]
@@ -95,7 +95,7 @@ def plan(
     example: Any = None,
     attention: str | None = None,
 ) -> Plan:
-    """Decide what goes where, or raise with all problems at once."""
+    """Return which methods go on which sites; raise ValueError with all problems at once."""
     if attention not in (None, "headwise"):
         raise ValueError(
             'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got '
@@ -103,46 +103,46 @@ def plan(
             "kernel, load the model with attn_implementation="
         )
     _check_arguments(model, methods, allow_none)
-    # A copy of a watched model carries sites that nobody reads: they give way.
+    # A deep copy of a watched model carries fitted layers that nobody reads: remove them.
     for bare in bare_layers(model).values():
         bare.detach()
-    made = Plan(methods, hosts.find(model))
-    for found in made.found:
-        found.site.example, found.site.own_attention = example, attention == "headwise"
+    draft = Plan(methods, hosts.find(model))
+    for candidate in draft.found:
+        candidate.site.example, candidate.site.own_attention = example, attention == "headwise"
     if example is not None:
-        learn_from_example(model, made.found, example)
-    reachable = [f for f in made.found if f.adapter is not None]
+        learn_from_example(model, draft.found, example)
+    reachable = [f for f in draft.found if f.adapter is not None]
     if not reachable:
-        raise ValueError(no_site(model, made.found))
-    wanted, named = selection(where, made.found)
-    # Collected, so that a user mends all of them at once.
+        raise ValueError(no_site(model, draft.found))
+    wanted, named = selection(where, draft.found)
+    # Collected, so that a user can correct all of them at once.
     problems = []
-    for found in made.found:
-        site = found.site
-        if found.adapter is None:
-            made.reasons[site] = ("unreachable", found.reason)
+    for candidate in draft.found:
+        site = candidate.site
+        if candidate.adapter is None:
+            draft.reasons[site] = ("unreachable", candidate.reason)
             if site.name in named:
-                problems.append(f"{site.name} ({type(site.module).__name__}) cannot be reached: {found.reason}")
+                problems.append(f"{site.name} ({type(site.module).__name__}) cannot be reached: {candidate.reason}")
         elif not wanted(site):
-            made.reasons[site] = ("skipped", "by where")
+            draft.reasons[site] = ("skipped", "by where")
         else:
-            problems += _place(made, site, site.name in named)
-    if not made.chosen and not problems:
-        problems.append(_nothing(made, methods))
+            problems += _assign(draft, site, site.name in named)
+    if not draft.chosen and not problems:
+        problems.append(_nothing_left(draft, methods))
     for method in methods:
-        if made.chosen and not any(m is method for _, ms in made.chosen for m in ms):
+        if draft.chosen and not any(m is method for _, ms in draft.chosen for m in ms):
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
             reason = "; ".join(sorted(refused))
             problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
-        # The first layer's own values are what is carried: there such a method is the identity.
-        elif made.chosen and method.carries and not _above_first(made, method):
-            why = [reason for _, reason in made.reasons.values() if type(method).__name__ in reason]
-            above = f"applies to no layer above it: {why[0]}" if why else "no layer above it was chosen"
+        # On the first layer, whose own values are carried, such a method is the identity.
+        elif draft.chosen and method.carries and not _above_first(draft, method):
+            reasons = [reason for _, reason in draft.reasons.values() if type(method).__name__ in reason]
+            above = f"applies to no layer above it: {reasons[0]}" if reasons else "no layer above it was chosen"
             problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
     if problems:
         raise ValueError("\n".join(problems))
-    _add_readers(made, reachable)
-    return made
+    _add_readers(draft, reachable)
+    return draft
 
 
 def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> None:
@@ -154,35 +154,35 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 raise TypeError(
                     "regularize() takes methods one by one: put a star before the list, regularize(model, *methods)"
                 )
-            shown = "a method"
+            remedy = "a method"
             if isinstance(method, type) and issubclass(method, Method):
-                shown = f"{method.__name__}() with parentheses"
+                remedy = f"{method.__name__}() with parentheses"
             elif isinstance(method, str):
-                shown = f"*headwise.parse({method!r})"
-            raise TypeError(f"regularize() takes methods, got {method!r}; pass {shown}")
+                remedy = f"*headwise.parse({method!r})"
+            raise TypeError(f"regularize() takes methods, got {method!r}; pass {remedy}")
         if sum(m == method for m in methods) > 1:
             raise ValueError(f"{method!r} is given twice")
-        lost = _lost_before(method, methods)
-        if lost is not None:
+        earlier = _lost_before(method, methods)
+        if earlier is not None:
             raise ValueError(
-                f"{method!r} makes logits of its own, so that what {lost!r} does to them before would be lost: put "
-                f"{lost!r} behind it"
+                f"{method!r} computes its own logits, so that the changes of {earlier!r} before it would be lost: put "
+                f"{earlier!r} after it"
             )
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
-    # A copy that failed half-way leaves sites without a module until it is collected.
-    whole = {vars(f.site).get("module"): vars(f.site).get("model") for f in live_layers() if not f.shared.bare}
+    # A deep copy that failed half-way leaves sites without a module until it is garbage-collected.
+    whole_models = {vars(f.site).get("module"): vars(f.site).get("model") for f in live_layers() if not f.shared.bare}
     for name, module in model.named_modules():
-        if (around := whole.get(module)) is not None and around not in model.modules():
+        if (whole := whole_models.get(module)) is not None and whole not in model.modules():
             raise ValueError(
                 f"{name or 'this module'} is part of a model that is regularized already with "
-                f"{around.__dict__.get(HANDLE)!r}; call remove() on "
+                f"{whole.__dict__.get(HANDLE)!r}; call remove() on "
                 "its handle first, or choose layers with where= on the whole model"
             )
         if HANDLE in module.__dict__:
-            known = module.__dict__[HANDLE]
+            handle = module.__dict__[HANDLE]
             raise ValueError(
-                f"{name or 'the model'} is regularized already with {known!r}; call remove() on "
+                f"{name or 'the model'} is regularized already with {handle!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
     watched = next((b.site for b in bare_layers(model).values() if b.observer is not None), None)
@@ -192,19 +192,19 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
 
 
 def _lost_before(method: Method, methods: list[Method]) -> Method | None:
-    """Return a method whose edit of the logits a later one replaces, or None; keys that were dropped stay dropped."""
+    """Return an earlier method whose edit of the logits this one replaces, or None; dropped keys stay dropped."""
     if not method.replaces_logits:
         return None
-    before = methods[: next(at for at, one in enumerate(methods) if one is method)]
-    return next((one for one in before if one.overrides("logits") and not one.overrides("keep")), None)
+    before = methods[: next(index for index, earlier in enumerate(methods) if earlier is method)]
+    return next((earlier for earlier in before if earlier.overrides("logits") and not earlier.overrides("keep")), None)
 
 
 def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bool], set[str]]:
-    """Return which sites `where` chooses, and the names it gives.
+    """Return a predicate for the sites that `where` chooses, and the names that it lists.
 
     Raises:
-        TypeError: where it is neither a function nor names.
-        ValueError: where no layer has such a name, with the nearest one.
+        TypeError: if `where` is neither a function nor names.
+        ValueError: if no layer has such a name; the message shows the nearest one.
     """
     if where is None:
         return (lambda site: True), set()
@@ -226,28 +226,28 @@ def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bo
     return (lambda site: site.name in names), names
 
 
-def _place(made: Plan, site: Site, named: bool) -> list[str]:
+def _assign(draft: Plan, site: Site, named: bool) -> list[str]:
     fitting, refused = [], []
-    for method in made.methods:
-        reason = refusal(method, site) or (_no_first(made, site) if method.carries else None)
+    for method in draft.methods:
+        reason = refusal(method, site) or (_why_not_carried(draft, site) if method.carries else None)
         if reason is None:
             fitting.append(method)
         else:
             name = type(method).__name__
             # some reasons begin with the method's name already
             refused.append(reason if reason.startswith(f"{name} ") else f"{name} {reason}")
-    if fitting or not made.methods:
-        made.chosen.append((site, fitting))
+    if fitting or not draft.methods:
+        draft.chosen.append((site, fitting))
         if refused:
-            made.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
+            draft.reasons[site] = ("regularized", "not applicable: " + "; ".join(refused))
     else:
-        made.reasons[site] = ("not applicable", "; ".join(refused))
+        draft.reasons[site] = ("not applicable", "; ".join(refused))
     return [f"{site.name}: {text}" for text in refused] if named else []
 
 
-def _no_first(made: Plan, site: Site) -> str | None:
-    """Say why the values of the stack's first self attention cannot be carried to a site, or None where they can."""
-    stack = [f for f in made.found if f.site.stack == site.stack and not f.site.is_cross]
+def _why_not_carried(draft: Plan, site: Site) -> str | None:
+    """Return why the values of the stack's first self attention cannot be carried to a site, or None if they can."""
+    stack = [f for f in draft.found if f.site.stack == site.stack and not f.site.is_cross]
     first = stack[0]
     if len(stack) == 1:
         return "carries values from an earlier layer, and this is the only self attention of its stack"
@@ -256,32 +256,32 @@ def _no_first(made: Plan, site: Site) -> str | None:
     if first.site.windowed or first.site.pooled:
         kind = "attends in windows" if first.site.windowed else "pools its tokens"
         return f"carries the values of {first.site.name}, and that layer {kind}"
-    for name, what in (("heads", "heads"), ("head_dim", "channels a head")):
+    for name, unit in (("heads", "heads"), ("head_dim", "channels a head")):
         here, there = getattr(site, name), getattr(first.site, name)
         if None not in (here, there) and here != there:
-            return f"carries the values of {first.site.name}, which has {there} {what} where this layer has {here}"
+            return f"carries the values of {first.site.name}, which has {there} {unit} where this layer has {here}"
     return None
 
 
-def _above_first(made: Plan, method: Method) -> bool:
-    firsts = {s.stack: s for s in reversed([f.site for f in made.found if not f.site.is_cross])}
-    return any(firsts[s.stack] is not s for s, methods in made.chosen if any(m is method for m in methods))
+def _above_first(draft: Plan, method: Method) -> bool:
+    firsts = {s.stack: s for s in reversed([f.site for f in draft.found if not f.site.is_cross])}
+    return any(firsts[s.stack] is not s for s, methods in draft.chosen if any(m is method for m in methods))
 
 
-def _add_readers(made: Plan, reachable: list[Candidate]) -> None:
-    """Mark the first self attention of each stack from which chosen sites carry tokens as read."""
-    stacks = {s.stack for s, ms in made.chosen if any(m.carries for m in ms)}
-    chosen = [s for s, _ in made.chosen]
+def _add_readers(draft: Plan, reachable: list[Candidate]) -> None:
+    """Mark the first self attention of each stack as read if chosen sites carry its values."""
+    stacks = {s.stack for s, ms in draft.chosen if any(m.carries for m in ms)}
+    chosen = [s for s, _ in draft.chosen]
     for stack in sorted(stacks):
         first = next(f.site for f in reachable if f.site.stack == stack and not f.site.is_cross)
-        made.read.append(first)
+        draft.read.append(first)
         if first not in chosen:
-            made.chosen.insert(0, (first, []))
-            made.reasons.pop(first, None)
+            draft.chosen.insert(0, (first, []))
+            draft.reasons.pop(first, None)
 
 
 def no_site(model: nn.Module, found: list[Candidate]) -> str:
-    """Say why none of a model's layers can be reached."""
+    """Return a message that says why none of a model's layers can be reached."""
     if not found:
         return (
             f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module "
@@ -294,19 +294,19 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
     return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
 
 
-def _nothing(made: Plan, methods: list[Method]) -> str:
-    lines = by_text([(site.name, f"{status}: {reason}") for site, (status, reason) in made.reasons.items()])
+def _nothing_left(draft: Plan, methods: list[Method]) -> str:
+    lines = by_text([(site.name, f"{status}: {reason}") for site, (status, reason) in draft.reasons.items()])
     return f"no attention layer is left for {' + '.join(map(repr, methods))}:\n" + "\n".join(lines)
 
 
-def by_text(told: Iterable[tuple[str, str]], between: str = ": ") -> list[str]:
-    """Return lines about layers: a line each, but one line for what is told of more than three."""
+def by_text(messages: Iterable[tuple[str, str]], between: str = ": ") -> list[str]:
+    """Return a line for each (layer, text) pair, but one line for a text that more than three layers share."""
     layers: dict[str, list[str]] = {}
-    for name, text in told:
+    for name, text in messages:
         layers.setdefault(text, []).append(name or "the model")
     lines = []
     for text, names in layers.items():
         many = len(names) > 3
         listed = [f"{names[0]} to {names[-1]} ({len(names)} layers)"] if many else names
-        lines += [f"{one}{between}{text}" for one in listed]
+        lines += [f"{label}{between}{text}" for label in listed]
     return lines

@@ -1,4 +1,4 @@
-"""Regularize: fit methods onto the attention layers of a model that already exists."""
+"""The function `regularize`, which fits methods onto the attention layers of an existing model."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def regularize(
     attention: str | None = None,
     **unknown: Never,
 ) -> Regularized:
-    """Fit methods onto the attention layers of a model, in place, and give the handle.
+    """Fit methods onto the attention layers of a model, in place, and return the handle.
 
     Args:
         model: any module whose attention goes through transformers' attention interface, `nn.MultiheadAttention`,
             `F.scaled_dot_product_attention` or `flex_attention`.
         methods: in order of action; stages act in their fixed order, methods within a stage as written.
-        where: which sites change: a function of `Site`, or names of sites; None takes every site on which the methods
-            have a meaning.
-        example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients,
-            with random state and buffers restored, where heads or shapes cannot be known otherwise.
-        seed: of the methods' draws; they never touch torch's generators.
-        allow_none: accept no methods at all (a handle that only reads).
+        where: which sites change: a function of `Site`, or names of sites; None selects every site to which the
+            methods apply.
+        example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients
+            and with random state and buffers restored, to learn heads and shapes that cannot be known otherwise.
+        seed: of the methods' random draws; they never use torch's generators.
+        allow_none: accept a call without methods (the handle only reads then).
         attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one
-            of the hub or of your own): None keeps the kernel, and methods that edit logits or weights are refused
-            there; "headwise" computes it here, with every method. Layers without such a kernel are computed here either
-            way.
-        unknown: none; a name that is not known is told with the one that was meant.
+            of the hub or of your own): with None the kernel does, and methods that edit logits or weights are refused
+            there; with "headwise" this library does, for every method. It computes layers without such a kernel in
+            both cases.
+        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
-        ValueError: with all problems at once, where a site asked for cannot be reached, a method has no meaning
-            anywhere, names or settings are wrong; the model is untouched then.
-        TypeError: for an argument of another name.
+        ValueError: if a requested site cannot be reached, a method applies nowhere, or names or settings are wrong.
+            The message lists all problems at once, and the model is unchanged.
+        TypeError: if an argument has an unknown name.
 
     Example:
         >>> import torch, headwise
@@ -55,18 +55,18 @@ def regularize(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
-    made = plan(model, list(methods), where, allow_none, example, attention)
-    problems = _unknown(made)
+    decisions = plan(model, list(methods), where, allow_none, example, attention)
+    problems = _missing_shapes(decisions)
     if problems:
         raise ValueError("\n".join(problems))
-    fitted = Regularized(model, made, seed)
-    # A batch is no part of a model.
-    for found in made.found:
-        found.site.example = None
+    fitted = Regularized(model, decisions, seed)
+    # The example batch must not stay referenced by the model.
+    for candidate in decisions.found:
+        candidate.site.example = None
     return fitted
 
 
-# what others call it
+# names that other libraries use for these arguments
 OTHER_NAMES = {
     name: known
     for known, names in {
@@ -80,30 +80,32 @@ OTHER_NAMES = {
 
 
 def no_argument(name: str) -> str:
-    """Say that `regularize` has no argument of this name, and which one serves."""
+    """Return the message that `regularize` has no argument of this name and which argument to use."""
     remedies = {
         "where": 'choose layers with where=["name", ...] or where=lambda site: site.depth < 4; headwise.sites(model) '
         "lists them",
         "example": "pass a batch as example=batch",
         "seed": "methods draw by seed=0",
-        "methods": "methods stand behind the model: regularize(model, headwise.DropHead(p=0.2))",
+        "methods": "methods come after the model: regularize(model, headwise.DropHead(p=0.2))",
     }
-    known = OTHER_NAMES.get(name)
-    remedy = remedies[known] if known else "its arguments: model, methods, where, example, seed, allow_none, attention"
+    argument = OTHER_NAMES.get(name)
+    remedy = (
+        remedies[argument] if argument else "its arguments: model, methods, where, example, seed, allow_none, attention"
+    )
     return f"regularize() has no argument {name!r}: {remedy}"
 
 
-def _unknown(made: Plan) -> list[str]:
-    told = []
-    for site, methods in made.chosen:
+def _missing_shapes(decisions: Plan) -> list[str]:
+    messages = []
+    for site, methods in decisions.chosen:
         learned = [m for m in methods if m.learns]
         missing = sorted({n for m in learned for n in m.shapes if getattr(site, n) is None})
         if missing:
-            told.append(
+            messages.append(
                 (
                     site.name,
                     f"{learned[0]!r} learns parameters, and their shapes ({', '.join(missing)}) cannot be known from "
                     "the module: pass example=batch to regularize(), a batch on which the model can run once",
                 )
             )
-    return by_text(told)
+    return by_text(messages)

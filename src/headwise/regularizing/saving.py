@@ -1,8 +1,8 @@
-"""Saving: a regularized model as a folder, and the folder as a stock model where that is exact.
+"""Saving of a regularized model to a folder, and export to a stock model if that is exact.
 
-A folder holds `model.safetensors` with the weights that a plain model computes with, so that it loads everywhere;
-`headwise.safetensors` with what methods brought along; `headwise.json` with methods, layers and versions; and a model
-card.
+A folder holds `model.safetensors` with the weights of a plain model, so that it loads everywhere;
+`headwise.safetensors` with the tensors that methods added; `headwise.json` with methods, layers and versions; and a
+model card.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headwise.regularizing.handle_place import Handle
 
 SETTINGS, LEARNED, WEIGHTS = "headwise.json", "headwise.safetensors", "model.safetensors"
 FORMAT = 1
-# what an earlier save may have left, sharded or whole: a reader would take it for this model's
+# files of an earlier save, sharded or whole, which a loader would take for this model's
 STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
-# a weight of this name in a folder makes plain loaders say what the model was trained with
+# a weight of this name makes plain loaders warn, with the names of the methods
 MARK = "trained_with_{methods}__load_it_with_headwise.load_pretrained"
-# of peft: transformers loads a folder's adapters onto its model by itself
+# peft's file: transformers loads a folder's adapters onto its model automatically
 ADAPTER = "adapter_config.json"
-# of transformers' save_pretrained: other names of the files, other weights, a push of a part
+# options of transformers' save_pretrained that change file names or weights, or push only a part
 REFUSED = ("variant", "state_dict", "push_to_hub", "is_main_process", "distributed_checkpoint")
-# classes of torch that stand around a whole model, and the name under which they keep it
+# classes of torch that wrap a whole model, and the name of the submodule that holds it
 AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
 # logits of an exported model may differ by this share of the largest one
 TOLERANCE = 1e-5
@@ -47,14 +47,14 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote; printing it says so.
+    """The result of an export; printing it gives a summary.
 
     Attributes:
-        folder: where the stock model lies.
-        folded: methods whose effect lies in the plain weights now.
-        left_out: methods that act in training alone, which the exported model does not need.
+        folder: the folder of the stock model.
+        folded: methods whose effect is now in the plain weights.
+        left_out: methods that act in training only, which the exported model does not need.
         difference: the largest difference between the outputs of the exported model, loaded again, and of this one, as
-            a share of the largest output; None where there was no batch to run.
+            a share of the largest output; None without an example batch.
     """
 
     folder: Path
@@ -63,11 +63,11 @@ class Exported:
     difference: float | None
 
     def __str__(self) -> str:
-        lines = [f"a stock transformers model lies in {self.folder}: load it with from_pretrained"]
+        lines = [f"a stock transformers model is in {self.folder}: load it with from_pretrained"]
         if self.folded:
             lines.append(f"in its weights: {' + '.join(map(repr, self.folded))}")
         if self.left_out:
-            lines.append(f"acted in training alone: {' + '.join(map(repr, self.left_out))}")
+            lines.append(f"acted in training only: {' + '.join(map(repr, self.left_out))}")
         lines.append(
             "not compared: pass example=batch to compare its outputs"
             if self.difference is None
@@ -80,10 +80,10 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
     """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
 
     Raises:
-        ValueError: where adapters, shards or quantized weights stand in the model, or the folder is a file or holds
+        ValueError: if the model holds adapters, shards or quantized weights, or the folder is a file or holds
             adapters.
-        TypeError: for an option after which the folder could not be read.
-        ImportError: naming the extra, where safetensors is not installed.
+        TypeError: if an option would make the folder unreadable.
+        ImportError: if safetensors is not installed; the message names the extra.
     """
     model, prefix = whole(handle.model)
     check_options(options)
@@ -102,26 +102,26 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
 
 
 def export(handle: Handle, folder: str | Path, example: Any = None, **options: Any) -> Exported:
-    """Write the model as a stock one of transformers, where its outputs are those of the regularized model in
-    evaluation.
+    """Write the model as a stock model of transformers with the outputs of the regularized model in evaluation.
 
     Raises:
-        ValueError: naming what cannot be folded; where the model is none of transformers', or holds adapters, shards or
+        ValueError: if a method cannot be folded, the model is not one of transformers, or it holds adapters, shards or
             quantized weights.
-        RuntimeError: where the outputs on `example` differ by more than 1e-5 of the largest.
+        RuntimeError: if the outputs on `example` differ by more than 1e-5 of the largest.
     """
     (model, _), methods = whole(handle.model), handle.methods
     check_options(options)
     if not of_transformers(model):
         raise ValueError(
             f"export() writes models of transformers, and this is a {type(model).__name__}: call fold() and save its "
-            "state_dict(), or as its own library does"
+            "state_dict(), or use its own library to save it"
         )
-    if kept := model_card.beyond_weights(methods):
+    if beyond := model_card.beyond_weights(methods):
         raise ValueError(
-            f"{' + '.join(map(repr, kept))} cannot be folded: what "
-            f"{'it computes' if len(kept) == 1 else 'they compute'} in evaluation is no plain weight of a stock model. "
-            "Serve the model with headwise, from save_pretrained() and headwise.load_pretrained(), or train without"
+            f"{' + '.join(map(repr, beyond))} cannot be folded: what "
+            f"{'it computes' if len(beyond) == 1 else 'they compute'} in evaluation is no plain weight of a stock "
+            "model. Serve the model with headwise, from save_pretrained() and headwise.load_pretrained(), or train "
+            "without"
         )
     path = made_folder(folder)
     write_weights(model, split(model)[0], path, **options)
@@ -138,30 +138,29 @@ def push(
 ) -> str:
     """Save a regularized model into a repository of a hub, and return the address of the commit.
 
-    The text of a model card that lies there stays; the part about methods is written anew. Weights of an earlier save
-    go.
+    The rest of an existing model card is kept; its part about methods is replaced. Weights of an earlier save are
+    removed.
     """
     with needing("Pushing to a hub", "hf"):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     hub = HfApi(endpoint=endpoint, token=token)
     name = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    there = hub.list_repo_files(name)
-    check_adapters(name, there)
+    existing = hub.list_repo_files(name)
+    check_adapters(name, existing)
     with tempfile.TemporaryDirectory() as folder:
-        if model_card.CARD in there:
-            # into this folder itself: a card in the hub's cache may be an older one
+        if model_card.CARD in existing:
+            # downloaded into this folder, because a card in the hub's cache may be outdated
             hub.hf_hub_download(name, model_card.CARD, local_dir=folder, force_download=True)
         save(handle, folder)
         files = [path for path in sorted(Path(folder).iterdir()) if path.is_file()]
         added = [CommitOperationAdd(path.name, path) for path in files]
-        known = {path.name for path in files}
-        stale = [CommitOperationDelete(file) for file in there if STALE.fullmatch(file) and file not in known]
+        saved = {path.name for path in files}
+        stale = [CommitOperationDelete(file) for file in existing if STALE.fullmatch(file) and file not in saved]
         return str(hub.create_commit(name, [*added, *stale], commit_message=message).commit_url)
 
 
 def described(handle: Handle, model: nn.Module, prefix: str) -> dict[str, Any]:
-    """Return what a folder says of its methods, as plain numbers and text, with the layers' names in the model
-    itself."""
+    """Return a folder's record of its methods, as plain numbers and text, with names of layers in the model itself."""
     versions = {"headwise": sys.modules["headwise"].__version__}
     for package in ("torch", "transformers"):
         if package in sys.modules:
@@ -188,7 +187,7 @@ def described(handle: Handle, model: nn.Module, prefix: str) -> dict[str, Any]:
 
 
 def whole(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the model inside of what compiles, distributes or adapted it, and the prefix that its names have there.
+    """Return the model without the modules that compile, distribute or adapt it, and the prefix of its names there.
 
     Raises:
         ValueError: as `check_plain` does.
@@ -196,30 +195,32 @@ def whole(model: nn.Module) -> tuple[nn.Module, str]:
     check_plain(model)
     prefix = ""
     while True:
-        around = AROUND.get(type(model).__name__) if type(model).__module__.startswith("torch.") else None
-        if around is None and type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
-            # Adapters that were merged leave their frame around the model.
+        wrapped = AROUND.get(type(model).__name__) if type(model).__module__.startswith("torch.") else None
+        if wrapped is None and type(model).__module__.startswith("peft.") and hasattr(model, "get_base_model"):
+            # After a merge of its adapters, the peft model still wraps the model.
             inner = model.get_base_model()  # type: ignore[operator]
-            around = next(name for name, module in model.named_modules() if module is inner)
-        if around is None:
+            wrapped = next(name for name, module in model.named_modules() if module is inner)
+        if wrapped is None:
             return model, prefix
-        model, prefix = model.get_submodule(around), f"{prefix}{around}."
+        model, prefix = model.get_submodule(wrapped), f"{prefix}{wrapped}."
 
 
 def check_plain(model: nn.Module) -> None:
-    """Raise ValueError where the weights of a model are not all here as plain tensors."""
+    """Raise ValueError if a weight of a model is not a plain tensor in this process."""
     for name, module in model.named_modules():
         if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError(
-                f"{type(module).__name__} learns prompts by peft, which this folder would not hold and which cannot be "
-                "merged: save them with peft's own save_pretrained, and regularize the model inside"
+                f"{type(module).__name__} learns prompts of peft, which cannot be merged and which this folder would "
+                "not hold: save them with peft's own save_pretrained, and regularize the model inside"
             )
         if is_adapted(module):
             raise ValueError(
                 f"{name} carries adapters of peft, which this folder would not hold as they act: {MERGE}, then save"
             )
     if getattr(model, "hf_quantizer", None) is not None:
-        raise ValueError("the model is quantized, and what it saves is not what methods see: save it before quantizing")
+        raise ValueError(
+            "the model is quantized, so that it saves other weights than methods see: save it before quantizing"
+        )
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor":
             raise ValueError(f"{name} is sharded: gather the weights into a whole model on one process, then save that")
@@ -228,7 +229,7 @@ def check_plain(model: nn.Module) -> None:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise TypeError for an option of transformers after which the folder could not be read."""
+    """Raise TypeError if an option of transformers would make the folder unreadable."""
     if refused := [name for name in REFUSED if name in options]:
         raise TypeError(
             f"{', '.join(refused)} cannot be given here: the folder would not hold a whole model under the names that "
@@ -237,7 +238,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def check_adapters(place: str | Path, files: Iterable[str]) -> None:
-    """Raise ValueError where adapters lie that plain loaders would put onto the model."""
+    """Raise ValueError if a folder holds adapters, which plain loaders would put onto the model."""
     if ADAPTER in files:
         raise ValueError(
             f"{place} holds adapters of peft ({ADAPTER}), which from_pretrained would put onto this model: choose "
@@ -246,10 +247,10 @@ def check_adapters(place: str | Path, files: Iterable[str]) -> None:
 
 
 def made_folder(folder: str | Path) -> Path:
-    """Return a folder, made where it is not there.
+    """Return a folder, and create it if it does not exist.
 
     Raises:
-        ValueError: where a file of that name stands there, or adapters lie in it.
+        ValueError: if the path is a file, or the folder holds adapters.
     """
     path = Path(folder)
     if path.is_file():
@@ -261,8 +262,7 @@ def made_folder(folder: str | Path) -> Path:
 
 @torch.no_grad()
 def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the state dict of the plain model that computes what this one does in evaluation, and what methods brought
-    along."""
+    """Return the state dict of the plain model with this model's outputs in evaluation, and the methods' tensors."""
     own: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     computed: dict[tuple[int, str], Tensor] = {}
@@ -274,7 +274,7 @@ def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             elif rest and is_reparametrized(module := model.get_submodule(place.rstrip(".")), rest.split(".")[0]):
                 name = rest.split(".")[0]
                 own[key] = tensor
-                # layers that share their weights share what is computed, so that savers see one tensor
+                # layers with shared weights share the computed tensor, so that savers see a single one
                 if (id(module), name) not in computed:
                     computed[id(module), name] = getattr(module, name).detach().clone()
                 plain[place + name] = computed[id(module), name]
@@ -285,7 +285,7 @@ def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation, and back as each was."""
+    """Put every module into eval mode, and restore each module's mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -296,57 +296,55 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
-    """Write plain weights, as transformers does where the model is one of its, and nothing of an earlier save beside
-    them.
+    """Write plain weights, with transformers' own function for its models, and remove those of an earlier save.
 
-    What an earlier save left goes when all of the new one is written, so that an error costs nobody a model.
+    The earlier files are removed after the new ones are written, so that no error loses a model.
     """
     if options and not of_transformers(model):
         raise TypeError(
-            f"{', '.join(options)} is for models of transformers alone, and this is a {type(model).__name__}"
+            f"{', '.join(options)} is only for models of transformers, and this is a {type(model).__name__}: leave it "
+            "out"
         )
-    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as made:
+    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as written:
         if of_transformers(model):
-            model.save_pretrained(made, state_dict=plain, **options)  # type: ignore[operator]
+            model.save_pretrained(written, state_dict=plain, **options)  # type: ignore[operator]
         else:
             with needing("Saving a regularized model", "hf"):
                 from safetensors.torch import save_file
-            save_file(apart(plain), Path(made, WEIGHTS))
+            save_file(apart(plain), Path(written, WEIGHTS))
         for stale in [file for file in path.iterdir() if STALE.fullmatch(file.name)]:
             stale.unlink()
-        for file in Path(made).iterdir():
+        for file in Path(written).iterdir():
             file.replace(path / file.name)
 
 
 def of_transformers(model: nn.Module) -> bool:
-    """Return whether a model is one of transformers: other libraries' `save_pretrained` takes no weights from
-    outside."""
-    known = sys.modules.get("transformers.modeling_utils")
-    return known is not None and isinstance(model, known.PreTrainedModel)
+    """Return whether a model is one of transformers, whose `save_pretrained` alone accepts a state dict."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of which no two share memory, as the format asks: it holds no two names of one."""
+    """Return the tensors without shared memory, which safetensors does not allow."""
     seen: set[int] = set()
-    given = {}
+    separate = {}
     for key, tensor in tensors.items():
         shared = tensor.untyped_storage().data_ptr() in seen
         seen.add(tensor.untyped_storage().data_ptr())
-        given[key] = tensor.clone() if shared else tensor.contiguous()
-    return given
+        separate[key] = tensor.clone() if shared else tensor.contiguous()
+    return separate
 
 
 @torch.no_grad()
 def compared(model: nn.Module, path: Path, example: Any) -> float:
-    """Return the largest difference of outputs between an exported model and this one, as a share of the largest
-    output.
+    """Return the largest difference between the outputs of an exported model and this one, relative to the largest.
 
     Raises:
-        RuntimeError: where it is above 1e-5, or above what the dtype can show.
+        RuntimeError: if it is above 1e-5 and above eight roundings of the dtype.
     """
     again = loaded_again(model, path)
     with evaluating(model):
-        ours, theirs = (_output(one, example).double() for one in (model, again))
+        ours, theirs = (_output(run, example).double() for run in (model, again))
     difference = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
     dtype = next(model.parameters()).dtype
     if not difference <= max(TOLERANCE, 8 * torch.finfo(dtype).eps):
@@ -367,7 +365,7 @@ def loaded_again(model: nn.Module, path: Path) -> nn.Module:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers load without a word: what it would say of a folder's mark is known here."""
+    """Silence transformers while it loads: it would warn about the folder's mark."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -391,7 +389,7 @@ def _output(model: nn.Module, example: Any) -> Tensor:
             return value
     tensors = [out] if isinstance(out, Tensor) else [t for t in _values(out) if isinstance(t, Tensor) and t.dim()]
     if not tensors:
-        raise ValueError(f"{type(model).__name__} gives no tensor that could be compared: leave example= out")
+        raise ValueError(f"{type(model).__name__} returns no tensor that could be compared: leave example= out")
     return tensors[0]
 
 
@@ -400,17 +398,17 @@ def _values(out: Any) -> list[Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its methods.
+    """Return a folder's record of its methods.
 
     Raises:
-        FileNotFoundError: where the folder is none that a handle saved.
-        ValueError: where its file is damaged or of a newer version.
+        FileNotFoundError: if no handle saved the folder.
+        ValueError: if its file is damaged or of a newer version.
     """
     path = folder / SETTINGS
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"there is no folder {folder} on this machine: for a repository of a hub give what "
-            "huggingface_hub.snapshot_download(repo_id) returns"
+            f"there is no folder {folder} on this machine: for a repository of a hub pass the result of "
+            "huggingface_hub.snapshot_download(repo_id)"
         )
     if not path.is_file():
         raise FileNotFoundError(
@@ -418,13 +416,19 @@ def read_settings(folder: Path) -> dict[str, Any]:
             "from_pretrained"
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        methods = [(one["method"], one["module"], [str(name) for name in one["layers"]]) for one in found["methods"]]
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        methods = [
+            (entry["method"], entry["module"], [str(name) for name in entry["layers"]]) for entry in settings["methods"]
+        ]
         assert all(isinstance(text, str) and isinstance(module, str) for text, module, _ in methods)
-        assert isinstance(found["seed"], int) and isinstance(found["state"], dict) and isinstance(found["model"], str)
-        number = found["format"]
+        assert (
+            isinstance(settings["seed"], int)
+            and isinstance(settings["state"], dict)
+            and isinstance(settings["model"], str)
+        )
+        number = settings["format"]
     except (ValueError, KeyError, TypeError, AssertionError):
         raise ValueError(f"{path} is damaged: get the folder again, or save it anew") from None
     if number != FORMAT:
         raise ValueError(f"{path} is of format {number}, and this version of headwise reads {FORMAT}: update headwise")
-    return dict(found)
+    return dict(settings)

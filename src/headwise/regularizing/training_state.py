@@ -1,4 +1,4 @@
-"""The strengths that change while training, in 0-d tensors, and what a resumed run needs to go on."""
+"""Strengths that change while training, in 0-d tensors, and the state that a resumed run needs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headwise.core.site import Site
 
 
 class Strengths:
-    """Keeps what `set()` chose over the methods' own settings and schedules."""
+    """The strengths chosen by `set()`, which override the methods' own settings and schedules."""
 
     def __init__(self) -> None:
         self.chosen: dict[tuple[Method, str], float | Schedule] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strengths:
-        # Methods are known by identity: the copy's are the same.
+        # Methods are compared by identity, so the copy shares them.
         twin = Strengths()
         twin.chosen.update(self.chosen)
         return twin
@@ -32,27 +32,27 @@ class Strengths:
     def set(
         self, methods: Sequence[Method], method: type[Method] | Method, changes: dict[str, float | Schedule]
     ) -> None:
-        """Choose new strengths for all fitted methods of that class, or for that one.
+        """Choose new strengths for all fitted methods of that class, or for that method.
 
         Raises:
-            ValueError: where the method is not fitted, a field cannot change while training, or a value is out of
+            ValueError: if the method is not fitted, a field cannot change while training, or a value is out of
                 range.
-            TypeError: where a value is neither a number nor a schedule.
+            TypeError: if a value is neither a number nor a schedule.
         """
-        hit = [m for m in methods if m is method or m == method or type(m) is method]
-        if not hit:
+        matches = [m for m in methods if m is method or m == method or type(m) is method]
+        if not matches:
             name = method.__name__ if isinstance(method, type) else repr(method)
             raise ValueError(f"{name} is not fitted on this model; fitted: {' + '.join(map(repr, methods))}")
         if not changes:
             raise ValueError(
-                f"set() needs to know which setting of {hit[0]!r} changes; what can: "
-                f"{', '.join(hit[0].live) or 'nothing'}"
+                f"set() needs a new value for a setting of {matches[0]!r}; these can change: "
+                f"{', '.join(matches[0].live) or 'none'}"
             )
         changes = {name: number(value) for name, value in changes.items()}
-        for known in hit:
+        for match in matches:
             for name, value in changes.items():
-                _check(known, name, value)
-        self.chosen.update({(known, name): value for known in hit for name, value in changes.items()})
+                _check(match, name, value)
+        self.chosen.update({(match, name): value for match in matches for name, value in changes.items()})
 
     def write(self, fitted: Iterable[FittedLayer], step: int) -> None:
         """Write the strengths of this step into the tensors that the methods read."""
@@ -66,19 +66,18 @@ class Strengths:
         chosen = self.chosen.get((method, name))
         if isinstance(chosen, Schedule):
             return chosen.value(step, site)
-        # The method's own schedule, over depth or steps, goes on from a chosen number.
+        # A chosen number becomes the base of the method's own schedule over depth or steps.
         return (method if chosen is None else method.replace(**{name: chosen})).at(name, step, site)
 
     def shown(self, method: Method) -> str:
-        """Return a method's text with what was chosen since."""
+        """Return a method's text with the strengths that were chosen by `set()`."""
         chosen = {name: value for (m, name), value in self.chosen.items() if m is method}
         now = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
         return f"{method!r} (now {now})" if now else repr(method)
 
     def state(self, methods: Sequence[Method]) -> list[dict[str, Any]]:
-        """Return what was chosen as plain numbers and text: the method's place, the setting and its value or
-        schedule."""
-        found = []
+        """Return the chosen strengths as numbers and text: the method's index, the setting, its value or schedule."""
+        entries = []
         for (method, name), value in self.chosen.items():
             place = next(i for i, m in enumerate(methods) if m is method)
             entry: dict[str, Any] = {"method": place, "kind": type(method).__name__, "setting": name}
@@ -87,25 +86,24 @@ class Strengths:
                 entry |= {"schedule": type(value).__name__, "fields": settings}
             else:
                 entry["value"] = value
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def load_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Take `state()` of an earlier run with the same methods; `check_state` says where they are others."""
+        """Load the `state()` of an earlier run with the same methods, which `check_state` verifies."""
         self.chosen.clear()
         for entry in state:
             value = getattr(schedule, entry["schedule"])(**entry["fields"]) if "schedule" in entry else entry["value"]
             self.chosen[methods[entry["method"]], entry["setting"]] = value
 
     def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
-        """Raise ValueError where a state's methods are others, or a schedule is not one of headwise's, which no state
-        carries."""
+        """Raise ValueError if a state has other methods, or a schedule that is not one of headwise's."""
         for entry in state:
             place, name = entry["method"], entry["setting"]
-            known = methods[place] if place < len(methods) else None
+            method = methods[place] if place < len(methods) else None
             # States of version 0.1 do not name the kind.
-            kind = entry.get("kind", type(known).__name__)
-            if known is None or type(known).__name__ != kind or name not in known.live:
+            kind = entry.get("kind", type(method).__name__)
+            if method is None or type(method).__name__ != kind or name not in method.live:
                 raise ValueError(
                     f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and "
                     "the methods here are "
@@ -121,13 +119,13 @@ class Strengths:
 def _check(method: Method, name: str, value: float | Schedule) -> None:
     if name not in method.live:
         raise ValueError(
-            f"{type(method).__name__}.{name} cannot change while training; what can: "
-            f"{', '.join(method.live) or 'nothing'}"
+            f"{type(method).__name__}.{name} cannot change while training; these can: "
+            f"{', '.join(method.live) or 'none'}"
         )
     if isinstance(value, bool) or not isinstance(value, int | float | Schedule):
         raise TypeError(f"{type(method).__name__}.{name} must be a number or a schedule, got {value!r}")
     for strength in extremes(value):
-        # Methods read a strength in fp32, where 1e-60 is 0 and 1e60 infinite.
+        # Methods read strengths in fp32, in which 1e-60 is 0 and 1e60 is infinite.
         for read in (strength, float(torch.tensor(strength, dtype=torch.float32))):
             _check_number(method, name, read, value)
 
@@ -151,23 +149,23 @@ def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods
 def check_progress(
     state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> None:
-    """Raise ValueError where a state is that of another model or of other methods."""
+    """Raise ValueError if a state belongs to another model or to other methods."""
     if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
         raise ValueError(f"load_state() takes what state() gave (step, counters, strengths), got {reprlib.repr(state)}")
     own, other = {f.site.name for f in fitted}, set(state["counters"])
     if own != other:
-        apart = (("only here", own - other), ("only there", other - own))
-        lines = [f"{which}: {', '.join(sorted(names))}" for which, names in apart if names]
+        groups = (("only here", own - other), ("only there", other - own))
+        lines = [f"{group}: {', '.join(sorted(names))}" for group, names in groups if names]
         raise ValueError(
             f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model "
             "as it was when state() was called, with the same where="
         )
     strengths.check_state(methods, state.get("strengths", ()))
-    # States of version 0.1 name no methods. Strengths may differ: a run may go on with others.
+    # States of version 0.1 do not name methods. Strengths may differ: a run may continue with others.
     kinds = [type(method).__name__ for method in methods]
-    if (known := state.get("methods", kinds)) != kinds:
+    if (saved := state.get("methods", kinds)) != kinds:
         raise ValueError(
-            f"this state is that of {' + '.join(known) or 'no method'}, and the methods here are "
+            f"this state is that of {' + '.join(saved) or 'no method'}, and the methods here are "
             f"{' + '.join(kinds) or 'none'}: regularize with the methods that state() was called with"
         )
 
@@ -175,11 +173,11 @@ def check_progress(
 def load_progress(
     state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> int:
-    """Take a state that was checked, and give its step."""
+    """Load a state that was checked, and return its step."""
     step = int(state["step"])
     for f in fitted:
         f.passes.counter.fill_(int(state["counters"][f.site.name]))
-    # States of version 0.1's first days know of no strengths.
+    # The first states of version 0.1 do not have strengths.
     strengths.load_state(methods, state.get("strengths", ()))
     strengths.write(fitted, step)
     return step

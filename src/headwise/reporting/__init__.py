@@ -1,4 +1,4 @@
-"""Write the reports: one self-contained HTML page, its tables as CSV, Markdown and LaTeX, and its analysis as JSON."""
+"""Reports: one self-contained HTML page, its tables as CSV, Markdown and LaTeX, and its analysis as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def write(folder: str | Path) -> Path:
     """Rebuild the report of a study folder and return the path of its report.html.
 
     Writes report.html, table.csv, table.md and table.tex, and for a study runs.csv and epochs.csv (every outcome by run
-    and by epoch) and analysis.json. Raises FileNotFoundError when the folder holds neither study.json nor
-    findings.json, ImportError naming the extra when a library is missing.
+    and by epoch) and analysis.json. Raises FileNotFoundError if the folder contains neither study.json nor
+    findings.json, and ImportError naming the extra if a library is missing.
 
     Example:
         >>> import shutil, tempfile

@@ -1,4 +1,4 @@
-"""Lay out the table that answers: every arm against the baseline, the verdict beside its name."""
+"""The main table of a report: every arm against the baseline, with its verdict."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from headwise.reporting.outcome_texts import SIGNS, brief_names, by_effect, labe
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
 from headwise.results.records import Outcome
 
-FEW = 2  # diverged runs that are named one by one
+FEW = 2  # largest number of diverged runs that are listed one by one
 INTERVAL = "[95\u00a0%]"
 
 
 def gap_of(analysis: Analysis) -> Outcome | None:
-    """Return the generalisation gap that belongs to the primary outcome, or None when the runs do not record it."""
+    """Return the generalisation gap of the primary outcome, or None if the runs did not record it."""
     return analysis.outcomes.get("gap/" + analysis.primary.rpartition("/")[2])
 
 
 def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> Any:
-    """Return one row an arm, the best first: difference, verdict, the outcome itself, gap, costs and runs; `tuned` says
-    how arms were chosen."""
+    """Return a table of one row per arm, the best first: difference, verdict, outcome, gap, costs and runs.
+
+    `tuned` describes, by label, how an arm was chosen.
+    """
     metric, gap = analysis.metric, gap_of(analysis)
     unit = unit_of(metric)
     columns = [
@@ -45,7 +47,7 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
 
 
 def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
-    """Return one row an arm for another outcome."""
+    """Return a table of one row per arm for one outcome."""
     unit = unit_of(outcome)
     columns = [
         Column("arm"),
@@ -56,14 +58,14 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
     base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
     for arm in (*base, *by_effect(analysis)):
         mean = arm.metrics[outcome.name]
-        shown = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
+        cell = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
         entry = arm.differences.get(outcome.name)
-        rows.append([Cell(arm.label, brief=names[arm.label]), *difference_cells(entry, unit, arm.all_diverged), shown])
+        rows.append([Cell(arm.label, brief=names[arm.label]), *difference_cells(entry, unit, arm.all_diverged), cell])
     return table(columns, rows, marked=[0], caption=label_of(outcome))
 
 
 def difference_columns(unit: Unit) -> list[Column]:
-    """Return the columns of a paired difference; the difference stands first, in sight on a small screen."""
+    """Return the columns of a paired difference; the difference comes first, to be visible on a small screen."""
     kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
     return [
         Column("difference", kind, number=True),
@@ -73,8 +75,7 @@ def difference_columns(unit: Unit) -> list[Column]:
 
 
 def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:
-    """Return the cells of a paired difference: the difference, the verdict and its corrected p (dashes for the
-    baseline)."""
+    """Return the cells of a paired difference: difference, verdict and corrected p; dashes for the baseline."""
     if entry is None:
         return [Cell("–", value=None), Cell("–"), Cell("–")]
     tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "wrapped"
@@ -87,28 +88,28 @@ def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = Fals
 
 
 def plain_verdict(entry: Difference, unit: Unit) -> str:
-    """Return the verdict in words: what was shown, or which difference would have been seen."""
+    """Return the verdict in words; without a verdict, the difference that would have been seen."""
     if entry.verdict == "no evidence":
-        seen = "" if entry.detectable is None else f"; {unit.number(entry.detectable)} would have been seen"
-        return f"not shown{seen}{_detail(entry)}"
+        detectable = "" if entry.detectable is None else f"; {unit.number(entry.detectable)} would have been seen"
+        return f"not shown{detectable}{_detail(entry)}"
     if entry.verdict == "equivalent" and entry.within is not None:
         return f"no difference; within ±{unit.number(entry.within)}{_detail(entry)}"
     return entry.verdict_text
 
 
 def _detail(entry: Difference) -> str:
-    """Return what the verdict says beside itself, such as how many diverged runs count as failed."""
-    found = re.fullmatch(r".+?((?: with | \().*)?", entry.verdict_text)
-    return found[1] or "" if found else ""
+    """Return the additions to a verdict's text, such as how many diverged runs count as failed."""
+    match = re.fullmatch(r".+?((?: with | \().*)?", entry.verdict_text)
+    return match[1] or "" if match else ""
 
 
 def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> Cell:
-    """Return the cell of a figure; where there is none, because every run diverged, it says so."""
+    """Return the cell of a figure, or "diverged" if there is none because every run diverged."""
     return Cell("diverged", tone="diverged") if text is None and diverged else Cell(text, value, small=small)
 
 
 def run_counts(runs: RunCounts) -> tuple[str, list[str]]:
-    """Return how many runs finished, and a sentence for each that did not."""
+    """Return how many runs finished, and phrases on those that diverged or are missing."""
     steps = [f"seed {run.seed} diverged at step {'?' if run.step is None else run.step}" for run in runs.diverged]
     if len(steps) > FEW:
         steps = [f"{len(steps)} diverged"]
@@ -117,7 +118,7 @@ def run_counts(runs: RunCounts) -> tuple[str, list[str]]:
 
 
 def notes_on_table(analysis: Analysis) -> Any:
-    """Return in small print what each column means and where its figures come from."""
+    """Return the note on what each column means and where its figures come from."""
     words = analysis.statistics
     return prose(
         [
@@ -133,10 +134,10 @@ def notes_on_table(analysis: Analysis) -> Any:
 
 
 def _pairing(analysis: Analysis) -> list[str]:
-    found = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].pairing) is not None]
-    if not found:
+    gains = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].pairing) is not None]
+    if not gains:
         return []
-    low, high = min(found), max(found)
+    low, high = min(gains), max(gains)
     times = f"{low:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g} to {high:.2g}"
     return [
         f"Gain from pairing: runs that share no seed would have needed {times} times as many seeds for the same error."
@@ -147,8 +148,8 @@ def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, 
     mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
     time, memory = costs.get("seconds_per_step"), costs.get("peak_memory_bytes")
     counts, steps = run_counts(arm.runs)
-    shown = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
-    cells = [heading, *difference_cells(arm.differences.get(analysis.primary), unit, diverged), shown]
+    outcome_cell = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
+    cells = [heading, *difference_cells(arm.differences.get(analysis.primary), unit, diverged), outcome_cell]
     if gap:
         value = arm.metrics[gap.name].mean
         cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))

@@ -1,4 +1,4 @@
-"""What `headwise report` does: rebuild reports, export them, and put several studies together."""
+"""The command `headwise report`: rebuilding reports, exporting them, and combining several studies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def report_numbers(
     out: Path | None = None,
     export: Path | None = None,
 ) -> Path:
-    """Make a study's folder of a table of numbers, beside it unless `out` names another, and its report; print what a
-    study prints.
+    """Convert a table of numbers into a study's folder, write its report, print its answer, and return the page's path.
+
+    The folder is beside the table unless `out` names another.
 
     Raises:
-        StudyError: as `study_of_numbers` does.
+        StudyError: see `study_of_numbers`.
     """
     folder = out or path.with_name(f"{path.stem}-report")
     notes = study_of_numbers(path, outcomes, baseline, folder, arm=arm, seed=seed)
@@ -45,11 +46,10 @@ def report_numbers(
 
 
 def run(folders: Sequence[Path], export: Path | None) -> None:
-    """Rebuild the report of each folder and print its page; several folders are data sets of one question, put together
-    arm by arm.
+    """Rebuild the report of each folder and print the path of its page.
 
-    Raises StudyError for two folders of one name that are to be exported into one folder, and what
-    `headwise.reporting.write` raises.
+    Several folders are taken as data sets of one question, and their differences are aggregated arm by arm. Raises
+    StudyError if `export` is given for folders of the same name, and the errors of `headwise.reporting.write`.
     """
     names = [folder.resolve().name for folder in folders]
     if export is not None and len(set(names)) < len(names):
@@ -68,5 +68,5 @@ def run(folders: Sequence[Path], export: Path | None) -> None:
 def _damage(folder: Path) -> list[str]:
     if not (folder / "study.json").is_file():
         return []
-    found = checked_analysis(folder / "analysis.json")
-    return [run.words for run in found.damaged] + [stranger_words(name) for name in found.strangers]
+    analysis = checked_analysis(folder / "analysis.json")
+    return [run.words for run in analysis.damaged] + [stranger_words(name) for name in analysis.strangers]

@@ -1,4 +1,4 @@
-"""Draw the primary outcome against what an arm costs."""
+"""The section of a report on the primary outcome against the costs of the arms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwise.reporting.answer_table import figure_cell
 from headwise.reporting.outcome_texts import short_names, shown, titled, unit_of
 from headwise.results.analysis_record import Analysis
 
-# name, words and factor of the costs that are drawn, where they were measured and differ between arms
+# name, label and factor of the costs to draw, if measured and different between arms
 COSTS = (
     ("seconds_per_step", "time per step (ms)", 1e3),
     ("inference_seconds_per_example", "inference, time per example (ms)", 1e3),
@@ -20,7 +20,7 @@ COSTS = (
 
 
 def cost_section(analysis: Analysis) -> list[Section]:
-    """Return the section on costs; empty when no cost was measured or there is one arm alone."""
+    """Return the section on costs; empty if no cost was measured or the baseline is the only arm."""
     measured = [cost for cost in COSTS if any(arm.costs.get(cost[0]) is not None for arm in analysis.arms)]
     if not measured or not analysis.compared:
         return []
@@ -36,24 +36,24 @@ def cost_section(analysis: Analysis) -> list[Section]:
 
 
 def _varies(analysis: Analysis, name: str) -> bool:
-    found = {arm.costs.get(name) for arm in analysis.arms} - {None}
-    return len(found) > 1
+    costs = {arm.costs.get(name) for arm in analysis.arms} - {None}
+    return len(costs) > 1
 
 
 def _chart(analysis: Analysis, name: str, words: str, factor: float):  # type: ignore[no-untyped-def]
     unit, rows, names = unit_of(analysis.metric), [], short_names(analysis)
     for arm in analysis.arms:
-        cost, found = arm.costs.get(name), arm.metrics[analysis.primary]
-        if cost is None or found.mean is None:
+        cost, outcome = arm.costs.get(name), arm.metrics[analysis.primary]
+        if cost is None or outcome.mean is None:
             continue
-        ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
+        ends = {key: shown(one, unit.factor) for key, one in (("low", outcome.low), ("high", outcome.high))}
         role = "baseline" if arm.label == analysis.baseline else "arm"
         row = {
             "label": arm.label,
             "name": names[arm.label],
             "role": role,
             "x": cost * factor,
-            "mean": shown(found.mean, unit.factor),
+            "mean": shown(outcome.mean, unit.factor),
         }
         rows.append(row | ends)
     return figure(

@@ -1,4 +1,4 @@
-"""The differences of a study's page: of arms, and along an axis."""
+"""The sections of a study's page on differences between arms and along an axis."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from headwise.results.records import Outcome
 
 
 def difference_sections(analysis: Analysis) -> list[Section]:
-    """Return the forest plot of the primary outcome and, where there are more, the panels and tables of all
-    outcomes."""
+    """Return the forest plot of the primary outcome and, if there are more, the panels and tables of all outcomes."""
     return [*forest_section(analysis), *panels_section(analysis)]
 
 
 def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
-    """Return the forest plot of the primary outcome, the best arm first, below what is to be said before it; none
-    without a pair."""
+    """Return the forest plot of the primary outcome, the best arm first, below the markup `before`.
+
+    Empty if no arm has a pair.
+    """
     metric = analysis.metric
-    found = differences_of(analysis, metric.name)
+    differences = differences_of(analysis, metric.name)
     names = brief_names(analysis)
-    rows = [forest_row(label, entry, metric, names[label]) for label, entry in found if entry.mean is not None]
+    rows = [forest_row(label, entry, metric, names[label]) for label, entry in differences if entry.mean is not None]
     if not rows:
         return []
     margin = None if analysis.margin is None else analysis.margin * unit_of(metric).factor
-    left_out = [label for label, entry in found if entry.mean is None]
+    left_out = [label for label, entry in differences if entry.mean is None]
     caption = f"Not drawn, because no pair of runs finished: {', '.join(left_out)}. " if left_out else ""
     caption += (
         "Mean with a joint 95 % interval; dots: seeds. Triangle: a verdict, square: equivalent, circle: not shown, "
@@ -55,7 +56,7 @@ def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
 
 
 def panels_section(analysis: Analysis) -> list[Section]:
-    """Return a panel and a table of every outcome; none where the primary one is the only one."""
+    """Return a panel of every outcome and a table of each but the primary; empty if there is no other outcome."""
     others = [one for one in qualities(analysis) if one.name != analysis.primary]
     if not others or not analysis.compared:
         return []
@@ -66,12 +67,12 @@ def panels_section(analysis: Analysis) -> list[Section]:
         "outcome is corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or "
         "bad: purple, no direction is good."
     )
-    drawn = grid([one for one in panels if one is not None], wide=True)
-    return [Section("All outcomes", join(drawn, *folds, _learned(analysis)), intro)]
+    charts = grid([one for one in panels if one is not None], wide=True)
+    return [Section("All outcomes", join(charts, *folds, _learned(analysis)), intro)]
 
 
 def _learned(analysis: Analysis) -> Any:
-    """Return the fold of how far the parameters moved that methods brought along; nothing where none learned any."""
+    """Return the fold on how far the methods' own parameters moved; "" if no method learned any."""
     outcomes = [one for one in analysis.outcomes.values() if one.kind == "methods"]
     arms = [arm for arm in by_effect(analysis) if any(arm.metrics[one.name].n for one in outcomes)]
     if not arms:
@@ -88,9 +89,9 @@ def _learned(analysis: Analysis) -> Any:
 
 
 def _panel(analysis: Analysis, outcome: Outcome):  # type: ignore[no-untyped-def]
-    found = differences_of(analysis, outcome.name)
+    differences = differences_of(analysis, outcome.name)
     names = brief_names(analysis)
-    rows = [forest_row(label, entry, outcome, names[label]) for label, entry in found if entry.mean is not None]
+    rows = [forest_row(label, entry, outcome, names[label]) for label, entry in differences if entry.mean is not None]
     if not rows:
         return None
     title = unit_of(outcome).difference or "difference"
@@ -100,23 +101,23 @@ def _panel(analysis: Analysis, outcome: Outcome):  # type: ignore[no-untyped-def
 
 
 def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
-    """Return a section for each axis; empty when the study has none."""
+    """Return a section for each axis; empty if the study has no axis."""
     sections = []
     for axis in dict.fromkeys(trend.axis for trend in analysis.trends):
-        found = [trend for trend in analysis.trends if trend.axis == axis]
-        charts = [_chart(study, analysis, trend) for trend in found if _is_drawn(analysis.outcomes[trend.outcome])]
+        trends = [trend for trend in analysis.trends if trend.axis == axis]
+        charts = [_chart(study, analysis, trend) for trend in trends if _is_drawn(analysis.outcomes[trend.outcome])]
         intro = (
             f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is "
             f"{analysis.baseline}. Values stand at equal distances. The trend is the mean over seeds of the slope from "
             "one value to the next, tested by sign flips; Page's test looks at the ranks alone. Neither is corrected "
             "for the number of outcomes."
         )
-        sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, found)), intro))
+        sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, trends)), intro))
     return [*sections, *_critical_section(analysis)]
 
 
 def _critical_section(analysis: Analysis) -> list[Section]:
-    """Return the table of critical learning rates; none where no rate was swept, or no run diverged."""
+    """Return the table of critical learning rates; empty if no rate was swept or no run diverged."""
     if not analysis.critical_rates:
         return []
     columns = [
@@ -145,7 +146,7 @@ def _critical_section(analysis: Analysis) -> list[Section]:
 
 
 def _is_drawn(outcome: Outcome) -> bool:
-    # of heads the mean over all of them: layers and single heads stand in the table
+    # of the heads' outcomes only the mean over all is drawn; layers and single heads are in the table
     return outcome.kind != "heads" or outcome.name.endswith("/mean")
 
 
@@ -154,11 +155,11 @@ def _chart(study: StudyFolder, analysis: Analysis, trend: TrendRecord):  # type:
     unit, arms = unit_of(outcome), {arm.label: arm for arm in analysis.arms}
     rows, seeds = [], []
     for value, label in zip(trend.values, trend.arms):
-        found = arms[label].metrics[outcome.name]
-        if found.mean is None:
+        interval = arms[label].metrics[outcome.name]
+        if interval.mean is None:
             continue
-        ends = {key: shown(one, unit.factor) for key, one in (("low", found.low), ("high", found.high))}
-        rows.append({"x": f"{value:g}", "mean": shown(found.mean, unit.factor), **ends})
+        ends = {key: shown(one, unit.factor) for key, one in (("low", interval.low), ("high", interval.high))}
+        rows.append({"x": f"{value:g}", "mean": shown(interval.mean, unit.factor), **ends})
         figures = [(seed, study.figure(label, seed, outcome.name)) for seed in study.seeds]
         seeds += [
             {"x": f"{value:g}", "seed": seed, "value": shown(one, unit.factor)}
@@ -187,7 +188,7 @@ def _caption(trend: TrendRecord, analysis: Analysis) -> str:
     )
 
 
-def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-untyped-def]
+def _table(analysis: Analysis, trends: list[TrendRecord]):  # type: ignore[no-untyped-def]
     columns = [
         Column("outcome"),
         Column("trend", "per value", number=True),
@@ -197,7 +198,7 @@ def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-unt
         Column("seeds", number=True),
     ]
     rows = []
-    for trend in found:
+    for trend in trends:
         outcome = analysis.outcomes[trend.outcome]
         unit = unit_of(outcome)
         step = unit.number(trend.step, signed=True)
@@ -212,4 +213,4 @@ def _table(analysis: Analysis, found: list[TrendRecord]):  # type: ignore[no-unt
         ]
         cells += [Cell(p_value(trend.p), trend.p), Cell(p_value(trend.page), trend.page)]
         rows.append([*cells, best, Cell(str(trend.seeds), trend.seeds)])
-    return table(columns, rows, caption=f"Trends along {found[0].axis}")
+    return table(columns, rows, caption=f"Trends along {trends[0].axis}")

@@ -1,4 +1,4 @@
-"""Write the figures of a report as SVG and PNG and its tables as CSV and LaTeX, for papers and other programs."""
+"""Export of a report for papers and other programs: figures as SVG and PNG, tables as CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headwise.results.analysis_record import Analysis, Difference
 from headwise.results.folder import StudyFolder, read_study
 
 METHOD = re.compile(r"\b([A-Z]\w*)\(")
-# characters of an arm's name, beyond which it is folded: a table of four columns is to fit one column of a paper
+# longest name of an arm, in characters, that is not wrapped, so that the table fits one column of a paper
 LONGEST = 24
 ENTRY = re.compile(r"^@\w+\{(?P<key>\w+),\n(?P<body>.*?)^\}\n", re.DOTALL | re.MULTILINE)
 USED = re.compile(r"  usedby = \{(?P<methods>[^}]*)\},\n")
 
 
 def paper_files(study: StudyFolder, analysis: Analysis) -> dict[str, str]:
-    """Return the files for a paper by name; what has no entry is named in a comment of the BibTeX."""
+    """Return the files for a paper by name: a table, text to copy, and BibTeX."""
     return {
         "paper-table.tex": paper_table(study, analysis),
         "paper-text.tex": f"% Results, to copy\n{results_sentence(analysis)}\n\n% Methods, to "
@@ -41,15 +41,15 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     """Return a LaTeX table (booktabs) that fits one column: arm, outcome, difference with interval, p."""
     metric, names, unit = analysis.metric, short_names(analysis), unit_of(analysis.metric)
     base = next(arm for arm in analysis.arms if arm.label == analysis.baseline)
-    folded = any(len(name) > LONGEST for name in names.values())
-    kind_of_first, start = (r"p{0.3\columnwidth}", r"\raggedright ") if folded else ("l", "")
+    wrapped = any(len(name) > LONGEST for name in names.values())
+    first_column, start = (r"p{0.3\columnwidth}", r"\raggedright ") if wrapped else ("l", "")
     rows = []
     for arm in (base, *by_effect(analysis)):
         entry, mean = arm.differences.get(analysis.primary), unit.number(arm.metrics[analysis.primary].mean)
-        shown = mean or ("diverged" if arm.all_diverged else "--")
+        outcome = mean or ("diverged" if arm.all_diverged else "--")
         difference = effect(entry, analysis, unit_words=False) if entry and entry.mean is not None else "--"
         p = p_value(entry.p_corrected) if entry else None
-        rows.append([start + tex(names[arm.label]), tex(shown), tex(difference), tex(p or "--")])
+        rows.append([start + tex(names[arm.label]), tex(outcome), tex(difference), tex(p or "--")])
     name = f" ({unit.name})" if unit.name else ""
     kind = f" ({unit.difference})" if unit.difference else ""
     head = ["arm", tex(f"{metric.label}{name}"), tex(f"difference{kind} [95 %]"), "$p$"]
@@ -64,25 +64,27 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     return (
         "% needs \\usepackage{booktabs}\n\\begin{table}[t]\n\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}\n"
         f"\\caption{{{tex(caption)}}}\n\\label{{tab:{label}}}\n"
-        f"\\begin{{tabular}}{{@{{}}{kind_of_first}rrr@{{}}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+        f"\\begin{{tabular}}{{@{{}}{first_column}rrr@{{}}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
         "\\end{table}\n"
     )
 
 
 def results_sentence(analysis: Analysis) -> str:
-    """Return what was found in the deciding outcome, arm by arm, as LaTeX."""
+    """Return the result in the primary outcome, arm by arm, as LaTeX."""
     if not analysis.compared:
         return tex(analysis.answer)
     names = short_names(analysis)
-    told = [f"{names[arm.label]} {_found(arm.differences[analysis.primary], analysis)}" for arm in by_effect(analysis)]
-    lost = sum(len(arm.runs.diverged) for arm in analysis.arms)
-    more = f" {lost} of {len(analysis.arms) * len(analysis.seeds)} runs diverged." if lost else ""
+    clauses = [
+        f"{names[arm.label]} {_clause(arm.differences[analysis.primary], analysis)}" for arm in by_effect(analysis)
+    ]
+    diverged = sum(len(arm.runs.diverged) for arm in analysis.arms)
+    divergence = f" {diverged} of {len(analysis.arms) * len(analysis.seeds)} runs diverged." if diverged else ""
     start = "" if analysis.complete else "So far, "
-    where = f"{start}{'i' if start else 'I'}n {analysis.metric.label} over {len(analysis.seeds)} seeds, "
-    return tex(f"{where}{'; '.join(told)}.{more}")
+    place = f"{start}{'i' if start else 'I'}n {analysis.metric.label} over {len(analysis.seeds)} seeds, "
+    return tex(f"{place}{'; '.join(clauses)}.{divergence}")
 
 
-def _found(entry: Difference, analysis: Analysis) -> str:
+def _clause(entry: Difference, analysis: Analysis) -> str:
     if entry.mean is None:
         return "gave no pair of finished runs"
     p = p_value(entry.p_corrected) or "–"
@@ -116,7 +118,7 @@ def methods_paragraph(study: StudyFolder, analysis: Analysis) -> str:
         f"{name} {version}" for name, version in (study.study.versions or {}).items() if name in ("headwise", "torch")
     )
     tuned = study.study.settings.get("trials_per_arm")
-    told = [
+    sentences = [
         f"We compared {', '.join(cited)} with {tex(names[analysis.baseline])}, each with the same "
         f"{len(analysis.seeds)} seeds; arms of a seed share their data and their order."
         if cited
@@ -128,33 +130,32 @@ def methods_paragraph(study: StudyFolder, analysis: Analysis) -> str:
         ),
         tex(f"Carried out with {versions}.") if versions else "",
     ]
-    return " ".join(filter(None, told))
+    return " ".join(filter(None, sentences))
 
 
 def bibtex(analysis: Analysis) -> str:
-    """Return the BibTeX entries of the methods of all arms, in the order of the arms; a method without one is named in
-    a comment."""
-    known, keys, unknown = entries(), [], []
+    """Return the BibTeX entries of the methods of all arms, in order; a comment names each method without an entry."""
+    all_entries, keys, unknown = entries(), [], []
     for name in dict.fromkeys(name for arm in analysis.arms for name in METHOD.findall(arm.label)):
-        found = [key for key, (methods, _) in known.items() if name in methods]
-        keys += found
-        unknown += [] if found else [f"% No entry is known for {name}.\n"]
-    return "\n".join([*unknown, *(known[key][1] for key in dict.fromkeys(keys))])
+        matches = [key for key, (methods, _) in all_entries.items() if name in methods]
+        keys += matches
+        unknown += [] if matches else [f"% No entry is known for {name}.\n"]
+    return "\n".join([*unknown, *(all_entries[key][1] for key in dict.fromkeys(keys))])
 
 
 def entries() -> dict[str, tuple[list[str], str]]:
-    """Return every entry of references.bib by its key: the methods that it is of, and its text without their names."""
+    """Return every entry of references.bib by key: the methods that it documents, and its text without their names."""
     text = (files("headwise.reporting") / "references.bib").read_text(encoding="utf-8")
-    found = {}
+    by_key = {}
     for entry in ENTRY.finditer(text):
-        used = USED.search(entry[0])
-        found[entry["key"]] = (used["methods"].split(", ") if used else [], USED.sub("", entry[0]))
-    return found
+        match = USED.search(entry[0])
+        by_key[entry["key"]] = (match["methods"].split(", ") if match else [], USED.sub("", entry[0]))
+    return by_key
 
 
 def _keys(label: str) -> list[str]:
-    named = METHOD.findall(label)
-    return [key for key, (methods, _) in entries().items() if any(name in methods for name in named)]
+    names = METHOD.findall(label)
+    return [key for key, (methods, _) in entries().items() if any(name in methods for name in names)]
 
 
 WIDTH = 640
@@ -163,8 +164,7 @@ SERIES = ("--blue", "--orange", "--green", "--purple", "--sky", "--vermillion", 
 
 
 def on_paper(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a Vega-Lite dictionary whose colours are those of light paper and whose width is fixed, and the look to
-    draw it in."""
+    """Return a Vega-Lite specification in the colours of the light theme with a fixed width, and its configuration."""
     resolved = {key: value if key == "datasets" else _resolved(value) for key, value in spec.items()}
     return resolved | {"width": WIDTH, "background": "white"}, _look()
 
@@ -174,13 +174,13 @@ def _resolved(node: Any) -> Any:
         return {key: value if key == "values" else _resolved(value) for key, value in node.items()}
     if isinstance(node, list):
         return [_resolved(item) for item in node]
-    found = VARIABLE.fullmatch(node) if isinstance(node, str) else None
-    return _colours()[found[1]] if found else node
+    match = VARIABLE.fullmatch(node) if isinstance(node, str) else None
+    return _colours()[match[1]] if match else node
 
 
 @cache
 def _colours() -> dict[str, str]:
-    # the first block of the style sheet holds the light colours
+    # the first block of the style sheet defines the light colours
     style = (files("headwise.pages") / "shell.css").read_text(encoding="utf-8").partition("}")[0]
     return dict(re.findall(r"(--[a-z]+): (#[0-9a-f]+);", style))
 
@@ -216,11 +216,10 @@ FIGURE = re.compile(
 
 
 def export(folder: str | Path, out: str | Path) -> list[Path]:
-    """Write every figure of a folder's report (also of closed folds) every table, and what a paper takes (table, text,
-    BibTeX) into `out`; return their paths.
+    """Write all figures of a folder's report (also of closed folds), its tables and its files for a paper into `out`.
 
-    Figures are Vega-Lite drawn in the light colours, 640 pixels wide, the PNG at twice that. Raises what
-    `headwise.reporting.write` raises, and StudyError where `out` cannot be written.
+    Return the paths of the files. Figures are Vega-Lite in the light colours, 640 pixels wide, as PNG twice that.
+    Raises the errors of `headwise.reporting.write`, and StudyError if `out` is not writable.
     """
     path, target = Path(folder), Path(out)
     files = report_files(path)
@@ -242,29 +241,31 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
 
 
 def figures(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """Return every figure of a folder's report as Vega-Lite, by its name. Raises what `headwise.reporting.write`
-    raises."""
+    """Return every figure of a folder's report as Vega-Lite, by name.
+
+    Raises the errors of `headwise.reporting.write`.
+    """
     return dict(figures_in(report_files(Path(folder))["report.html"]))
 
 
 def figures_in(html: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the name and the Vega-Lite dictionary of each figure of a page."""
-    for found in FIGURE.finditer(html):
-        yield unescape(found["name"]), json.loads(found["spec"])
+    """Yield the name and the Vega-Lite specification of each figure of a page."""
+    for match in FIGURE.finditer(html):
+        yield unescape(match["name"]), json.loads(match["spec"])
 
 
 def svg(spec: dict[str, Any]) -> str:
-    """Draw a Vega-Lite figure as it is printed."""
-    paper, settings = _printed(spec)
+    """Return a Vega-Lite figure as SVG for print."""
+    paper, settings = _for_print(spec)
     return load("vl_convert", "study").vegalite_to_svg(paper, **settings)  # type: ignore[no-any-return]
 
 
 def _png(spec: dict[str, Any]) -> bytes:
-    paper, settings = _printed(spec)
+    paper, settings = _for_print(spec)
     return load("vl_convert", "study").vegalite_to_png(paper, scale=2, **settings)  # type: ignore[no-any-return]
 
 
-def _printed(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _for_print(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     version = load("altair", "study").SCHEMA_VERSION
     paper, config = on_paper(spec)
     return paper, {"vl_version": ".".join(version.lstrip("v").split(".")[:2]), "config": config}

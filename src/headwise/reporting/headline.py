@@ -1,5 +1,4 @@
-"""Say on top of a report what came out, with the effect: who is better by how much, and at what price; and what to do
-next."""
+"""The headline of a report (which arms differ, by how much and at what cost) and the recommended next step."""
 
 from __future__ import annotations
 
@@ -14,37 +13,39 @@ from headwise.results.joint_flips import seeds_for_a_verdict
 from headwise.results.power import POWER, power_of, seeds_needed
 
 DECIDED = ("better", "worse", "higher", "lower")
-# arms that are named with their effect; and seeds beyond which another setting is the remedy
+# largest number of arms listed with their effect; number of seeds beyond which another setting is recommended
 NAMED, MOST_SEEDS = 3, 100
-# of the baseline's time, in percent: less is no difference in cost
+# percent of the baseline's time: a smaller difference in cost counts as none
 SAME_TIME = 2
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the result in one line: "DropHead +6.1 points [2.3, 9.9], 15 % more time a step"; divergence comes before
-    it."""
+    """Return the result in one line: "DropHead +6.1 points [2.3, 9.9], 15 % more time a step".
+
+    Sentences on divergence come first if an arm diverges more or less often, else last.
+    """
     if not analysis.compared:
         return analysis.answer
     names, entries = short_names(analysis), [(arm, arm.differences[analysis.primary]) for arm in by_effect(analysis)]
     decided = [(arm, entry) for arm, entry in entries if entry.verdict in DECIDED]
-    told = [
+    effects = [
         f"{_named(names[arm.label])} {effect(entry, analysis)}{_price(arm, analysis)}" for arm, entry in decided[:NAMED]
     ]
-    more = [f"{len(decided) - NAMED} more arms differ"] if len(decided) > NAMED else []
-    equal = [names[arm.label] for arm, entry in entries if entry.verdict == "equivalent"]
-    alike = [f"{', '.join(equal)}: no difference within {_margin(analysis)}"] if equal else []
+    further = [f"{len(decided) - NAMED} more arms differ"] if len(decided) > NAMED else []
+    equal_names = [names[arm.label] for arm, entry in entries if entry.verdict == "equivalent"]
+    equivalent = [f"{', '.join(equal_names)}: no difference within {_margin(analysis)}"] if equal_names else []
     start = "" if analysis.complete else "So far: "
-    words = "; ".join([*told, *more, *alike]) or _nothing(analysis, [entry for _, entry in entries])
-    where = f" (in {analysis.metric.label})" if told or alike else ""
-    told_of_runs = divergence_sentences(analysis)
-    # who diverges more or less often is the first thing to know; that nothing is known of it is the last
+    words = "; ".join([*effects, *further, *equivalent]) or _nothing_shown(analysis, [entry for _, entry in entries])
+    place = f" (in {analysis.metric.label})" if effects or equivalent else ""
+    divergence = divergence_sentences(analysis)
+    # that an arm diverges more or less often is the most important result, an open question the least
     first = any(arm.divergence and arm.divergence.verdict != "no evidence" for arm in analysis.compared)
-    answered = f"{start}{words}{where}."
-    return " ".join([*told_of_runs, answered] if first else [answered, *told_of_runs])
+    result = f"{start}{words}{place}."
+    return " ".join([*divergence, result] if first else [result, *divergence])
 
 
 def effect(entry: Difference, analysis: Analysis, *, unit_words: bool = True) -> str:
-    """Return a difference with its unit (or without) and its interval, in as many digits as the interval bears."""
+    """Return a difference with its unit (or without) and its interval, in as many digits as the interval justifies."""
     unit = unit_of(analysis.metric)
     half = None if entry.low is None or entry.high is None else (entry.high - entry.low) / 2 * unit.factor
     digits = unit.decimals if not half else min(unit.decimals, max(0, 1 - math.floor(math.log10(half))))
@@ -58,20 +59,21 @@ def effect(entry: Difference, analysis: Analysis, *, unit_words: bool = True) ->
 
 
 def next_step(analysis: Analysis) -> str:
-    """Return what would decide an arm that is open: the fewest seeds, or another setting; nothing where all are
-    decided."""
+    """Return what would decide an undecided arm, the smallest number of seeds or another setting; "" if none is."""
     names = short_names(analysis)
-    found = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
-    # that every run diverged is an answer, which no seed changes
+    differences = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
+    # an arm whose runs all diverged has an answer, which more seeds do not change
     open_ = {
-        label: entry for label, entry in found.items() if entry.verdict in ("no evidence", "undecided") and entry.n
+        label: entry
+        for label, entry in differences.items()
+        if entry.verdict in ("no evidence", "undecided") and entry.n
     }
     if not open_ or not analysis.complete:
         return ""
-    asked = len(analysis.seeds)
-    # of as many seeds as before, as many make no pair
+    seeds_run = len(analysis.seeds)
+    # the share of seeds that form no pair is assumed to stay the same
     needed = {
-        label: math.ceil(seeds * asked / entry.n)
+        label: math.ceil(seeds * seeds_run / entry.n)
         for label, entry in open_.items()
         if (seeds := seeds_that_decide(entry)) is not None
     }
@@ -82,8 +84,10 @@ def next_step(analysis: Analysis) -> str:
             f"{_several([names[label] for label in open_])} at the difference measured."
         )
     label = min(within, key=lambda one: within[one])
-    rest = len(open_) - len(within)
-    others = f" {rest} {'arm needs' if rest == 1 else 'arms need'} more than {MOST_SEEDS}." if rest else ""
+    remaining = len(open_) - len(within)
+    others = (
+        f" {remaining} {'arm needs' if remaining == 1 else 'arms need'} more than {MOST_SEEDS}." if remaining else ""
+    )
     return (
         f"Next: {within[label]} seeds would decide {names[label]}, at the difference measured and with 80\u00a0% "
         f"power.{others}"
@@ -91,7 +95,7 @@ def next_step(analysis: Analysis) -> str:
 
 
 def _named(name: str) -> str:
-    """Set a name of several words off from the figure behind it: "… | learning_rate=0.01: +1.9 points"."""
+    """Return a name, with a colon if it has several words: "… | learning_rate=0.01: +1.9 points"."""
     return f"{name}:" if " " in name else name
 
 
@@ -100,8 +104,7 @@ def _several(names: list[str]) -> str:
 
 
 def seeds_that_decide(entry: Difference) -> int | None:
-    """Return with how many seeds the difference measured would be decided with 80 % power; None where that cannot be
-    told."""
+    """Return the number of seeds that would decide the measured difference with 80 % power; None if unknown."""
     values = list(entry.by_seed.values())
     least = seeds_for_a_verdict(ALPHA)
     if (
@@ -112,11 +115,11 @@ def seeds_that_decide(entry: Difference) -> int | None:
         or not (spread := statistics.stdev(values))
     ):
         return least if len(values) < least else None
-    # the |t| that the interval asked for, with the correction for all arms in it
+    # the critical |t| of the interval, which includes the correction for all arms
     critical = (entry.high - entry.low) / 2 / (spread / math.sqrt(len(values)))
     size = abs(entry.mean) / spread
-    found = seeds_needed(lambda seeds, bound: power_of(size, seeds, bound), critical, len(values), least)
-    return MOST_SEEDS + 1 if found is None else found
+    needed = seeds_needed(lambda seeds, bound: power_of(size, seeds, bound), critical, len(values), least)
+    return MOST_SEEDS + 1 if needed is None else needed
 
 
 def _price(arm: ArmAnalysis, analysis: Analysis) -> str:
@@ -130,15 +133,15 @@ def _price(arm: ArmAnalysis, analysis: Analysis) -> str:
     return f", {abs(percent)}\u00a0% {'more' if percent > 0 else 'less'} time a step"
 
 
-def _nothing(analysis: Analysis, entries: list[Difference]) -> str:
-    seen = [entry.detectable for entry in entries if entry.detectable is not None]
+def _nothing_shown(analysis: Analysis, entries: list[Difference]) -> str:
+    detectable = [entry.detectable for entry in entries if entry.detectable is not None]
     if all(entry.verdict == "undecided" for entry in entries):
         return f"Too few seeds to decide whether {analysis.metric.label} differs"
     unit = unit_of(analysis.metric)
     size = (
-        f"; {unit.number(max(seen))} {unit.difference}".rstrip()
+        f"; {unit.number(max(detectable))} {unit.difference}".rstrip()
         + f" would have been seen with {POWER:.0%} power".replace("%", "\u00a0%")
-        if seen
+        if detectable
         else ""
     )
     return f"No difference was shown in {analysis.metric.label}{size}"

@@ -1,5 +1,4 @@
-"""Show the health of every head during training: by depth and by step for all arms, then head by head, and the
-alerts."""
+"""The report's section on health: the alerts, all arms by depth and by step, and every head of one run per arm."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
 from headwise.results.folder import RunFolder, StudyFolder
 
-READINGS = 16  # drawn per run, evenly spaced, first and last included: more would not be told apart on a screen
-# Drawn where more was read: what the alerts judge, and the plainest figures of entropy, logits and sinks. All of it
-# would be megabytes.
+READINGS = 16  # drawn per run, evenly spaced, first and last included; more could not be distinguished on a screen
+# The statistics drawn if more were recorded: those that alerts judge, and the plainest ones of entropy, logits and
+# sinks. A page with all of them would take megabytes.
 DRAWN = (
     "attention_entropy entropy_share max_logit sink_mass token_cosine high_frequency effective_rank_qk "
     "effective_rank_vo output_norm head_redundancy"
@@ -28,7 +27,7 @@ Means = dict[tuple[str, str, Any], float]
 
 
 class Readings:
-    """Holds the watched runs of a study: `alerts`, the first watched run of each arm, and means over heads and seeds.
+    """The health records of a study: `alerts`, the first watched run of each arm, and means over heads and seeds.
 
     `by_layer` is the mean of the last reading per (arm, statistic, layer), `by_step` that of every step per (arm,
     statistic, step); `seeds` counts the watched runs of each arm.
@@ -58,14 +57,14 @@ class Readings:
         return sum(self.seeds.values())
 
     def statistics(self) -> list[str]:
-        """Return the names of what is drawn, in the order of the first run that has them."""
-        found = list(dict.fromkeys(record["statistic"] for _, records in self.first.values() for record in records))
-        if len(found) > len(DRAWN):
-            return [name for name in found if name in DRAWN] or found
-        return found
+        """Return the names of the statistics to draw, in the order of the first run that recorded them."""
+        names = list(dict.fromkeys(record["statistic"] for _, records in self.first.values() for record in records))
+        if len(names) > len(DRAWN):
+            return [name for name in names if name in DRAWN] or names
+        return names
 
     def domain(self, statistic: str) -> tuple[float, float]:
-        """Return the range of a statistic over the drawn runs of all arms: one colour scale for all."""
+        """Return the range of a statistic over the drawn runs of all arms, for a common colour scale."""
         return span([r["value"] for _, records in self.first.values() for r in records if r["statistic"] == statistic])
 
 
@@ -81,13 +80,12 @@ def _add(label: str, readings: Records, layers: Figures, steps: Figures) -> None
                 layers[label, name, named(record)].append(record["value"])
 
 
-def _means(found: Figures) -> Means:
-    return {key: math.fsum(values) / len(values) for key, values in found.items()}
+def _means(figures: Figures) -> Means:
+    return {key: math.fsum(values) / len(values) for key, values in figures.items()}
 
 
 def layer_names(records: Records) -> Callable[[Record], Any]:
-    """Return how a record's layer is named: by depth, or by its site where several sites share a depth (encoder and
-    decoder)."""
+    """Return the function that names a record's layer: by depth, or by site if several sites share a depth."""
     at_depth: dict[Any, set[Any]] = {}
     for record in records:
         at_depth.setdefault(record.get("depth"), set()).add(record.get("site"))
@@ -104,7 +102,7 @@ def thin(steps: list[int], most: int = READINGS) -> list[int]:
 
 
 def with_unit(name: str) -> str:
-    """Return a statistic's name in words, with its unit where it is one of headwise's own."""
+    """Return a statistic's name in words, with its unit if it is one of headwise's own."""
     from headwise.statistics import STATISTICS
 
     words = name.replace("_", " ")
@@ -122,25 +120,24 @@ def finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-ALERTS, FEW = 100, 12  # alerts listed at most; alerts listed without being unfolded
-LABELS = 150  # pixels for the names of arms
+ALERTS, FEW = 100, 12  # largest number of alerts listed; largest number in a list that starts unfolded
+LABELS = 150  # width of the arms' names in pixels
 
-# one mark of a chart: its places and its value
+# one mark of a chart: its coordinates and value
 Mark = dict[str, Any]
 
 
 def health_sections(study: StudyFolder) -> list[Section]:
-    """Return the section on health: alerts of every run, all arms by depth and by step, and the heads of one run an
-    arm.
+    """Return the section on health: alerts of every run, all arms by depth and by step, the heads of one run per arm.
 
-    Empty when no run was watched.
+    Empty if no run was watched.
     """
-    found = Readings(study)
-    if not found.watched:
+    readings = Readings(study)
+    if not readings.watched:
         return []
     folds = [
-        fold(f"{label}, seed {run.seed}", _maps(found, study.baseline, label, run, records))
-        for label, (run, records) in found.first.items()
+        fold(f"{label}, seed {run.seed}", _maps(readings, study.baseline, label, run, records))
+        for label, (run, records) in readings.first.items()
     ]
     intro = (
         "Statistics of every attention head while training; all arms share the colour scale of a statistic. By depth "
@@ -148,8 +145,8 @@ def health_sections(study: StudyFolder) -> list[Section]:
         f"watched seed of each arm (all are in the health.jsonl of the runs). At most {READINGS} evenly spaced "
         f"readings are drawn, and of more than {len(DRAWN)} statistics those that alerts judge."
     )
-    overview = _overview(found, study) if len(found.first) > 1 else ""
-    return [Section("Health of the heads", join(_alerts(found.alerts, found.watched), overview, *folds), intro)]
+    overview = _overview(readings, study) if len(readings.first) > 1 else ""
+    return [Section("Health of the heads", join(_alerts(readings.alerts, readings.watched), overview, *folds), intro)]
 
 
 def _alerts(alerts: list[tuple[RunFolder, Alert]], watched: int) -> Any:
@@ -172,28 +169,28 @@ def _words(alert: Alert) -> Cell:
     return Cell("; ".join(parts) or None, small=alert["source"])
 
 
-def _overview(found: Readings, study: StudyFolder) -> Any:
-    """Return, for each statistic, all arms by depth and by step, and both as differences to the baseline."""
-    arms, rows = [label for label in study.arms if label in found.first], []
-    for name in found.statistics():
-        shown = set(thin(sorted({step for _, statistic, step in found.by_step if statistic == name})))
+def _overview(readings: Readings, study: StudyFolder) -> Any:
+    """Return, for each statistic, all arms by depth and by step, and both as differences from the baseline."""
+    arms, rows = [label for label in study.arms if label in readings.first], []
+    for name in readings.statistics():
+        drawn_steps = set(thin(sorted({step for _, statistic, step in readings.by_step if statistic == name})))
         tables = {
-            "layer": {(arm, at): v for (arm, statistic, at), v in found.by_layer.items() if statistic == name},
-            "step": {(arm, at): v for (arm, s, at), v in found.by_step.items() if s == name and at in shown},
+            "layer": {(arm, at): v for (arm, statistic, at), v in readings.by_layer.items() if statistic == name},
+            "step": {(arm, at): v for (arm, s, at), v in readings.by_step.items() if s == name and at in drawn_steps},
         }
         maps = []
         for x, means in tables.items():
-            if x == "step" and len(shown) == 1:
+            if x == "step" and len(drawn_steps) == 1:
                 continue
             maps.append(_all_arms(means, x, arms, with_unit(name)))
-            if study.baseline in found.first:
+            if study.baseline in readings.first:
                 maps.append(_all_arms(means, x, arms, with_unit(name), study.baseline))
         rows.append(grid(maps, wide=True))
     return join(*rows)
 
 
 def _all_arms(means: dict[tuple[str, Any], float], x: str, arms: list[str], words: str, baseline: str = "") -> Any:
-    """Return arms × layer or arms × step: the means, or with a `baseline` their difference to it."""
+    """Return a map of arms × layer or arms × step: the means, or with a `baseline` their differences from it."""
     if baseline:
         means = {
             (arm, at): value - means[baseline, at]
@@ -211,52 +208,54 @@ def _all_arms(means: dict[tuple[str, Any], float], x: str, arms: list[str], word
     return figure(heat_map(rows, x=x, y="arm", y_order=[a for a in arms if a != baseline], **style), title=title)
 
 
-def _maps(found: Readings, baseline: str, label: str, run: RunFolder, records: Records) -> Any:
+def _maps(readings: Readings, baseline: str, label: str, run: RunFolder, records: Records) -> Any:
     by_statistic: dict[str, Records] = {}
     for record in records:
         by_statistic.setdefault(record["statistic"], []).append(record)
-    base = found.first.get(baseline)
-    # a difference is drawn within a seed
+    base = readings.first.get(baseline)
+    # differences are drawn within a seed only
     paired = base[1] if base and label != baseline and base[0].seed == run.seed else []
-    beside, rows = [_loss(run)], []
-    for name in (name for name in found.statistics() if name in by_statistic):
-        maps = _map(name, by_statistic[name], found.domain(name), [r for r in paired if r["statistic"] == name])
+    single_charts, rows = [_loss(run)], []
+    for name in (name for name in readings.statistics() if name in by_statistic):
+        maps = _map(name, by_statistic[name], readings.domain(name), [r for r in paired if r["statistic"] == name])
         if len(maps) == 1:
-            beside += maps
+            single_charts += maps
         else:
             rows.append(grid(maps, wide=True))
-    return join(grid(beside, wide=True), *rows)
+    return join(grid(single_charts, wide=True), *rows)
 
 
 def _map(name: str, records: Records, domain: tuple[float, float], base: Records) -> list[Any]:
-    """Return every head over steps and, where heads are read more than once, its difference to the baseline and a
-    chosen step."""
+    """Return the maps of every head over steps, of its difference from the baseline, and of a chosen step.
+
+    With a single reading, return one map of layer × head.
+    """
     steps = thin(sorted({record["step"] for record in records}))
     rows = _rows(records, set(steps))
     title = with_unit(name)
     style: dict[str, Any] = {"value_title": title, "legend_title": "", "domain": domain}
     if len(steps) == 1:
         return [figure(heat_map(rows, **style), title=title, caption=f"Layer × head at step {steps[0]}.")]
-    whole = all(row["head"] == "all" for row in rows)
-    maps = [_over_steps(rows, title, "Layer over steps." if whole else "Every head over steps.", style, whole)]
-    theirs = {(row["layer"], row["head"], row["step"]): row["value"] for row in _rows(base, set(steps))}
-    moved = [
-        row | {"value": float(f"{row['value'] - theirs[key]:.4g}")}
+    per_layer = all(row["head"] == "all" for row in rows)
+    maps = [_over_steps(rows, title, "Layer over steps." if per_layer else "Every head over steps.", style, per_layer)]
+    baseline_values = {(row["layer"], row["head"], row["step"]): row["value"] for row in _rows(base, set(steps))}
+    changes = [
+        row | {"value": float(f"{row['value'] - baseline_values[key]:.4g}")}
         for row in rows
-        if (key := (row["layer"], row["head"], row["step"])) in theirs
+        if (key := (row["layer"], row["head"], row["step"])) in baseline_values
     ]
-    if moved:
-        farthest = max(abs(row["value"]) for row in moved) or 1.0
-        style_moved = style | {"domain": (-farthest, farthest), "diverging": True}
-        maps.append(_over_steps(moved, title, "Difference to the baseline, same seed.", style_moved, whole))
-    if not whole:
+    if changes:
+        farthest = max(abs(row["value"]) for row in changes) or 1.0
+        change_style = style | {"domain": (-farthest, farthest), "diverging": True}
+        maps.append(_over_steps(changes, title, "Difference to the baseline, same seed.", change_style, per_layer))
+    if not per_layer:
         chosen = heat_map(rows, reading="step", packed=True, **style)
         maps.append(figure(chosen, title=title, caption="Layer × head at the chosen step."))
     return maps
 
 
-def _over_steps(rows: list[Mark], title: str, caption: str, style: dict[str, Any], whole: bool) -> Any:
-    if whole:
+def _over_steps(rows: list[Mark], title: str, caption: str, style: dict[str, Any], per_layer: bool) -> Any:
+    if per_layer:
         chart = heat_map(rows, x="step", y="layer", packed=True, **style)
     else:
         named = [
@@ -267,12 +266,12 @@ def _over_steps(rows: list[Mark], title: str, caption: str, style: dict[str, Any
     return figure(chart, title=title, caption=caption)
 
 
-def _rows(records: Records, shown: set[int]) -> list[Mark]:
-    named = layer_names(records)
+def _rows(records: Records, steps: set[int]) -> list[Mark]:
+    name_of = layer_names(records)
     return [
-        {"layer": named(r), "head": _head(r), "step": r["step"], "value": float(f"{r['value']:.4g}")}
+        {"layer": name_of(r), "head": _head(r), "step": r["step"], "value": float(f"{r['value']:.4g}")}
         for r in records
-        if r["step"] in shown
+        if r["step"] in steps
     ]
 
 

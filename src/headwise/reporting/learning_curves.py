@@ -1,4 +1,4 @@
-"""Draw the learning curves of a study: every arm against the baseline, held-out and train, with a band over seeds."""
+"""The learning curves of a study: every arm against the baseline, held-out and train, with a band over seeds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.intervals import interval
 
 BAND = "95 % interval (Student's t) of the mean over the finished seeds"
-# arms whose curves are drawn without being asked for
+# number of arms whose curves are in open folds
 OPEN = 9
 
 Runs = list[RunFolder]
 
 
 def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
-    """Return the section of learning curves: one row an arm, loss and the primary metric; empty when no run recorded an
-    epoch."""
+    """Return the section of learning curves: one row per arm, with the loss and the primary metric.
+
+    Empty if no run recorded an epoch.
+    """
     stored = {label: study.of(label) for label in study.arms}
     held_out = _held_out(study, stored)
     kinds = dict.fromkeys(["loss", analysis.primary.rpartition("/")[2]])
@@ -38,9 +40,9 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     domains = {
         kind: _domain([row for (_, one), rows in series.items() if one == kind for row in rows]) for kind in quantities
     }
-    shown = [label for label in study.arms if label != study.baseline] or [study.baseline]
+    drawn_arms = [label for label in study.arms if label != study.baseline] or [study.baseline]
     folds: list[Any] = []
-    for label in shown:
+    for label in drawn_arms:
         charts = [_chart(study, stored[label], series, label, kind, units[kind], domains[kind]) for kind in quantities]
         folds.append(fold(label, grid(charts, wide=True), opened=len(folds) < OPEN))
     entries = [
@@ -95,26 +97,28 @@ def _series(runs: Runs, kind: str, held_out: str, factor: float) -> list[dict[st
                 if value is not None and math.isfinite(value):
                     by_epoch.setdefault(line.epoch, []).append(value * factor)
         for epoch, values in sorted(by_epoch.items()):
-            found = interval(values, bootstrap_from=math.inf)
+            mean = interval(values, bootstrap_from=math.inf)
             row = {"x": epoch, "split": split, "dashed": split == "train"}
-            rows.append(row | {"mean": found.mean, "low": found.low, "high": found.high})
+            rows.append(row | {"mean": mean.mean, "low": mean.low, "high": mean.high})
     return rows
 
 
 def _points(run: RunFolder, kind: str, factor: float) -> list[dict[str, Any]]:
-    found = [(line.epoch, value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))]
-    seen = run.result.divergence if run.result else None
-    title = f"seed {run.seed}, diverged at step {seen.step if seen else '?'}"
+    points = [(line.epoch, value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))]
+    divergence = run.result.divergence if run.result else None
+    title = f"seed {run.seed}, diverged at step {divergence.step if divergence else '?'}"
     return [
-        {"x": epoch, "value": value * factor, "run": title, "last": at == len(found) - 1}
-        for at, (epoch, value) in enumerate(found)
+        {"x": epoch, "value": value * factor, "run": title, "last": at == len(points) - 1}
+        for at, (epoch, value) in enumerate(points)
         if value is not None
     ]
 
 
 def _domain(rows: list[dict[str, Any]]) -> tuple[float, float] | None:
-    """Return the range of the means with a margin, no wider than the bands: two seeds have bands that would hide every
-    mean."""
+    """Return the range of the means plus a margin, limited to the bands' range.
+
+    Full bands are not used, because those of two seeds are so wide that every mean would look the same.
+    """
     means = [row["mean"] for row in rows]
     if not means:
         return None

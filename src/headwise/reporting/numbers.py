@@ -1,8 +1,7 @@
-"""Numbers from anywhere: a table of runs (CSV, JSON lines, JSON) becomes the folder of a study, and its report is that
-of any study.
+"""Conversion of a table of runs from any source (CSV, JSON lines, JSON) into a study's folder, which a report reads.
 
-Rows are runs: their arm, their seed, and what they scored. The tables that Weights & Biases, MLflow and trackio export
-are read as they are; what another tool calls the columns can be said.
+Each row is a run with its arm, its seed and its scores. The exports of Weights & Biases, MLflow and trackio are read
+unchanged; for other tools the user names the columns.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ SEEDS = ("seed", "random_seed", "data_seed")
 STATES = ("status", "state")
 STEPS = ("step", "_step", "global_step")
 RUNS = ("run_id", "run id", "run", "run_name", "id", "name")
-# columns of run names, and such names as hold both: plain-3, plain_seed3, "DropHead(p=0.1), seed 3"
+# columns of run names, and the names that contain arm and seed: plain-3, plain_seed3, "DropHead(p=0.1), seed 3"
 RUN_NAMES = ("run_name", "run", "name", "mlflow.runname")
 NAMED = re.compile(r"(.*?[^\s,_/|:=-])(?:[\s,_/|:=-]+(?:seed|s)?|seed)[\s,_/|:=-]*(\d+)", re.IGNORECASE)
-# by which exports tell settings from figures
+# prefixes by which exports distinguish settings from figures
 SETTINGS = ("params.", "config.", "config/")
 FIGURES = ("metrics.", "summary.", "summary/")
 FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "damaged")
-# what tells one run from another, and is no setting of it
+# columns that describe a run but are not settings
 TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
 NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
 MACHINES = (
@@ -61,21 +60,21 @@ MACHINES = (
     "commit",
 )
 MORE_TIMES = ("end time", "relative time", "heartbeatat")
-# columns that hold a whole dict, as Weights & Biases' own recipe for an export and trackio's query write them
+# columns that contain a whole dict, as written by Weights & Biases' recommended export and trackio's query
 DICTS = ("config", "summary", "metrics")
-# with which the CSV of Weights & Biases' page begins; its settings and then its figures follow, each by the alphabet
+# first columns of the CSV from Weights & Biases' page; settings and then figures follow, each in alphabetical order
 OF_WANDB = ("name", "state", "created", "runtime")
 OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, "_timestamp")
-# how many of a kind of fault are told by row
-TOLD = 5
+# largest number of faults of a kind that are listed by row
+LISTED = 5
 TAB = "\t"
-# as spreadsheets write numbers in countries where fields are parted by semicolons
+# numbers with a decimal comma, as in spreadsheets whose fields are separated by semicolons
 DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Hold one run of a table; `line` counts as an editor does, the heading being line 1."""
+    """One row of a table; `line` is its line in an editor, where the heading is line 1."""
 
     line: int
     values: dict[str, Any]
@@ -83,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """Hold a run as it was found: its row, its arm, its seed and its figures by outcome."""
+    """A run read from a table: its row, arm, seed, figures by outcome, and whether it diverged."""
 
     row: Row
     arm: str
@@ -93,26 +92,26 @@ class Cell:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a path is a table of numbers and no folder."""
+    """Return whether a path is a table of numbers rather than a folder."""
     return path.is_file() or path.suffix.lower() in SUFFIXES
 
 
 def study_of_numbers(
     path: Path, outcomes: Sequence[str], baseline: str, out: Path, *, arm: str = "", seed: str = ""
 ) -> list[str]:
-    """Write the folder of a study from a table, and give what should be known of it, by row.
+    """Write the folder of a study from a table, and return notes on rows that form no pair.
 
     Args:
         path: the table.
-        outcomes: as `--outcome`, the deciding one first: "accuracy:higher".
-        baseline: the arm that the others are held against.
+        outcomes: as for `--outcome`, the primary one first: "accuracy:higher".
+        baseline: the arm that the others are compared with.
         out: the folder.
-        arm: the column of the arms; "" finds it.
-        seed: the column of the seeds; "" finds it.
+        arm: the column of the arms; "" searches for it.
+        seed: the column of the seeds; "" searches for it.
 
     Raises:
-        StudyError: naming the rows, where a column is missing, a row has no arm or seed, two rows are of one arm and
-            seed, or rows of one arm have different settings.
+        StudyError: if a column is missing, a row has no arm or seed, two rows have the same arm and seed, or rows of
+            one arm have different settings; the rows are named.
     """
     # imports torch, which the report of a study does without
     from headwise.experiments.script import read_outcome
@@ -120,7 +119,7 @@ def study_of_numbers(
     metrics = [read_outcome(text) for text in outcomes]
     if not metrics:
         raise StudyError(
-            f"{path}: say what is compared: --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
+            f"{path}: no outcome is named. Give --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
         )
     rows, of_names = _named_by_run(read_rows(path), bool(arm or seed))
     rows = _last_of_each_run(rows, arm, seed)
@@ -129,27 +128,28 @@ def study_of_numbers(
         "arm": _column(names, arm, ARMS, "--arm", path),
         "seed": _column(names, seed, SEEDS, "--seed-column", path),
     }
-    wanted = {metric.name: _figure_column(names, metric.name, path) for metric in metrics}
-    cells = _cells(path, rows, columns, wanted)
+    figure_columns = {metric.name: _figure_column(names, metric.name, path) for metric in metrics}
+    cells = _cells(path, rows, columns, figure_columns)
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     if baseline not in arms:
         raise StudyError(
             f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: "
             f"--baseline {arms[0]!r}."
         )
-    _refuse_doubles(path, cells)
-    _refuse_mixed(path, cells, {*columns.values(), *wanted.values(), *_figures_of_wandb(names)})
+    _refuse_repeated_cells(path, cells)
+    _refuse_mixed_settings(path, cells, {*columns.values(), *figure_columns.values(), *_figures_of_wandb(names)})
     notes = of_names + _gaps(cells, [baseline, *(label for label in arms if label != baseline)], metrics[0].name)
     _write(path, cells, metrics, baseline, out, notes)
     return notes
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a table: CSV or TSV with a heading, or JSON objects, one a line or in a list; their parts are named with
-    dots.
+    """Return the rows of a table: CSV or TSV with a heading, or JSON objects, one per line or in a list.
+
+    Entries of nested objects are named with dots.
 
     Raises:
-        StudyError: where the file is missing, empty, or a line is no row.
+        StudyError: if the file is missing or empty, or a line is not a row.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -160,7 +160,7 @@ def read_rows(path: Path) -> list[Row]:
     readers = {".json": _of_whole_json, ".jsonl": _of_json, ".ndjson": _of_json}
     rows = list(readers.get(path.suffix.lower(), _of_csv)(path, text))
     if not rows:
-        raise StudyError(f"{path} holds no row. Give a table with a heading and one row a run.")
+        raise StudyError(f"{path} contains no rows. Give a table with a heading and one row per run.")
     return rows
 
 
@@ -169,35 +169,39 @@ def _of_json(path: Path, text: str) -> Iterable[Row]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise StudyError(
-                f"{path}, line {number}, is no JSON: {why[0].lower()}{why[1:]}. Write the line whole, or delete it "
-                "where its writer was cut."
+                f"{path}, line {number}, is not valid JSON: {why[0].lower()}{why[1:]}. Complete the line, or delete it "
+                "if its writer was interrupted."
             ) from error
-        if not isinstance(found, dict):
-            raise StudyError(f'{path}, line {number}, is no object. Give one run a line: {{"arm": ..., "seed": ...}}.')
-        yield Row(number, _unfolded(path, number, _flat(found)))
+        if not isinstance(record, dict):
+            raise StudyError(
+                f'{path}, line {number}, is not a JSON object. Give one run per line: {{"arm": ..., "seed": ...}}.'
+            )
+        yield Row(number, _unfolded(path, number, _flat(record)))
 
 
 def _of_whole_json(path: Path, text: str) -> Iterable[Row]:
-    """Read a list of runs, or what `trackio query --json` prints, whose "rows" are one."""
+    """Yield the rows of a JSON list of runs, or of the output of `trackio query --json`, whose "rows" is the list."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
-        raise StudyError(f"{path} is no JSON: {error}. Give a list of runs, or one a line in a .jsonl file.") from error
-    rows = found.get("rows") if isinstance(found, dict) else found
+        raise StudyError(
+            f"{path} is not valid JSON: {error}. Give a list of runs, or one run per line in a .jsonl file."
+        ) from error
+    rows = content.get("rows") if isinstance(content, dict) else content
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise StudyError(f'{path} holds no list of runs. Write [{{"arm": ..., "seed": ...}}, ...].')
+        raise StudyError(f'{path} contains no list of runs. Write [{{"arm": ..., "seed": ...}}, ...].')
     for number, row in enumerate(rows, 1):
         yield Row(number, _unfolded(path, number, _flat(row)))
 
 
-def _flat(found: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, value in found.items():
-        values |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    for name, value in nested.items():
+        values |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return values
 
 
@@ -210,9 +214,9 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
     for values in reader:
         if not names:
             names = [name.strip() for name in values]
-            twice = [name for name, count in Counter(names).items() if count > 1 and name]
-            if twice:
-                raise StudyError(f"{path} has two columns {twice[0]!r}. Rename one.")
+            repeated = [name for name, count in Counter(names).items() if count > 1 and name]
+            if repeated:
+                raise StudyError(f"{path} has two columns {repeated[0]!r}. Rename one.")
         elif any(value.strip() for value in values):
             if len(values) != len(names):
                 raise StudyError(
@@ -225,78 +229,82 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
 
 
 def _unfolded(path: Path, line: int, values: dict[str, Any]) -> dict[str, Any]:
-    """Take apart the cells that hold a dict, as Python writes it or as JSON."""
-    found: dict[str, Any] = {}
+    """Return a row whose cells that contain a dict, in Python or JSON syntax, are replaced by its entries."""
+    entries: dict[str, Any] = {}
     for name, value in values.items():
         if name.lower() not in DICTS or not isinstance(value, str) or not value.startswith("{"):
-            found[name] = value
+            entries[name] = value
             continue
         try:
-            # Python writes a figure that is none as nan, which it does not read again
+            # Python writes nan and inf, which literal_eval does not read
             content = ast.literal_eval(re.sub(r"(?<=: )-?(nan|inf)(?=[,}])", "None", value))
         except (ValueError, SyntaxError):
             try:
                 content = json.loads(value)
             except ValueError as error:
                 raise StudyError(
-                    f"{path}, row {line}: {name} is no dict that can be read. Export its entries as columns."
+                    f"{path}, row {line}: {name} is not a readable dict. Export its entries as columns."
                 ) from error
-        found |= _flat(content, f"{name.lower()}.")
-    return found
+        entries |= _flat(content, f"{name.lower()}.")
+    return entries
 
 
-def _named_by_run(rows: list[Row], told: bool) -> tuple[list[Row], list[str]]:
-    """Take arm and seed out of the runs' names where no column holds them, as in the CSV of a plot of trackio's
-    dashboard, and say so."""
+def _named_by_run(rows: list[Row], columns_named: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows with arm and seed taken from the runs' names if no column contains them, and a note on it.
+
+    The CSV of a plot of trackio's dashboard is such a table. `columns_named`: whether the user named a column.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    known = {_plain(name): name for name in reversed(names)}
-    column = next((known[name] for name in RUN_NAMES if name in known), None)
-    if told or column is None or known.keys() & {*ARMS, *SEEDS}:
+    by_plain_name = {_plain(name): name for name in reversed(names)}
+    column = next((by_plain_name[name] for name in RUN_NAMES if name in by_plain_name), None)
+    if columns_named or column is None or by_plain_name.keys() & {*ARMS, *SEEDS}:
         return rows, []
-    parts = [NAMED.fullmatch(str(row.values.get(column, "")).strip()) for row in rows]
-    whole = [part for part in parts if part is not None]
-    if len(whole) < len(rows):
+    matches = [NAMED.fullmatch(str(row.values.get(column, "")).strip()) for row in rows]
+    complete = [part for part in matches if part is not None]
+    if len(complete) < len(rows):
         return rows, []
-    arm, seed = whole[0].groups()
-    note = f"arms and seeds are taken from the names in {column}: {whole[0].group()} is {arm}, seed {int(seed)}."
+    arm, seed = complete[0].groups()
+    note = f"arms and seeds are taken from the names in {column}: {complete[0].group()} is {arm}, seed {int(seed)}."
     return [
-        Row(row.line, row.values | {"arm": part.group(1), "seed": int(part.group(2))}) for row, part in zip(rows, whole)
+        Row(row.line, row.values | {"arm": part.group(1), "seed": int(part.group(2))})
+        for row, part in zip(rows, complete)
     ], [note]
 
 
 def _last_of_each_run(rows: list[Row], arm: str, seed: str) -> list[Row]:
-    """Return the last row of each run where a table holds the course of runs, as trackio's does."""
+    """Return the last row of each run if a table has a row per step, as trackio's tables do."""
     names = {name.lower(): name for row in rows for name in row.values}
-    step, run = (next((names[name] for name in wanted if name in names), None) for wanted in (STEPS, RUNS))
+    step, run = (next((names[name] for name in names_tried if name in names), None) for names_tried in (STEPS, RUNS))
     if step is None or run is None:
         return rows
-    # a name that two arms or seeds share, such as a number within each, is of two runs
+    # a run name that two arms or seeds share, such as a number within each, denotes two runs
     parts = [name for name in names.values() if name in (arm, seed) or _plain(name) in (*ARMS, *SEEDS)]
     parts = [name for name in parts if all(row.values.get(name) not in ("", None) for row in rows)]
-    found: dict[tuple[str, ...], Row] = {}
+    last_rows: dict[tuple[str, ...], Row] = {}
     for row in sorted(rows, key=lambda row: _float(row.values.get(step)) or 0.0):
         key = tuple(str(row.values.get(name)) for name in (run, *parts))
-        before = found.get(key)
-        # a row of a course holds what was logged then: what was logged before stands
-        kept = {name: value for name, value in before.values.items() if value not in ("", None)} if before else {}
-        found[key] = Row(row.line, kept | {n: v for n, v in row.values.items() if v not in ("", None)})
-    return sorted(found.values(), key=lambda row: row.line)
+        earlier = last_rows.get(key)
+        # a row contains only what was logged at its step, so earlier values remain valid
+        values = {name: value for name, value in earlier.values.items() if value not in ("", None)} if earlier else {}
+        last_rows[key] = Row(row.line, values | {n: v for n, v in row.values.items() if v not in ("", None)})
+    return sorted(last_rows.values(), key=lambda row: row.line)
 
 
-def _column(names: list[str], asked: str, known: Sequence[str], option: str, path: Path) -> str:
-    if asked:
-        if asked not in names:
+def _column(names: list[str], requested: str, candidates: Sequence[str], option: str, path: Path) -> str:
+    if requested:
+        if requested not in names:
             raise StudyError(
-                f"{option} {asked!r}: {path} has no such column.{suggest(asked, names)} Columns: {', '.join(names)}."
+                f"{option} {requested!r}: {path} has no such column.{suggest(requested, names)} Columns: "
+                f"{', '.join(names)}."
             )
-        return asked
+        return requested
     plain = {_plain(name): name for name in reversed(names)}
-    found = next((plain[name] for name in known if name in plain), None)
-    if found is None:
+    match = next((plain[name] for name in candidates if name in plain), None)
+    if match is None:
         raise StudyError(
-            f"{path} has no column {known[0]}. Columns: {', '.join(names)}. Say which one it is: {option} NAME."
+            f"{path} has no column {candidates[0]}. Columns: {', '.join(names)}. Name the column with {option} NAME."
         )
-    return found
+    return match
 
 
 def _figure_column(names: list[str], name: str, path: Path) -> str:
@@ -312,7 +320,7 @@ def _figure_column(names: list[str], name: str, path: Path) -> str:
 
 
 def _figures_of_wandb(names: list[str]) -> list[str]:
-    """Name the figures in the CSV of Weights & Biases' page: behind its settings the alphabet begins once more."""
+    """Return the figures in the CSV of Weights & Biases' page: the columns from where the alphabet starts again."""
     lower = [name.lower() for name in names]
     if not set(OF_WANDB) <= set(lower):
         return []
@@ -329,7 +337,7 @@ def _plain(name: str) -> str:
     return next((lower.removeprefix(before) for before in (*SETTINGS, "tags.") if lower.startswith(before)), lower)
 
 
-def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[str, str]) -> list[Cell]:
+def _cells(path: Path, rows: list[Row], columns: dict[str, str], figure_columns: dict[str, str]) -> list[Cell]:
     cells, wrong = [], []
     for row in rows:
         arm, seed = str(row.values.get(columns["arm"], "")).strip(), _float(row.values.get(columns["seed"]))
@@ -337,16 +345,18 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[st
             wrong.append(f"row {row.line} has no {columns['arm']}")
         elif seed is None or seed != int(seed):
             wrong.append(
-                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is no whole "
+                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is not a whole "
                 "number"
             )
         else:
             state = _state(row)
             failed = any(word in state for word in FAILED) or "diverged" in state
-            figures = {name: None if failed else _float(row.values.get(column)) for name, column in wanted.items()}
-            for name, column in wanted.items():
-                given = row.values.get(column)
-                if _float(given) is None and str(given or "").strip().lower() not in (
+            figures = {
+                name: None if failed else _float(row.values.get(column)) for name, column in figure_columns.items()
+            }
+            for name, column in figure_columns.items():
+                value = row.values.get(column)
+                if _float(value) is None and str(value or "").strip().lower() not in (
                     "",
                     "nan",
                     "none",
@@ -355,7 +365,7 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], wanted: dict[st
                     "-inf",
                     "infinity",
                 ):
-                    wrong.append(f"row {row.line} has {given!r} for {name}, which is no number")
+                    wrong.append(f"row {row.line} has {value!r} for {name}, which is not a number")
             cells.append(Cell(row, arm, int(seed), figures, "diverged" in state))
     _refuse(path, wrong, "Repair the rows.")
     return cells
@@ -365,7 +375,7 @@ def _state(row: Row) -> str:
     return next((str(value).lower() for name, value in row.values.items() if name.lower() in STATES), "")
 
 
-def _refuse_doubles(path: Path, cells: list[Cell]) -> None:
+def _refuse_repeated_cells(path: Path, cells: list[Cell]) -> None:
     by_cell: dict[tuple[str, int], list[int]] = defaultdict(list)
     for cell in cells:
         by_cell[cell.arm, cell.seed].append(cell.row.line)
@@ -374,11 +384,11 @@ def _refuse_doubles(path: Path, cells: list[Cell]) -> None:
         for (arm, seed), lines in by_cell.items()
         if len(lines) > 1
     ]
-    _refuse(path, wrong, "A pair needs one run of each arm: leave the others out.")
+    _refuse(path, wrong, "A pair needs one run of each arm: remove the others.")
 
 
-def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
-    """Refuse rows of one arm with other settings: those that an export names so, else one that stands out."""
+def _refuse_mixed_settings(path: Path, cells: list[Cell], used: set[str]) -> None:
+    """Raise StudyError if rows of one arm differ in a setting, as marked by an export or else in a minority of rows."""
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
     for name in (
@@ -387,16 +397,16 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
         if name not in used
         and _plain(name) not in OF_THE_RUN
         and not name.startswith((*FIGURES, "tags."))
-        # what trackers note of a run for themselves
+        # columns that trackers add for their own use
         and not _plain(name).startswith("_")
     ):
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]
             counts = Counter(str(cell.row.values.get(name, "")) for cell in own)
             (usual, many), *others = counts.most_common()
-            known = name.startswith(SETTINGS)
-            # figures differ in every row, and so do names and times
-            if not others or not (known or (many > 1 and len(own) - many <= len(own) // 2)):
+            is_setting = name.startswith(SETTINGS)
+            # figures, names and times differ in every row, so no value is usual
+            if not others or not (is_setting or (many > 1 and len(own) - many <= len(own) // 2)):
                 continue
             of_usual = next(cell.row.line for cell in own if str(cell.row.values.get(name, "")) == usual)
             wrong += [
@@ -408,16 +418,16 @@ def _refuse_mixed(path: Path, cells: list[Cell], used: set[str]) -> None:
     _refuse(
         path,
         wrong,
-        "One arm is one configuration: give them different arms, or leave the column out where it is no setting.",
+        "One arm is one configuration: give them different arms, or remove the column if it is not a setting.",
     )
 
 
 def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
-    known = {(cell.arm, cell.seed): cell for cell in cells}
+    by_cell = {(cell.arm, cell.seed): cell for cell in cells}
     notes = []
     for arm in arms:
         for seed in sorted({cell.seed for cell in cells}):
-            cell = known.get((arm, seed))
+            cell = by_cell.get((arm, seed))
             if cell is None:
                 notes.append(f"{arm} has no row of seed {seed}: this seed makes no pair.")
             elif cell.diverged:
@@ -433,8 +443,8 @@ def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
 
 def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
     if wrong:
-        more = f"; and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
-        raise StudyError(f"{path}: {'; '.join(wrong[:TOLD])}{more}. {remedy}")
+        rest = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+        raise StudyError(f"{path}: {'; '.join(wrong[:LISTED])}{rest}. {remedy}")
 
 
 def _float(value: Any) -> float | None:
@@ -448,11 +458,11 @@ def _float(value: Any) -> float | None:
 
 
 def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, out: Path, notes: list[str]) -> None:
-    """Write the study of a table in the formats of every study: what it had before from the same file is replaced."""
-    known = out / "study.json"
-    if known.is_file() and json.loads(known.read_text(encoding="utf-8")).get("kind") != "numbers":
-        raise StudyError(f"{out} holds a study of its own. Choose another --out.")
-    # of an earlier state of the table
+    """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
+    study_file = out / "study.json"
+    if study_file.is_file() and json.loads(study_file.read_text(encoding="utf-8")).get("kind") != "numbers":
+        raise StudyError(f"{out} already contains another study. Choose another --out.")
+    # runs of an earlier version of the table
     shutil.rmtree(out / "runs", ignore_errors=True)
     entries = []
     for cell in cells:
@@ -496,4 +506,4 @@ def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, 
         ledger=ledger_of(entries),
         notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
     )
-    write_json(known, record.model_dump(mode="json"))
+    write_json(study_file, record.model_dump(mode="json"))

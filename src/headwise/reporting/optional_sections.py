@@ -1,4 +1,4 @@
-"""Sections for what only some studies have: claims, phases, diverged runs, figures of heads, maps of attention."""
+"""Sections that only some studies have: claims, phases, diverged runs, statistics of heads, attention maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwise.results.records import LayerMaps, Outcome, StudyRecord
 
 
 def phases_section(study: StudyRecord, analysis: Analysis) -> list[Section]:
-    """Return the section of the matrices; none where no evaluation was made after several phases."""
+    """Return the section of phase matrices; empty if no outcome was evaluated after several phases."""
     matrix = phase_matrix(study, analysis)
     if matrix is None:
         return []
@@ -27,19 +27,19 @@ def phases_section(study: StudyRecord, analysis: Analysis) -> list[Section]:
         f"{analysis.metric.label.capitalize()} ({unit.name or matrix.metric}) after each phase, mean over seeds; all "
         "arms share one colour scale."
     )
-    rows = {arm.label: _rows(matrix, arm, unit.factor) for arm in analysis.arms}
-    values = [row["value"] for found in rows.values() for row in found]
+    rows_by_arm = {arm.label: _rows(matrix, arm, unit.factor) for arm in analysis.arms}
+    values = [row["value"] for rows in rows_by_arm.values() for row in rows]
     domain = (min(values), max(values)) if values else (0.0, 1.0)
-    charts = [_matrix(label, found, domain, matrix) for label, found in rows.items()]
+    charts = [_matrix(label, rows, domain, matrix) for label, rows in rows_by_arm.items()]
     return [Section("After each phase", grid(charts, wide=True), intro)]
 
 
 def _rows(matrix: PhaseMatrix, arm: ArmAnalysis, factor: float) -> list[dict]:
     cells = [(phase, evaluation) for phase in matrix.phases for evaluation in matrix.evaluations]
-    found = [(phase, evaluation, shown(matrix.entry(arm, phase, evaluation), factor)) for phase, evaluation in cells]
+    entries = [(phase, evaluation, shown(matrix.entry(arm, phase, evaluation), factor)) for phase, evaluation in cells]
     return [
         {"phase": phase, "evaluation": evaluation, "value": value}
-        for phase, evaluation, value in found
+        for phase, evaluation, value in entries
         if value is not None
     ]
 
@@ -52,7 +52,7 @@ def _matrix(label: str, rows: list[dict], domain: tuple[float, float], matrix: P
 
 
 def divergence_section(analysis: Analysis) -> list[Section]:
-    """Return the section on divergence; empty when every run that ended has finished."""
+    """Return the section on divergence; empty if no run diverged."""
     if not any(arm.runs.diverged for arm in analysis.arms):
         return []
     columns = [
@@ -73,16 +73,16 @@ def divergence_section(analysis: Analysis) -> list[Section]:
 
 def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
     count, test = len(arm.runs.diverged), arm.divergence
-    where = [f"seed {run.seed} at step {'?' if run.step is None else run.step}" for run in arm.runs.diverged]
-    whys = dict.fromkeys(run.why for run in arm.runs.diverged if run.why)
-    shown = Cell(f"{count} of {seeds}", count, tone="diverged" if count else "")
-    last = Cell(", ".join(where) or "–", small="; ".join(whys))
+    places = [f"seed {run.seed} at step {'?' if run.step is None else run.step}" for run in arm.runs.diverged]
+    reasons = dict.fromkeys(run.why for run in arm.runs.diverged if run.why)
+    share = Cell(f"{count} of {seeds}", count, tone="diverged" if count else "")
+    last = Cell(", ".join(places) or "–", small="; ".join(reasons))
     if test is None:
-        return [Cell(arm.label), shown, Cell("–"), Cell("–"), Cell("–"), Cell("–"), last]
+        return [Cell(arm.label), share, Cell("–"), Cell("–"), Cell("–"), Cell("–"), last]
     tone = {"more often": "worse", "less often": "better"}.get(test.verdict, "plain")
     verdict = Cell(test.verdict, tone=tone)
     counts = [Cell(str(test.only_arm), test.only_arm), Cell(str(test.only_baseline), test.only_baseline)]
-    return [Cell(arm.label), shown, verdict, Cell(p_value(test.p_corrected), test.p_corrected), *counts, last]
+    return [Cell(arm.label), share, verdict, Cell(p_value(test.p_corrected), test.p_corrected), *counts, last]
 
 
 MAPS_INTRO = (
@@ -92,8 +92,7 @@ MAPS_INTRO = (
 
 
 def maps_section(study: StudyFolder) -> list[Section]:
-    """Return the section of the maps of one seed, the first for which the baseline's are kept; none where no run keeps
-    any."""
+    """Return the section of attention maps, of the first seed for which the baseline stored any; else empty."""
     for seed in study.seeds:
         plain = study.runs.get((study.baseline, seed))
         if plain is None or plain.maps is None:
@@ -106,11 +105,13 @@ def maps_section(study: StudyFolder) -> list[Section]:
 
 def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
     assert plain.maps is not None and run.maps is not None
-    for at, (before, here) in enumerate(zip(plain.maps.layers, run.maps.layers, strict=False)):
-        top = max(weight for layer in (before, here) for head in layer.heads for row in head for weight in row)
+    for at, (baseline_layer, arm_layer) in enumerate(zip(plain.maps.layers, run.maps.layers, strict=False)):
+        top = max(
+            weight for layer in (baseline_layer, arm_layer) for head in layer.heads for row in head for weight in row
+        )
         place = "last" if at else "first"
-        yield _figure(plain.arm, before, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
-        yield _figure(run.arm, here, top, f"maps, {place} layer: {run.arm}")
+        yield _figure(plain.arm, baseline_layer, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
+        yield _figure(run.arm, arm_layer, top, f"maps, {place} layer: {run.arm}")
 
 
 def _figure(arm: str, layer: LayerMaps, top: float, name: str) -> Any:
@@ -119,26 +120,26 @@ def _figure(arm: str, layer: LayerMaps, top: float, name: str) -> Any:
 
 @dataclass(frozen=True)
 class PhaseMatrix:
-    """Hold the phases, the evaluations made after them, and the metric whose means over seeds are the entries."""
+    """A matrix of phases × evaluations, whose entries are the means over seeds of a metric."""
 
     metric: str
     phases: tuple[str, ...]
     evaluations: tuple[str, ...]
 
     def entry(self, arm: ArmAnalysis, phase: str, evaluation: str) -> float | None:
-        """Return the mean over seeds of an entry; None where it was not recorded."""
-        found = arm.metrics.get(f"{phase}/{evaluation}/{self.metric}")
-        return None if found is None else found.mean
+        """Return the mean over seeds of an entry, or None if it was not recorded."""
+        interval = arm.metrics.get(f"{phase}/{evaluation}/{self.metric}")
+        return None if interval is None else interval.mean
 
 
 def phase_matrix(study: StudyRecord, analysis: Analysis) -> PhaseMatrix | None:
-    """Return the matrix of the deciding metric; None where no evaluation was made after several phases."""
+    """Return the matrix of the primary metric, or None if it was not evaluated after several phases."""
     metric = study.primary.rpartition("/")[2]
     cells: dict[tuple[str, str], None] = {}
     for name in analysis.outcomes:
         place, _, kind = name.rpartition("/")
         phase, _, evaluation = place.partition("/")
-        # the name of an evaluation may hold a slash itself
+        # the name of an evaluation may contain a slash itself
         if kind == metric and evaluation in study.evaluations and place not in study.evaluations:
             cells[phase, evaluation] = None
     phases = tuple(dict.fromkeys(phase for phase, _ in cells))
@@ -146,21 +147,21 @@ def phase_matrix(study: StudyRecord, analysis: Analysis) -> PhaseMatrix | None:
     return PhaseMatrix(metric, phases, evaluations) if len(phases) > 1 else None
 
 
-LABELS = 150  # pixels for the names of arms
+LABELS = 150  # width of the arms' names in pixels
 
 
 def heads_section(analysis: Analysis) -> list[Section]:
-    """Return the section on figures of heads; empty when none was recorded as an outcome."""
+    """Return the section on statistics of heads; empty if none was recorded as an outcome."""
     groups: dict[str, list[Outcome]] = {}
-    for one in analysis.outcomes.values():
-        if one.kind == "heads":
-            groups.setdefault(one.name.split("/")[1], []).append(one)
+    for outcome in analysis.outcomes.values():
+        if outcome.kind == "heads":
+            groups.setdefault(outcome.name.split("/")[1], []).append(outcome)
     if not groups:
         return []
     parts = []
-    for statistic, found in groups.items():
-        maps = _maps(analysis, statistic, found)
-        tables = [outcome_table(analysis, one) for one in found]
+    for statistic, outcomes in groups.items():
+        maps = _maps(analysis, statistic, outcomes)
+        tables = [outcome_table(analysis, outcome) for outcome in outcomes]
         parts.append(
             join(grid(maps, wide=True), fold(f"{statistic.replace('_', ' ')}: figures and tests", join(*tables)))
         )
@@ -172,18 +173,18 @@ def heads_section(analysis: Analysis) -> list[Section]:
     return [Section("Heads by depth", join(*parts), intro)]
 
 
-def _maps(analysis: Analysis, statistic: str, found: list[Outcome]) -> list:
+def _maps(analysis: Analysis, statistic: str, outcomes: list[Outcome]) -> list:
     words = statistic.replace("_", " ")
     values, differences = [], []
-    for one in found:
-        where = _where(one)
+    for outcome in outcomes:
+        layer = _layer_of(outcome)
         for arm in analysis.arms:
-            mean, entry = arm.metrics[one.name].mean, arm.differences.get(one.name)
+            mean, entry = arm.metrics[outcome.name].mean, arm.differences.get(outcome.name)
             if mean is not None:
-                values.append({"arm": arm.label, "layer": where, "value": float(f"{mean:.4g}")})
+                values.append({"arm": arm.label, "layer": layer, "value": float(f"{mean:.4g}")})
             if entry is not None and entry.mean is not None:
                 decided = "●" if entry.verdict in ("higher", "lower", "better", "worse") else ""
-                row = {"arm": arm.label, "layer": where, "value": float(f"{entry.mean:.4g}")}
+                row = {"arm": arm.label, "layer": layer, "value": float(f"{entry.mean:.4g}")}
                 differences.append(row | {"mark": decided, "verdict": entry.verdict_text})
     maps = [_map(values, words, [arm.label for arm in analysis.arms])]
     if differences:
@@ -200,9 +201,9 @@ def _map(rows: list[dict], title: str, order: list[str], *, diverging: bool = Fa
     return figure(heat_map(rows, x="layer", y="arm", **style), title=title, name=title)
 
 
-def _where(outcome: Outcome) -> str:
-    last = outcome.name.split("/", 2)[2] if outcome.name.count("/") > 1 else label_of(outcome)
-    return re.sub(r"^layer ", "", last)
+def _layer_of(outcome: Outcome) -> str:
+    layer = outcome.name.split("/", 2)[2] if outcome.name.count("/") > 1 else label_of(outcome)
+    return re.sub(r"^layer ", "", layer)
 
 
 CLAIMS_INTRO = (
@@ -214,7 +215,7 @@ STATES = {True: "holds", False: "fails", None: "not recorded"}
 
 
 def claims_section(claims: list[JudgedClaim], premises: list[JudgedPremise] | None = None) -> list[Section]:
-    """Return the section of the claims, and of what they rest on; none where the study has none."""
+    """Return the sections of claims and premises; empty if the study has no claims."""
     if not claims:
         return []
     columns = [Column("claim", wide=True), Column("verdict"), Column("published", wide=True), Column("ours", wide=True)]
@@ -227,8 +228,8 @@ def claims_section(claims: list[JudgedClaim], premises: list[JudgedPremise] | No
         ]
         for claim in claims
     ]
-    claimed = Section("Claims", table(columns, rows, caption="Claims that this study tests", sort=False), CLAIMS_INTRO)
-    return [claimed, *_premises(premises or [])]
+    section = Section("Claims", table(columns, rows, caption="Claims that this study tests", sort=False), CLAIMS_INTRO)
+    return [section, *_premises(premises or [])]
 
 
 def _premises(premises: list[JudgedPremise]) -> list[Section]:

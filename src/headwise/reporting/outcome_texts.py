@@ -1,4 +1,4 @@
-"""Say what an outcome is called in a report and how its figures are written."""
+"""Names of outcomes and arms, and formats of figures, as a report writes them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
 from headwise.results.records import Outcome
 
 SIGNS = {"better": "▲ ", "worse": "▼ ", "higher": "↑ ", "lower": "↓ ", "equivalent": "= "}
-# characters of an arm's name that have room on paper and on a small screen
+# longest name of an arm, in characters, that fits on paper and on a small screen
 ROOM = 40
 
 
 def unit_of(outcome: Outcome) -> Unit:
-    """Return how figures of this outcome are written."""
+    """Return the unit in which figures of this outcome are written."""
     return unit_named(outcome.unit)
 
 
 def label_of(outcome: Outcome) -> str:
-    """Return an outcome's name in words; a gap says what is taken from what."""
+    """Return an outcome's name in words; a gap names both of its terms."""
     if outcome.kind == "gap":
         return f"{outcome.label.removeprefix('gap ')} gap, train {MINUS} test"
     return outcome.label
 
 
 def titled(outcome: Outcome, *, difference: bool = False) -> str:
-    """Return an outcome's name with its unit and where it is better, for an axis.
+    """Return the title of an axis: the outcome's name, its unit, and the direction that is better.
 
-    Axes of differences point to the right where it is better; upright ones up or down, as the outcome does.
+    Axes of differences are drawn so that right is better; on vertical axes, up or down is better.
     """
     unit = unit_of(outcome)
     name = unit.difference if difference else unit.name
@@ -52,20 +52,22 @@ def by_effect(analysis: Analysis) -> list[ArmAnalysis]:
 
 
 def short_names(analysis: Analysis) -> dict[str, str]:
-    """Return of every arm its name without its settings, where no other arm has the same."""
+    """Return, by label, each arm's name without its settings if no other arm has the same name, else its label."""
     names = {arm.label: re.sub(r"\(.*?\)", "", arm.label) for arm in analysis.arms}
-    found = list(names.values())
-    return {label: name if found.count(name) == 1 else label for label, name in names.items()}
+    short = list(names.values())
+    return {label: name if short.count(name) == 1 else label for label, name in names.items()}
 
 
 def brief_names(analysis: Analysis) -> dict[str, str]:
-    """Return of every arm a name for where room is small: without its settings, then without its middle; a number tells
-    apart what is alike then."""
+    """Return, by label, a name for places with little space: without settings, then without its middle part.
+
+    Names that are then equal are numbered.
+    """
     short = short_names(analysis)
     names = {label: _cut(label if len(label) <= ROOM else short[label]) for label in short}
-    found = list(names.values())
+    cut = list(names.values())
     return {
-        label: name if found.count(name) == 1 else f"{number} {name}"
+        label: name if cut.count(name) == 1 else f"{number} {name}"
         for number, (label, name) in enumerate(names.items())
     }
 
@@ -76,12 +78,12 @@ def _cut(name: str) -> str:
 
 
 def shown(value: float | None, factor: float) -> float | None:
-    """Return a figure in the unit that is drawn, without the digits that are rounding."""
+    """Return a figure in the displayed unit, without the digits that are rounding errors."""
     return None if value is None else float(f"{value * factor:.7g}")
 
 
 def powers(mean: float | None, low: float | None, high: float | None) -> str:
-    """Return figures in log10 as what they are the powers of: "0.012 [0.008, 0.017]"; nothing without a mean."""
+    """Return figures given in log10 as powers of ten: "0.012 [0.008, 0.017]"; "" without a mean."""
     if mean is None:
         return ""
     ends = "" if low is None or high is None else f" [{10**low:.2g}, {10**high:.2g}]"
@@ -89,19 +91,20 @@ def powers(mean: float | None, low: float | None, high: float | None) -> str:
 
 
 def qualities(analysis: Analysis) -> list[Outcome]:
-    """Return the outcomes that are figures neither of heads nor of what methods learned, the primary one first."""
+    """Return the outcomes other than statistics of heads and of methods' own parameters, the primary one first."""
     return [one for one in analysis.outcomes.values() if one.kind not in ("heads", "methods")]
 
 
 def differences_of(analysis: Analysis, outcome: str) -> list[tuple[str, Difference]]:
-    """Return the arms other than the baseline with their differences in an outcome, the best in the primary one
-    first."""
+    """Return the arms other than the baseline with their differences in an outcome, the best primary outcome first."""
     return [(arm.label, arm.differences[outcome]) for arm in by_effect(analysis)]
 
 
 def forest_row(label: str, entry: Difference, outcome: Outcome, brief: str) -> dict:
-    """Return the row of a forest plot: the difference in the unit shown, its numbers, the dot of every seed, and the
-    arm's name where room is small."""
+    """Return the row of a forest plot: the difference in the displayed unit, its texts, and a dot per seed.
+
+    `brief` is the arm's name for places with little space.
+    """
     unit = unit_of(outcome)
     scaled = {
         key: shown(value, unit.factor)

@@ -1,5 +1,4 @@
-"""Write the tables of a report for other programs and for pasting: CSV with raw numbers, Markdown and LaTeX with
-rounded ones."""
+"""The tables of a report as CSV with raw numbers, and as Markdown and LaTeX with rounded ones."""
 
 from __future__ import annotations
 
@@ -14,13 +13,12 @@ from headwise.reporting.outcome_texts import unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, FindingsRecord
 from headwise.results.folder import StudyFolder
 
-# what table.csv says of a difference, after its mean and ends
-SAID = ("n", "p", "p_corrected", "verdict_text", "detectable", "within", "p_equivalent", "pairing")
+# fields of a difference in table.csv, after its mean and interval
+FIELDS = ("n", "p", "p_corrected", "verdict_text", "detectable", "within", "p_equivalent", "pairing")
 
 
 def study_csv(analysis: Analysis) -> str:
-    """Return one row an arm and outcome, unrounded: shares in [0, 1], losses in nats; empty where a figure is
-    missing."""
+    """Return a CSV of one row per arm and outcome, unrounded: shares in [0, 1], losses in nats, missing figures ""."""
     header = [
         "arm",
         "outcome",
@@ -31,35 +29,35 @@ def study_csv(analysis: Analysis) -> str:
         "difference_low",
         "difference_high",
         "pairs",
-        *SAID[1:],
+        *FIELDS[1:],
     ]
     header += ["finished", "diverged", "missing"]
     rows: list[list[Any]] = [header]
     for name in analysis.outcomes:
         for arm in analysis.arms:
             mean, entry = arm.metrics[name], arm.differences.get(name)
-            said = [getattr(entry, key) if entry else None for key in ("mean", "low", "high", *SAID)]
+            figures = [getattr(entry, key) if entry else None for key in ("mean", "low", "high", *FIELDS)]
             counts = [arm.runs.finished, len(arm.runs.diverged), len(arm.runs.missing)]
-            rows.append([arm.label, name, mean.mean, mean.low, mean.high, *said, *counts])
+            rows.append([arm.label, name, mean.mean, mean.low, mean.high, *figures, *counts])
     return as_csv(rows)
 
 
 def runs_csv(study: StudyFolder) -> str:
-    """Return one row a run with every outcome and cost, unrounded; what a run did not record is empty."""
+    """Return a CSV of one row per run with every outcome and cost, unrounded; figures not recorded are empty."""
     results = [run.result for run in study.runs.values() if run.result]
     names = list(dict.fromkeys(name for result in results for name in result.metrics))
     rows: list[list[Any]] = [["arm", "seed", "run", "status", "diverged_at_step", *names]]
     for arm in study.arms:
         for run in study.of(arm):
             result = run.result
-            seen = result.divergence if result else None
+            divergence = result.divergence if result else None
             figures = [result.metrics.get(name) if result else None for name in names]
-            rows.append([arm, run.seed, run.path.name, run.status, seen.step if seen else None, *figures])
+            rows.append([arm, run.seed, run.path.name, run.status, divergence.step if divergence else None, *figures])
     return as_csv(rows)
 
 
 def epochs_csv(study: StudyFolder) -> str:
-    """Return one row an epoch of a run with everything that was measured at its end, unrounded."""
+    """Return a CSV of one row per run and epoch with everything measured at its end, unrounded."""
     runs = [run for arm in study.arms for run in study.of(arm)]
     names = list(dict.fromkeys(name for run in runs for line in run.epochs for name in line.metrics))
     rows: list[list[Any]] = [["arm", "seed", "run", "epoch", "phase", "step", "learning_rate", "seconds", *names]]
@@ -90,7 +88,7 @@ def study_latex(analysis: Analysis) -> str:
     tables = [_latex(analysis.metric.label, header, rows, analysis.answer)]
     for outcome in list(analysis.outcomes.values())[1:]:
         if outcome.kind == "methods":
-            # the baseline has none, and there is no difference to tell
+            # the baseline has no such parameters, so there is no difference
             continue
         unit = unit_of(outcome)
         head = ["arm", *_headings(outcome.label, unit)]
@@ -100,27 +98,27 @@ def study_latex(analysis: Analysis) -> str:
 
 
 def findings_csv(findings: FindingsRecord) -> str:
-    """Return the tables of findings below each other, each under a line with its title."""
+    """Return the tables of findings as one CSV, each under a line with its title."""
     rows: list[list[Any]] = []
-    for found in findings.tables:
-        rows += [*([[]] if rows else []), [found.title], found.columns, *found.rows]
+    for record in findings.tables:
+        rows += [*([[]] if rows else []), [record.title], record.columns, *record.rows]
     return as_csv(rows)
 
 
 def findings_markdown(findings: FindingsRecord) -> str:
     """Return the paragraphs and the tables of findings as Markdown."""
     parts = [escape(paragraph) for paragraph in findings.paragraphs]
-    for found in findings.tables:
-        rows = [[_rounded(value) for value in row] for row in found.rows]
-        parts.append(f"**{escape(found.title)}**\n\n{_markdown(found.columns, rows)}".rstrip())
+    for record in findings.tables:
+        rows = [[_rounded(value) for value in row] for row in record.rows]
+        parts.append(f"**{escape(record.title)}**\n\n{_markdown(record.columns, rows)}".rstrip())
     return "\n\n".join(parts) + "\n"
 
 
 def findings_latex(findings: FindingsRecord) -> str:
     """Return the tables of findings as LaTeX tables (booktabs)."""
     tables = [
-        _latex(found.title, found.columns, [[_rounded(v) for v in row] for row in found.rows])
-        for found in findings.tables
+        _latex(record.title, record.columns, [[_rounded(v) for v in row] for row in record.rows])
+        for record in findings.tables
     ]
     return "\n".join(["% needs \\usepackage{booktabs}", *tables])
 
@@ -149,8 +147,8 @@ def _headings(label: str, unit: Unit) -> list[str]:
 
 def _figures(arm: ArmAnalysis, outcome: str, unit: Unit) -> list[str | None]:
     mean = arm.metrics[outcome]
-    shown = _with_interval(unit.number(mean.mean), unit.interval(mean.low, mean.high))
-    return [shown, *_difference(arm.differences.get(outcome), unit)]
+    number = _with_interval(unit.number(mean.mean), unit.interval(mean.low, mean.high))
+    return [number, *_difference(arm.differences.get(outcome), unit)]
 
 
 def _difference(entry: Difference | None, unit: Unit) -> list[str | None]:
@@ -182,7 +180,7 @@ def _markdown(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
 
 def _cell(value: Any) -> str:
     text = "missing" if value is None else str(value)
-    # a column ends at a bar inside of code too
+    # a bar ends a column even inside code
     return text.replace("|", "\\|") if text.startswith("`") else escape(text)
 
 
@@ -191,7 +189,7 @@ def _code(label: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text in which Markdown and HTML find nothing to act on."""
+    """Return text with the special characters of Markdown and HTML escaped."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return "".join(f"\\{character}" if character in "|*`" else character for character in text)
 
@@ -214,7 +212,7 @@ TEX |= {"\u00a0": "~", "σ": r"$\sigma$", "λ": r"$\lambda$", "→": r"$\to$", "
 
 
 def tex(value: Any) -> str:
-    """Return a value as LaTeX, in which nothing acts; text in backticks becomes code."""
+    """Return a value as LaTeX with special characters escaped; text in backticks becomes code."""
     text = "missing" if value is None else str(value)
     if text.startswith("`"):
         return f"\\texttt{{{tex(text.strip('`'))}}}"

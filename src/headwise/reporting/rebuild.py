@@ -1,4 +1,4 @@
-"""Rebuilding what a folder reports: page, tables, analysis."""
+"""Rebuilding the report of a folder: page, tables and analysis."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from headwise.results.stored import checked_findings
 
 
 def findings_page(findings: FindingsRecord) -> str:
-    """Return the report of findings as one HTML page; their first paragraph is the answer and stands on top."""
+    """Return the report of findings as one HTML page, with the first paragraph, the answer, at the top."""
     paragraphs = findings.paragraphs
     sections = [
         *claims_section(findings.claims),
         *([Section("What was found", prose(paragraphs[1:]))] if len(paragraphs) > 1 else []),
         *_charts(findings),
-        *(Section(found.title, _table(found)) for found in findings.tables),
+        *(Section(one.title, _table(one)) for one in findings.tables),
         Section("Settings", pairs(findings.settings), collapsed=True),
         Section("How to repeat it", repeat(findings)),
     ]
@@ -49,19 +49,19 @@ def findings_page(findings: FindingsRecord) -> str:
 
 
 def _charts(findings: FindingsRecord) -> list[Section]:
-    charts = [_chart(found) for found in findings.charts if found.data]
+    charts = [_chart(one) for one in findings.charts if one.data]
     return [Section("Charts", grid(charts, wide=True))] if charts else []
 
 
-def _chart(found: ChartRecord) -> Any:
-    flags = {"log_x": found.log_x, "log_y": found.log_y, "points": found.points}
-    chart = lines(found.data, x=found.x, y=found.y, series=found.series, **flags)
-    return figure(chart, title=found.title, caption=found.caption)
+def _chart(record: ChartRecord) -> Any:
+    flags = {"log_x": record.log_x, "log_y": record.log_y, "points": record.points}
+    chart = lines(record.data, x=record.x, y=record.y, series=record.series, **flags)
+    return figure(chart, title=record.title, caption=record.caption)
 
 
-def _table(found: TableRecord) -> Any:
-    columns = [Column(name, number=_numeric(found.rows, at)) for at, name in enumerate(found.columns)]
-    return table(columns, found.rows, caption=found.title)
+def _table(record: TableRecord) -> Any:
+    columns = [Column(name, number=_numeric(record.rows, at)) for at, name in enumerate(record.columns)]
+    return table(columns, record.rows, caption=record.title)
 
 
 def _numeric(rows: list[list[Any]], at: int) -> bool:
@@ -81,24 +81,24 @@ def rebuild(folder: str | Path) -> Path:
 
 
 def report_files(path: Path) -> dict[str, str]:
-    """Return the files of a folder's report by name; raises what `headwise.reporting.write` raises."""
+    """Return the files of a folder's report by name; it raises the errors of `headwise.reporting.write`."""
     if (path / "study.json").is_file():
         return _study_files(path)
     if (path / "findings.json").is_file():
         return _findings_files(path)
-    kept = (
+    hint = (
         " It holds the kept analysis of a study, without the runs that a report shows."
         if (path / KEPT).is_file()
         else ""
     )
     raise FileNotFoundError(
-        f"{path} holds neither study.json nor findings.json, so there is nothing to report.{kept} Give the folder "
+        f"{path} holds neither study.json nor findings.json, so there is nothing to report.{hint} Give the folder "
         "that --out named."
     )
 
 
 def write_files(path: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a folder, each whole or not at all; raise StudyError where the folder cannot be written."""
+    """Write files into a folder, each completely or not at all; raise StudyError if the folder is not writable."""
     try:
         for name, content in files.items():
             _replace(path / name, content)
@@ -119,7 +119,7 @@ def _findings_files(path: Path) -> dict[str, str]:
         }
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{path / 'findings.json'} does not hold what a study writes ({type(error).__name__}: {error}). Run the "
+            f"{path / 'findings.json'} is not a valid record of findings ({type(error).__name__}: {error}). Run the "
             "study again."
         ) from error
 
@@ -142,7 +142,7 @@ def _study_files(path: Path) -> dict[str, str]:
 
 
 def _replace(path: Path, content: str | bytes) -> None:
-    # A report that is open in a browser, or cut off by a full disk, is never half a file.
+    # an atomic replacement: neither an open browser nor a full disk leaves a partial file
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     _clear_scratch(path)
     try:
@@ -157,7 +157,7 @@ def _replace(path: Path, content: str | bytes) -> None:
 
 
 def _clear_scratch(path: Path) -> None:
-    """Remove what a process left that was killed while it wrote this file."""
+    """Remove the temporary files of processes that were killed while they wrote this file."""
     import psutil
 
     for scratch in path.parent.glob(f".{path.name}.*"):

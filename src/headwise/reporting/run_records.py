@@ -1,4 +1,4 @@
-"""Show what a report rests on: every run with its source file, and how to repeat the study."""
+"""The sources of a report: every run with its result file, and how to repeat the study."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def words_on_runs(study: StudyFolder) -> str:
 
 
 def runs_table(study: StudyFolder, analysis: Analysis) -> Any:
-    """Return one row a run, with the file that its figures come from."""
+    """Return a table of one row per run, with a link to the file of its figures."""
     outcomes = qualities(analysis)
     figures = [Column(label_of(one), unit_of(one).name, number=True) for one in outcomes]
     columns = [Column("arm"), Column("seed", number=True), Column("source"), Column("state"), *figures]
@@ -48,8 +48,12 @@ def _run_state(run: RunFolder | None) -> Cell:
     if run is None:
         return Cell("not started", tone="plain")
     if run.result is not None and run.status == "diverged":
-        seen = run.result.divergence
-        return Cell(f"diverged at step {seen.step if seen else '?'}", tone="diverged", small=seen.why if seen else "")
+        divergence = run.result.divergence
+        return Cell(
+            f"diverged at step {divergence.step if divergence else '?'}",
+            tone="diverged",
+            small=divergence.why if divergence else "",
+        )
     return Cell(run.status)
 
 
@@ -61,23 +65,22 @@ def _source(run: RunFolder | None) -> Cell:
 
 
 def repeat(described: StudyRecord | FindingsRecord, environments: Sequence[EnvironmentRecord] = ()) -> Any:
-    """Return the exact command, and the commit, the versions and the hardware that the results name, or else the
-    description."""
+    """Return the exact command and the commit, versions and hardware of the results, else those of the description."""
     command = described.command
     text = command if isinstance(command, str) else shlex.join(command)
     own = EnvironmentRecord(commit=described.commit, versions=described.versions, hardware=described.hardware)
-    found = list(environments) or [own]
+    origins = list(environments) or [own]
     parts = [preformatted(text) if text else prose(["The command was not recorded."])]
-    if len(found) > 1:
-        parts.append(prose([f"{differing(found)}."], kind="warning"))
-    for environment in found:
-        runs = {"runs": environment.runs} if len(found) > 1 else {}
+    if len(origins) > 1:
+        parts.append(prose([f"{differing(origins)}."], kind="warning"))
+    for environment in origins:
+        runs = {"runs": environment.runs} if len(origins) > 1 else {}
         parts.append(pairs(runs | _origin(environment)))
     return join(*parts, prose([f"Note. {note}" for note in described.notes]))
 
 
 def differing(environments: Sequence[EnvironmentRecord]) -> str:
-    """Say in how many environments the results were made, and in what these differ."""
+    """Return the sentence on the number of environments of the results and on their differences."""
     origins = [_origin(environment) for environment in environments]
     names = [name for name in dict.fromkeys(key for origin in origins for key in origin) if not _same(origins, name)]
     return f"The results come from {len(origins)} environments, which differ in {', '.join(names)}"
@@ -87,7 +90,7 @@ def _same(origins: list[dict[str, Any]], name: str) -> bool:
     return all(origin.get(name) == origins[0].get(name) for origin in origins)
 
 
-def _origin(found: EnvironmentRecord) -> dict[str, Any]:
-    items: dict[str, Any] = {"commit": found.commit or "unknown"}
-    items |= {f"version: {name}": version for name, version in (found.versions or {}).items()}
-    return items | {f"hardware: {name}": what for name, what in (found.hardware or {}).items()}
+def _origin(environment: EnvironmentRecord) -> dict[str, Any]:
+    items: dict[str, Any] = {"commit": environment.commit or "unknown"}
+    items |= {f"version: {name}": version for name, version in (environment.versions or {}).items()}
+    return items | {f"hardware: {name}": value for name, value in (environment.hardware or {}).items()}

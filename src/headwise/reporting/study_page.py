@@ -1,5 +1,4 @@
-"""Lay out the report of a comparison: the plot and the table that answer, claims, divergence, other outcomes, costs;
-then an appendix."""
+"""The page of a comparison's report: main plot and table, claims, divergence, other outcomes, costs, an appendix."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ from headwise.results.folder import StudyFolder
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
     described = study.study
-    warned = join(_unfinished(analysis), _doubts(study, analysis))
-    plot = forest_section(analysis, warned)
+    warnings = join(_unfinished(analysis), _doubts(study, analysis))
+    plot = forest_section(analysis, warnings)
     sections = [
         *plot,
-        Section("Result", join("" if plot else warned, _answered(study, analysis))),
+        Section("Result", join("" if plot else warnings, _answered(study, analysis))),
         *claims_section(analysis.claims, analysis.premises),
         *divergence_section(analysis),
         *panels_section(analysis),
@@ -65,13 +64,13 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
 
 
 def _answered(study: StudyFolder, analysis: Analysis) -> Any:
-    """Return the table, what to do next, and, folded, in which words and by which tests it is said."""
+    """Return the main table, the next step, and a closed fold with the answer in words and the statistical methods."""
     step = next_step(analysis)
-    # what an arm is called where room is small
+    # the short names of arms that appear where space is limited
     names = [(brief, label) for label, brief in brief_names(analysis).items() if brief != label]
-    told = join(prose([analysis.answer]), notes_on_table(analysis), pairs(names) if names else "")
+    details = join(prose([analysis.answer]), notes_on_table(analysis), pairs(names) if names else "")
     table = answer_table(analysis, chosen_by_trials(study.study.notes))
-    return join(table, prose([step]) if step else "", fold("How this was judged", told))
+    return join(table, prose([step]) if step else "", fold("How this was judged", details))
 
 
 def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
@@ -86,14 +85,14 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
     if analysis.margin is not None:
         unit = unit_named(metric.unit)
         facts.append(("margin of equivalence", f"±{unit.number(analysis.margin)} {unit.difference}".strip()))
-    wanted, settings = (
+    names, settings = (
         ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size"),
         study.study.settings,
     )
-    found = [
-        (name.replace("_", " "), settings[name]) for name in wanted if isinstance(settings.get(name), str | int | float)
+    settings_shown = [
+        (name.replace("_", " "), settings[name]) for name in names if isinstance(settings.get(name), str | int | float)
     ]
-    return facts + found
+    return facts + settings_shown
 
 
 def _unfinished(analysis: Analysis) -> Any:
@@ -109,8 +108,7 @@ def _unfinished(analysis: Analysis) -> Any:
 
 
 def _doubts(study: StudyFolder, analysis: Analysis) -> Any:
-    """Say what makes the study doubtful, and what was not the same for all runs, though none of it enters their
-    identity."""
+    """Return the warnings on damaged runs, on the pairing, and on differences between runs outside their settings."""
     watched = [run.watched for run in study.runs.values() if run.result]
     words = [f"{run.words}." for run in analysis.damaged]
     words += ["The command below, started again, repeats what is damaged."] if words else []
@@ -138,12 +136,12 @@ NOTE = re.compile(
 
 
 def chosen_by_trials(notes: Sequence[str]) -> dict[str, str]:
-    """Return of every tuned arm, by its label, what its trials chose; empty for a study that was not tuned."""
-    found = {}
+    """Return what the trials of every tuned arm chose, by label; empty for a study without tuning."""
+    choices = {}
     for note in notes:
-        if told := NOTE.fullmatch(note):
-            trials = f"{told['trials']} trials" if int(told["trials"]) != 1 else "1 trial"
-            start = f"all of {trials} diverged" if told["all"] else f"chosen by {trials}"
-            before = f", from {told['text']}" if told["text"] != told["label"] else ""
-            found[told["label"]] = f"{start}{before}; learning rate {told['rate']}"
-    return found
+        if match := NOTE.fullmatch(note):
+            trials = f"{match['trials']} trials" if int(match["trials"]) != 1 else "1 trial"
+            start = f"all of {trials} diverged" if match["all"] else f"chosen by {trials}"
+            origin = f", from {match['text']}" if match["text"] != match["label"] else ""
+            choices[match["label"]] = f"{start}{origin}; learning rate {match['rate']}"
+    return choices

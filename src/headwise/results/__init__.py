@@ -1,1 +1,1 @@
-"""From the results of runs to verdicts."""
+"""The results of runs and the verdicts drawn from them."""

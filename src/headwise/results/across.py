@@ -1,4 +1,4 @@
-"""Put several studies of the same arms together, each a data set of its own."""
+"""Aggregates over several studies of the same arms, each on a data set of its own."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from headwise.results.analysis import analyse
 
 
 def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
-    """Return, per arm that all studies share, its mean standardised difference in the primary outcome; better is
-    positive.
+    """Return, per arm that all studies share, its mean standardised difference in the primary outcome.
 
-    Raises StudyError when the studies share no arm besides the baseline, or nothing sets the scale of one of them.
+    Positive is better. Raises StudyError if two folders have the same name, if the studies share no arm besides the
+    baseline, or if the scale of a difference cannot be estimated.
     """
-    found = {Path(folder).resolve().name: analyse(folder) for folder in folders}
-    if len(found) < len(folders):
+    analyses = {Path(folder).resolve().name: analyse(folder) for folder in folders}
+    if len(analyses) < len(folders):
         raise StudyError("Two of the folders have the same name, or are the same: give one folder for each data set.")
-    shared = set.intersection(*({arm.label for arm in one.compared} for one in found.values()))
+    shared = set.intersection(*({arm.label for arm in analysis.compared} for analysis in analyses.values()))
     if not shared:
-        raise StudyError(f"{', '.join(found)} share no arm besides the baseline, so nothing can be put together.")
-    first = next(iter(found.values()))
+        raise StudyError(f"{', '.join(analyses)} share no arm besides the baseline, so nothing can be put together.")
+    first = next(iter(analyses.values()))
     results = {}
     for label in (arm.label for arm in first.compared if arm.label in shared):
         tables = {}
-        for name, one in found.items():
-            sign = -1 if one.metric.higher_is_better is False else 1
-            entry = next(arm for arm in one.compared if arm.label == label).differences[one.primary]
+        for name, analysis in analyses.items():
+            sign = -1 if analysis.metric.higher_is_better is False else 1
+            entry = next(arm for arm in analysis.compared if arm.label == label).differences[analysis.primary]
             tables[name] = [sign * value for value in entry.by_seed.values()]
         try:
             results[label] = aggregate(tables)
@@ -37,12 +37,12 @@ def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
     return results
 
 
-def across_words(found: dict[str, Aggregate]) -> list[str]:
-    """Say in a sentence per arm what the data sets show together."""
+def across_words(aggregates: dict[str, Aggregate]) -> list[str]:
+    """Return one sentence per arm on its aggregate over the data sets."""
     return [
         f"{label}: over {one.data_sets} data sets the paired difference is {one.mean:+.2f} standard deviations "
         f"[{one.low:+.2f}, {one.high:+.2f}] (positive is better; bootstrap over data sets and seeds)."
-        for label, one in found.items()
+        for label, one in aggregates.items()
     ]
 
 
@@ -50,8 +50,7 @@ RESAMPLES = 9_999
 
 
 class Aggregate(NamedTuple):
-    """Hold a mean standardised difference (standard deviations of a pair), its 95 % interval, and how many data sets it
-    comes from."""
+    """A mean difference in standard deviations of the pairs, its 95 % interval, and the number of data sets."""
 
     mean: float
     low: float
@@ -62,9 +61,9 @@ class Aggregate(NamedTuple):
 def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
     """Return the mean over data sets of the paired differences in units of their standard deviation.
 
-    The interval draws data sets and, within each that was drawn, seeds anew, so it holds for another data set of the
-    same kind and not for these alone; the ends are percentiles. Raises ValueError for fewer than two data sets, for one
-    with fewer than three pairs, and for one whose differences are all equal: nothing then sets their scale.
+    The bootstrap resamples data sets and the seeds within each, so the interval holds for another data set of the same
+    kind, not only for these; its ends are percentiles. Raises ValueError for fewer than two data sets, and for one with
+    fewer than three pairs or with equal differences, whose scale cannot be estimated.
     """
     import numpy as np
 
@@ -79,21 +78,23 @@ def aggregate(differences: Mapping[str, Sequence[float]]) -> Aggregate:
                 "three pairs that differ are needed to set its scale. Run more seeds, or leave this data set out."
             )
     rng = np.random.default_rng(0)
-    drawn = np.stack([_standardised(table[rng.integers(0, len(table), (RESAMPLES, len(table)))]) for table in tables])
+    resampled = np.stack(
+        [_standardised(table[rng.integers(0, len(table), (RESAMPLES, len(table)))]) for table in tables]
+    )
     chosen = rng.integers(0, len(tables), (RESAMPLES, len(tables)))
-    # one draw of seeds for each place, so that a data set drawn twice brings two draws
+    # shuffled per position, so that a data set drawn twice contributes two different draws of seeds
     order = np.stack([rng.permutation(RESAMPLES) for _ in tables], axis=1)
-    means = drawn[chosen, order].mean(axis=1)
+    means = resampled[chosen, order].mean(axis=1)
     low, high = np.percentile(means[np.isfinite(means)], [2.5, 97.5])
-    seen = [float(_standardised(table[None])[0]) for table in tables]
-    return Aggregate(float(np.mean(seen)), float(low), float(high), len(tables))
+    observed = [float(_standardised(table[None])[0]) for table in tables]
+    return Aggregate(float(np.mean(observed)), float(low), float(high), len(tables))
 
 
 def _standardised(table):  # type: ignore[no-untyped-def]
-    """Return the mean over the standard deviation of each row; NaN where a draw holds one seed alone."""
+    """Return the mean over the standard deviation of each row; NaN where a draw repeats a single seed."""
     import numpy as np
 
     spread = table.std(axis=1, ddof=1)
-    # of few pairs the ratio is too large by this factor (Hedges 1981)
-    small = 1 - 3 / (4 * (table.shape[1] - 1) - 1)
-    return np.divide(table.mean(axis=1), spread, out=np.full(len(table), np.nan), where=spread > 0) * small
+    # correction for few pairs, from which the ratio is biased upwards (Hedges 1981)
+    correction = 1 - 3 / (4 * (table.shape[1] - 1) - 1)
+    return np.divide(table.mean(axis=1), spread, out=np.full(len(table), np.nan), where=spread > 0) * correction

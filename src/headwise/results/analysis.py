@@ -1,5 +1,4 @@
-"""From the results of a study to its verdicts: every outcome, every arm, divergence, trends, and the answer in
-words."""
+"""The analysis of a study: outcomes, arms, divergence, trends, claims, and the answer in words."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ CONTROL = "same"
 
 
 def analyse(folder: str | Path) -> Analysis:
-    """Return the whole analysis of a study folder; raises what `headwise.results.folder.read_study` raises."""
+    """Return the whole analysis of a study folder; it raises the errors of `headwise.results.folder.read_study`."""
     return analyse_study(read_study(folder))
 
 
 def analyse_study(study: StudyFolder) -> Analysis:
-    """Return the analysis of a study folder already read. Shares are in [0, 1], losses in nats, gaps train − test."""
+    """Return the analysis of a study. Shares are in [0, 1], losses in nats, gaps are train − test."""
     outcomes = {name: study.study.outcome(name) for name in outcome_names(study)}
     compared = {
         name: paired_differences(study, name, one.higher_is_better, _margin(study, name))
@@ -37,7 +36,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
     arms = [_arm(study, label, outcomes, compared) for label in study.arms]
     results = [run.result for run in study.runs.values() if run.result]
     origins = [result.model_dump(include={"commit", "versions", "hardware"}) for result in results]
-    found = Analysis(
+    analysis = Analysis(
         primary=study.study.primary,
         outcomes=outcomes,
         baseline=study.baseline,
@@ -55,16 +54,16 @@ def analyse_study(study: StudyFolder) -> Analysis:
         critical_rates=critical_rates(study),
         premises=(premises := judged_premises(study)),
         claims=judged_claims(study, premises),
-        warnings=[*_warnings(compared[study.study.primary]), *_of_pairs(study)],
+        warnings=[*_warnings(compared[study.study.primary]), *_pairing_warnings(study)],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
-        statistics=_words(study),
+        statistics=_statistics_in_words(study),
         environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
     )
-    return found.model_copy(update={"answer": answer(found)})
+    return analysis.model_copy(update={"answer": answer(analysis)})
 
 
 def outcome_names(study: StudyFolder) -> list[str]:
-    """Return the names of the outcomes that any run recorded, the primary one first; costs are told apart."""
+    """Return the names of the outcomes that any run recorded, the primary one first, without costs."""
     recorded = dict.fromkeys(
         name
         for run in study.runs.values()
@@ -73,15 +72,21 @@ def outcome_names(study: StudyFolder) -> list[str]:
         if not name.startswith("cost/") and run.metric(name) is not None
     )
     if study.study.axes and any(run.status == "diverged" for run in study.runs.values()):
-        # how many diverge along an axis is a figure like others
+        # along an axis, the share of diverged runs is an outcome like others
         recorded[DIVERGED] = None
     primary, kinds = study.study.primary, [metric.name for metric in study.study.metrics]
     main = primary.rpartition("/")[0]
 
     def place(name: str) -> tuple[int, int]:
-        where, _, kind = name.rpartition("/")
-        group = [where == main, where.startswith("test"), where == "validation", where == "train", where == "gap"]
-        rank = group.index(True) if True in group else 6 if where.startswith("heads") else 5
+        evaluation, _, kind = name.rpartition("/")
+        group = [
+            evaluation == main,
+            evaluation.startswith("test"),
+            evaluation == "validation",
+            evaluation == "train",
+            evaluation == "gap",
+        ]
+        rank = group.index(True) if True in group else 6 if evaluation.startswith("heads") else 5
         return rank, kinds.index(kind) if kind in kinds else len(kinds)
 
     return [primary, *sorted((name for name in recorded if name != primary), key=place)]
@@ -123,8 +128,8 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _warnings(found: dict[str, Difference]) -> list[str]:
-    control = found.get(CONTROL)
+def _warnings(differences: dict[str, Difference]) -> list[str]:
+    control = differences.get(CONTROL)
     if control is None or control.verdict in ("no evidence", "equivalent", "undecided"):
         return []
     return [
@@ -133,21 +138,21 @@ def _warnings(found: dict[str, Difference]) -> list[str]:
     ]
 
 
-def _of_pairs(study: StudyFolder) -> list[str]:
-    found = [
+def _pairing_warnings(study: StudyFolder) -> list[str]:
+    warnings = [
         f"{arm} is not paired with {study.baseline} ({why}): its means are compared, which needs many more seeds. Seed "
         "the script with run.seed before the model is built and the data are shuffled."
         for arm, why in not_paired(study).items()
     ]
     if without_evidence(study):
-        found.append(
+        warnings.append(
             "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights "
             "(run.regularize) nor its data (run.saw)."
         )
-    return found
+    return warnings
 
 
-def _words(study: StudyFolder) -> dict[str, str]:
+def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
     arms = count(len(study.arms) - 1, "arm")
     failure = study.study.failure
     diverged = "diverged and missing runs make no pair and are listed"

@@ -1,4 +1,4 @@
-"""What the analysis of a study says, as typed records: analysis.json, the report and the terminal hold nothing else."""
+"""Typed records of a study's analysis, the only source of analysis.json, the report and the terminal output."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ Verdict = Literal[
     "undecided",
     "not testable here",
 ]
-# the published direction was seen
+# verdicts that confirm the published direction
 HELD = ("as published", "same direction, smaller", "same direction, larger")
-# more seeds than these are no remedy: another setting is
+# if more seeds are needed, a change of the setting is advised instead
 MOST_SEEDS = 100
 
 
 class JudgedTest(ClaimTest):
-    """Hold one test of a claim with what was seen: a mean difference with its interval, its p, power, and the verdict.
+    """One test of a claim with its result: the mean difference, its interval, p, power and verdict.
 
-    Differences are `arm` − `against`; along an axis the mean change from one value to the next, or for "inside" the
-    smaller of the best inner value's gains over both ends. Interval, p and verdict are one test, at 5 % by itself.
+    Differences are `arm` − `against`; along an axis, the mean change from one value to the next, or for "inside" the
+    smaller of the best inner value's gains over the two ends. Interval, p and verdict come from one test at 5 %,
+    uncorrected for the claim's other tests.
     """
 
     mean: float | None = None
     low: float | None = None
     high: float | None = None
-    # of confidence 90 %: within a margin where two one-sided tests at 5 % show it
+    # the 90 % interval, which is within a margin if two one-sided tests at 5 % show it
     inner_low: float | None = None
     inner_high: float | None = None
     n: int = 0
-    # that there is no difference; of "same", that it is as large as the margin
+    # of the hypothesis of no difference; for "same", of a difference as large as the margin
     p: float | None = None
-    # whether a verdict against the claim holds beside the claim's other tests too
+    # whether a verdict against the claim also holds in the joint intervals of all the claim's tests
     refutes: bool = False
-    # to see the published effect, or to show the margin where there is no difference
+    # to see the published effect; for "same", to show the margin if there is no difference
     power: float | None = None
-    # for 80 % power
+    # for a power of 80 %
     seeds_needed: int | None = None
     verdict: Verdict = "undecided"
     why: str = ""
@@ -50,8 +51,7 @@ class JudgedTest(ClaimTest):
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """Return the effect with its interval as multiples of the published one, the lower end first; None without
-        one."""
+        """Return effect, lower end and upper end as multiples of the published effect; None if one is unknown."""
         if not self.effect or self.mean is None or self.low is None or self.high is None:
             return None
         published = abs(self.effect) if self.says in ("higher", "rises") else -abs(self.effect)
@@ -60,26 +60,25 @@ class JudgedTest(ClaimTest):
 
 
 class JudgedPremise(Record):
-    """Hold what must be true for a study's claims to mean anything, and whether it was seen."""
+    """A premise of a study's claims, and whether it holds."""
 
     name: str
     text: str = ""
-    # None: the runs did not record it
+    # None: the runs did not record the figures
     holds: bool | None = None
     ours: str = ""
     tests: list[JudgedTest] = []
 
 
 class JudgedClaim(Record):
-    """Hold a claim, what was published, what was seen here, and how both compare; a study of findings writes it
-    itself."""
+    """A claim, its published figures, the figures measured here, and the verdict that compares them."""
 
     text: str
     source: str = ""
     published: dict[str, str] = {}
     ours: str = ""
     verdict: Verdict
-    # of "no effect": the margin in words
+    # for "no effect": the margin in words
     within: str = ""
     why: str = ""
     seeds_needed: int | None = None
@@ -92,7 +91,7 @@ class JudgedClaim(Record):
 
     @property
     def verdict_words(self) -> str:
-        """Return the verdict with the margin or the seeds that belong to it."""
+        """Return the verdict with its margin or the number of seeds needed."""
         if self.verdict == "no effect" and self.within:
             return f"no effect within {self.within}"
         if self.verdict != "undecided" or self.seeds_needed is None:
@@ -103,7 +102,7 @@ class JudgedClaim(Record):
 
 
 class ClaimsRecord(Record):
-    """Hold the judged claims of one study as they are kept beside its results."""
+    """The judged claims of one study, as stored beside its results."""
 
     study: str
     scale: str = ""
@@ -113,7 +112,7 @@ class ClaimsRecord(Record):
 
 
 class TableRecord(Record):
-    """Hold one table of findings."""
+    """One table of findings."""
 
     title: str
     columns: list[str]
@@ -121,7 +120,7 @@ class TableRecord(Record):
 
 
 class ChartRecord(Record):
-    """Hold one chart of findings: rows, which of their fields are drawn against which, and how."""
+    """One chart of findings: its rows, the fields of its axes, and its style."""
 
     title: str
     x: str
@@ -135,7 +134,7 @@ class ChartRecord(Record):
 
 
 class FindingsRecord(Record):
-    """Hold what findings.json says; the first paragraph is the answer."""
+    """The content of findings.json; the first paragraph is the answer."""
 
     name: str = ""
     scale: str = ""
@@ -144,7 +143,7 @@ class FindingsRecord(Record):
     paragraphs: list[str] = []
     tables: list[TableRecord] = []
     charts: list[ChartRecord] = []
-    # judged by the study itself, from its own checked numbers
+    # judged by the study itself, from its own figures
     claims: list[JudgedClaim] = []
     settings: dict[str, Any] = {}
     command: str | list[str] = ""
@@ -152,7 +151,7 @@ class FindingsRecord(Record):
     versions: dict[str, Any] | None = None
     hardware: dict[str, Any] | None = None
     notes: list[str] = []
-    # that the study took, training and drawing of figures and all
+    # duration of the whole study, from training to drawing figures
     seconds: float | None = None
 
 
@@ -160,7 +159,7 @@ ArmVerdict = Literal["better", "worse", "higher", "lower", "equivalent", "no evi
 
 
 class Interval(Record):
-    """Hold a mean over seeds with its 95 % interval and how that was found; None where there are too few values."""
+    """A mean over seeds with its 95 % interval and the interval's method; None where there are too few values."""
 
     mean: float | None = None
     low: float | None = None
@@ -170,8 +169,7 @@ class Interval(Record):
 
 
 class Difference(Interval):
-    """Hold the paired difference of an arm to the baseline in one outcome, its joint interval, its tests and its
-    verdict."""
+    """The paired difference of an arm from the baseline in one outcome, with its joint interval, tests and verdict."""
 
     # arm − baseline, by seed
     by_seed: dict[str, float] = {}
@@ -182,22 +180,21 @@ class Difference(Interval):
     p_corrected: float | None = None
     smallest_p: float = 1.0
     exact: bool = True
-    # the mean difference that would have been seen with 80 % power
+    # the mean difference that would have been detected with a power of 80 %
     detectable: float | None = None
-    # the margin within which the arm is shown to lie, and the p that it lies within the declared one
+    # the smallest margin within which the arm is shown to lie, and the p for the declared margin
     within: float | None = None
     p_equivalent: float | None = None
-    # how many times the seeds an unpaired comparison would have needed
+    # factor by which an unpaired comparison would have needed more seeds
     pairing: float | None = None
-    # False where the evidence shows other initial weights or data than the baseline's: then the means alone are
-    # compared
+    # False if the evidence shows that initial weights or data differ from the baseline's; only means are then compared
     paired: bool = True
     verdict: ArmVerdict = "undecided"
     verdict_text: str = ""
 
 
 class DivergedRun(Record):
-    """Name a run that diverged, its step and how it was seen."""
+    """A run that diverged, with its step and the reason."""
 
     seed: int
     step: int | None = None
@@ -206,8 +203,7 @@ class DivergedRun(Record):
 
 
 class DivergenceTest(Record):
-    """Hold McNemar's exact test of an arm against the baseline: seeds in which only the one or only the other
-    diverged."""
+    """McNemar's exact test of an arm against the baseline, from the seeds in which only one of both diverged."""
 
     only_arm: int
     only_baseline: int
@@ -217,7 +213,7 @@ class DivergenceTest(Record):
 
 
 class RunCounts(Record):
-    """Count the runs of an arm; `missing` holds the seeds without a result."""
+    """The numbers of an arm's runs; `missing` lists the seeds without a result."""
 
     asked: int
     finished: int
@@ -226,26 +222,24 @@ class RunCounts(Record):
 
 
 class ArmAnalysis(Record):
-    """Hold what is known of one arm: its runs, every outcome over seeds, its costs, and its differences to the
-    baseline."""
+    """The analysis of one arm: its runs, every outcome over seeds, its costs, and its differences from the baseline."""
 
     label: str
     runs: RunCounts
     metrics: dict[str, Interval]
-    # medians over seeds, by what is counted: seconds_per_step, peak_memory_bytes, parameters, …
+    # medians over seeds, by cost: seconds_per_step, peak_memory_bytes, parameters, …
     costs: dict[str, float | None]
     differences: dict[str, Difference] = {}
     divergence: DivergenceTest | None = None
 
     @property
     def all_diverged(self) -> bool:
-        """Return whether the arm has no figures because all of its runs that ended have diverged."""
+        """Return whether all of the arm's runs that ended diverged, so that it has no figures."""
         return bool(self.runs.diverged) and not self.runs.finished
 
 
 class TrendRecord(Record):
-    """Hold how an outcome changes along an axis of arms, per seed: the mean change from one value to the next, with its
-    tests."""
+    """The change of an outcome along an axis: the mean over seeds from one value to the next, with its tests."""
 
     axis: str
     outcome: str
@@ -255,38 +249,40 @@ class TrendRecord(Record):
     p: float | None = None
     page: float | None = None
     seeds: int = 0
-    # the value with the best mean, and whether it lies inside the axis
+    # the value with the best mean, and whether it is neither the first nor the last
     best: float | None = None
     inside: bool = False
     text: str = ""
 
 
 class CriticalRate(Interval):
-    """Hold log10 of the learning rate at which runs begin to diverge along one axis of rates, over seeds, and how many
-    decades it lies from that of the first such axis."""
+    """Log10 of the learning rate at which runs begin to diverge along an axis, over seeds.
+
+    The difference, in decades, is from the first axis of learning rates.
+    """
 
     axis: str
     rates: list[float]
     by_seed: dict[str, float] = {}
-    # the axis that it is compared with; "" for the first
+    # the axis that this one is compared with; "" for the first axis
     against: str = ""
     difference: float | None = None
     difference_low: float | None = None
     difference_high: float | None = None
-    # that the difference is 0, corrected for all axes
+    # of the hypothesis that the difference is 0, corrected for all axes
     p: float | None = None
     pairs: int = 0
 
 
 class Cell(Record):
-    """Name an arm and a seed."""
+    """An arm and a seed."""
 
     arm: str
     seed: int
 
 
 class DamagedRun(Record):
-    """Name a finished run whose files are no longer what it wrote, and what became of each."""
+    """A finished run whose files were changed afterwards, with a phrase about each such file."""
 
     arm: str
     seed: int
@@ -295,39 +291,38 @@ class DamagedRun(Record):
 
     @property
     def words(self) -> str:
-        """Return which run it is and what became of its files."""
+        """Return the sentence on this run and its damaged files."""
         return f"{self.arm}, seed {self.seed}, is damaged and left out: in runs/{self.run}, {', '.join(self.files)}"
 
 
 def stranger_words(name: str) -> str:
-    """Return the sentence on a folder among the runs that the study did not order."""
+    """Return the sentence on a folder in runs/ that is not part of the study."""
     return f"runs/{name} is no run of this study and is left out"
 
 
 class Analysis(Record):
-    """Hold the whole analysis of a study: its answer, every arm, its trends, and in which words the statistics are
-    said."""
+    """The whole analysis of a study: its answer, arms, trends and claims, and descriptions of its statistics."""
 
     format: Literal[2] = 2
     primary: str
-    # every outcome that was recorded, the primary one first
+    # every recorded outcome, the primary one first
     outcomes: dict[str, Outcome]
     baseline: str
     seeds: list[int]
     complete: bool
     missing: list[Cell] = []
     damaged: list[DamagedRun] = []
-    # the names of folders among the runs that the study did not order
+    # names of the folders in runs/ that are not part of the study
     strangers: list[str] = []
     failure: float | None = None
     margin: float | None = None
     arms: list[ArmAnalysis]
     trends: list[TrendRecord] = []
-    # where a learning rate is swept and runs diverged
+    # empty unless a learning rate is swept and runs diverged
     critical_rates: list[CriticalRate] = []
     premises: list[JudgedPremise] = []
     claims: list[JudgedClaim] = []
-    # what makes the whole study doubtful, such as a control arm with a verdict
+    # reasons to doubt the whole study, such as a control arm with a verdict
     warnings: list[str] = []
     cost_is_indicative: bool = False
     statistics: dict[str, str]
@@ -336,7 +331,7 @@ class Analysis(Record):
 
     @property
     def metric(self) -> Outcome:
-        """Return the outcome that decides."""
+        """Return the primary outcome, which decides the verdicts."""
         return self.outcomes[self.primary]
 
     @property

@@ -1,4 +1,4 @@
-"""Say the result of a comparison in one to three sentences; divergence, where there is any, comes first."""
+"""The result of a comparison in one to three sentences, divergence first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def answer(analysis: Analysis) -> str:
     if not total:
         return f"Only {analysis.baseline} was run, with {seeds}: there is nothing to compare."
     start = f"{'In' if analysis.complete else 'So far, in'} {analysis.metric.label}, with {seeds}"
-    whole = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
+    subject = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
     if len(by_verdict.get("no evidence", [])) == total:
-        text = f"{start}, there is no evidence that {whole} differs from the baseline{_power(analysis)}."
+        text = f"{start}, there is no evidence that {subject} differs from the baseline{_power(analysis)}."
     elif len(by_verdict.get("undecided", [])) == total:
-        text = f"{start}, it cannot be decided whether {whole} differs from the baseline."
+        text = f"{start}, it cannot be decided whether {subject} differs from the baseline."
     else:
         text = f"{start}: {'; '.join(_clauses(by_verdict, analysis))}."
     return " ".join([*divergence_sentences(analysis), text])
@@ -27,27 +27,27 @@ def answer(analysis: Analysis) -> str:
 
 def _clauses(by_verdict: dict[str, list[str]], analysis: Analysis) -> list[str]:
     clauses = []
-    words = {"better": "better than the baseline", "worse": "worse than the baseline"}
-    words |= {"higher": "higher than the baseline", "lower": "lower than the baseline"}
-    words["equivalent"] = f"equivalent to the baseline within ±{_figure(analysis, analysis.margin)}"
-    for verdict, what in words.items():
+    phrases = {verdict: f"{verdict} than the baseline" for verdict in ("better", "worse", "higher", "lower")}
+    phrases["equivalent"] = f"equivalent to the baseline within ±{_figure(analysis, analysis.margin)}"
+    for verdict, words in phrases.items():
         labels = by_verdict.get(verdict, [])
         if labels:
-            clauses.append(f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {what}")
+            clauses.append(f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {words}")
     unknown = {"no evidence": "there is no evidence of a difference for", "undecided": "it cannot be decided for"}
-    for verdict, what in unknown.items():
+    for verdict, words in unknown.items():
         labels = by_verdict.get(verdict, [])
         if labels:
-            clauses.append(f"{what} {_list(labels) if len(labels) <= 2 else f'{len(labels)} arms'}")
+            clauses.append(f"{words} {_list(labels) if len(labels) <= 2 else f'{len(labels)} arms'}")
     return clauses
 
 
 def _power(analysis: Analysis) -> str:
-    """Say which difference would have been seen: the largest of those of the arms."""
-    found = [one for arm in analysis.compared if (one := arm.differences[analysis.primary].detectable) is not None]
-    return (
-        f"; a difference of {_figure(analysis, max(found))} would have been seen with 80\u00a0% power" if found else ""
-    )
+    """Return the clause on the difference that every arm would have shown: the largest detectable one."""
+    detectable = [arm.differences[analysis.primary].detectable for arm in analysis.compared]
+    sizes = [size for size in detectable if size is not None]
+    if not sizes:
+        return ""
+    return f"; a difference of {_figure(analysis, max(sizes))} would have been seen with 80\u00a0% power"
 
 
 def _figure(analysis: Analysis, value: float | None) -> str:
@@ -56,7 +56,7 @@ def _figure(analysis: Analysis, value: float | None) -> str:
 
 
 def divergence_sentences(analysis: Analysis) -> list[str]:
-    """Return a sentence on each arm that diverged, or one on all where they are many."""
+    """Return one sentence per arm that diverged, or a single sentence when more than three did."""
     diverged = [arm for arm in analysis.arms if arm.runs.diverged]
     tested = [arm for arm in diverged if arm.divergence]
     base = next(arm for arm in analysis.arms if arm.label == analysis.baseline)
@@ -83,7 +83,7 @@ def _divergence(arm: ArmAnalysis, analysis: Analysis, base: int = 0) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it belongs."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 

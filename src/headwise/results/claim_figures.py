@@ -1,4 +1,4 @@
-"""Take from a study the figures that a claim's test is about: paired differences by seed, as columns of a table."""
+"""The figures of a claim's test, taken from a study: paired differences by seed, as columns of a table."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """Hold the columns (seeds × columns) of one test, and of which value against which end a column of "inside" is."""
+    """The differences (seeds × columns) of one test, the means that they compare, and the values of an axis."""
 
     columns: Table
-    # means over the seeds that make pairs: of the arm and what it is held against, or of every value of an axis
+    # means over the paired seeds: of the arm and what it is compared with, or of every value of an axis
     means: NDArray[np.float64]
     # the values of an axis in their order
     values: tuple[float, ...] = ()
 
 
 def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | str:
-    """Return the figures of a test that is about a number, or why there are none."""
+    """Return the figures of a test of a number, or the reason why there are none."""
     if test.outcome == CRITICAL_RATE:
         return _critical(study, test)
     axis = axis_of(study, test) if test.along_axis else None
@@ -45,7 +45,7 @@ def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | s
 
 
 def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], list[bool]] | str:
-    """Return, for every seed in which both runs ended, whether each diverged; or why that is not known."""
+    """Return, for every seed in which both runs ended, whether each diverged; or the reason why it is unknown."""
     absent = [arm for arm in (test.arm, test.against) if arm not in study.arms]
     if absent:
         return f"the arm {absent[0]} was not run"
@@ -55,7 +55,7 @@ def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], lis
 
 
 def axis_of(study: StudyFolder, test: ClaimTest) -> AxisRecord | None:
-    """Return the axis that a test names, or None where the study has no such."""
+    """Return the axis that a test names, or None if the study has no such axis."""
     return next((axis for axis in study.study.axes if axis.text == test.arm), None)
 
 
@@ -72,7 +72,7 @@ def _table(study: StudyFolder, arms: list[str], outcome: str) -> Table:
 
 
 def _critical(study: StudyFolder, test: ClaimTest) -> Figures | str:
-    """Return the critical rates along the axis of a test, held against those along another or a level."""
+    """Return the critical rates along the axis of a test, paired with those along another axis or with a level."""
     import numpy as np
 
     columns = []
@@ -111,8 +111,8 @@ def _along(study: StudyFolder, test: ClaimTest, axis: AxisRecord, outcome: Outco
 
     order = np.argsort(axis.values, kind="stable")
     table = _table(study, [axis.arms[at] for at in order], test.outcome)
-    whole = table[np.isfinite(table).all(axis=1)]
-    means = whole.mean(axis=0) if len(whole) else np.full(table.shape[1], np.nan)
+    complete = table[np.isfinite(table).all(axis=1)]
+    means = complete.mean(axis=0) if len(complete) else np.full(table.shape[1], np.nan)
     values = tuple(axis.values[at] for at in order)
     if len(values) < (3 if test.says == "inside" else 2):
         return f"the axis {axis.text} has too few values"

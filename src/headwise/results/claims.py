@@ -1,8 +1,8 @@
-"""Judge the claims of a study by their tests, after the premises without which they mean nothing.
+"""The verdicts on a study's claims, from their tests and the premises that they require.
 
 Each test is judged at 5 % by itself. A claim holds if all of its tests do: an intersection-union test, which needs no
-correction. That one test among several contradicts it is an "or": a contradiction counts for the claim where it holds
-in the joint intervals of all its tests.
+correction. One contrary test is enough to refute a claim, which does need a correction: a contradiction counts only if
+it also holds in the joint intervals of all the claim's tests.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headwise.results.analysis_record import HELD, JudgedClaim, JudgedPremise, J
 from headwise.results.answer import count
 from headwise.results.claim_figures import Figures, diverged_pairs, gather
 from headwise.results.claim_tests import (
-    Ask,
-    Seen,
-    Told,
+    Criteria,
+    Decision,
+    Estimate,
     directed,
     diverged,
     diverged_as_often,
@@ -41,20 +41,20 @@ AGAINST: tuple[Verdict, ...] = ("contrary", "no effect")
 
 
 class Effect(NamedTuple):
-    """Hold a difference that a page calls an effect, and whose."""
+    """A difference that a page reports as an effect, and its arm."""
 
     size: float
     arm: str
 
 
 def judged_premises(study: StudyFolder) -> list[JudgedPremise]:
-    """Return every premise of a study with what was seen of it."""
-    lost = all_diverged(study)
-    return [premised(one, judged_tests(study, one.tests, {}), lost) for one in study.study.premises]
+    """Return every premise of a study with its result."""
+    diverged_arms = all_diverged(study)
+    return [premised(one, judged_tests(study, one.tests, {}), diverged_arms) for one in study.study.premises]
 
 
 def all_diverged(study: StudyFolder) -> set[str]:
-    """Return the arms all of whose runs that ended diverged: nothing was learned there, and no figure says so."""
+    """Return the arms whose ended runs all diverged; they learned nothing, but have no figure that shows it."""
     ended = {arm: [run.status for run in study.of(arm) if run.result] for arm in study.arms}
     return {arm for arm, states in ended.items() if states and set(states) == {"diverged"}}
 
@@ -62,87 +62,86 @@ def all_diverged(study: StudyFolder) -> set[str]:
 def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None = None) -> list[JudgedClaim]:
     """Return every claim of a study with its verdict.
 
-    A margin wider than a difference that another claim of the same outcome calls an effect shows nothing.
+    A margin wider than a difference in the same outcome that another claim calls an effect is not used.
     """
-    known = judged_premises(study) if premises is None else premises
-    first = [judge(study, claim, known) for claim in study.study.claims]
-    told = _effects(first)
-    return [judge(study, claim, known, told) for claim in study.study.claims] if told else first
+    judged = judged_premises(study) if premises is None else premises
+    first = [judge(study, claim, judged) for claim in study.study.claims]
+    effects = _effects(first)
+    return [judge(study, claim, judged, effects) for claim in study.study.claims] if effects else first
 
 
 def judge(
     study: StudyFolder,
     claim: Claim,
     premises: Sequence[JudgedPremise] = (),
-    told: dict[str, Effect] | None = None,
+    effects: dict[str, Effect] | None = None,
 ) -> JudgedClaim:
-    """Return a claim with its verdict; `told` are the smallest differences that the page calls effects, by outcome."""
-    tests = judged_tests(study, claim.tests, told or {})
+    """Return a claim with its verdict; `effects` are the smallest differences reported as effects, by outcome."""
+    tests = judged_tests(study, claim.tests, effects or {})
     failed = [one for one in premises if one.holds is False and (claim.needs is None or one.name in claim.needs)]
     return claimed(claim, tests, failed)
 
 
-def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], told: dict[str, Effect]) -> list[JudgedTest]:
-    """Return tests with their verdicts, each by itself and beside the others."""
+def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], effects: dict[str, Effect]) -> list[JudgedTest]:
+    """Return the tests with their verdicts, each judged alone and jointly with the others."""
     outcomes = [study.study.outcome(test.outcome) for test in tests]
     figures = [None if _by_pairs(test) else gather(study, test, outcome) for test, outcome in zip(tests, outcomes)]
     numbers = [one for one in figures if isinstance(one, Figures)]
-    # tests on divergence take their part of the error apart: no flips join them with the others
-    apart = sum(map(_by_pairs, tests))
-    alpha = ALPHA * (1 - apart / max(len(tests), 1))
-    # by itself a test has one column; only "inside" has several, which hold together
-    seen = iter(zip([_seen(one.columns, ALPHA) for one in numbers], _beside(numbers, alpha)))
-    found = []
+    # tests of divergence use a share of the error of their own: flips cannot combine them with the others
+    separate = sum(map(_by_pairs, tests))
+    alpha = ALPHA * (1 - separate / max(len(tests), 1))
+    # judged alone, a test has one column; only "inside" has several, which are judged jointly
+    estimates = iter(zip([_estimates(one.columns, ALPHA) for one in numbers], _joint_estimates(numbers, alpha)))
+    judged = []
     for test, outcome, one in zip(tests, outcomes, figures):
         if one is None:
-            found.append(_divergence(study, test, len(tests)))
+            judged.append(_divergence(study, test, len(tests)))
         elif isinstance(one, str):
-            found.append(_judged(test, Told("not testable here", one)))
+            judged.append(_judged(test, Decision("not testable here", one)))
         else:
-            found.append(_number(study, test, outcome, one, *next(seen), alpha, told.get(test.outcome)))
-    return found
+            judged.append(_judged_number(study, test, outcome, one, *next(estimates), alpha, effects.get(test.outcome)))
+    return judged
 
 
 def _by_pairs(test: ClaimTest) -> bool:
-    """Return whether McNemar's exact test judges: along an axis, or against a level, diverged runs are figures like
-    any."""
+    """Return whether McNemar's exact test applies; along an axis or against a level, divergence is a number."""
     return test.outcome == DIVERGED and not test.along_axis and test.level is None
 
 
 def premised(premise: Premise, tests: list[JudgedTest], lost: Collection[str] = ()) -> JudgedPremise:
-    """Return a premise with whether its judged tests show it; `lost` are the arms that diverged throughout."""
-    said = {"name": premise.name, "text": premise.text, "ours": figures_in_words(tests), "tests": tests}
+    """Return a premise with the result of its judged tests; `lost` are the arms whose runs all diverged."""
+    fields = {"name": premise.name, "text": premise.text, "ours": figures_in_words(tests), "tests": tests}
     states = [_shown(test, lost) for test in tests]
-    return JudgedPremise(**said, holds=False if False in states else None if None in states or not states else True)
+    return JudgedPremise(**fields, holds=False if False in states else None if None in states or not states else True)
 
 
 def _shown(test: JudgedTest, lost: Collection[str]) -> bool | None:
-    """Return whether a premise's test was shown; None where the runs recorded no such figure."""
+    """Return whether a test of a premise was shown; None if the runs did not record its figure."""
     if test.mean is None and test.arm in lost and not test.scale:
         return False
     if test.verdict == "not testable here" or test.mean is None:
         return None
     if test.outcome == DIVERGED and test.level is not None:
-        # of these runs, not of all that could be
+        # a statement about these runs only, so their share decides without a test
         return test.mean * SIGNS[test.says] >= 0
     return test.verdict in HELD
 
 
 def _effects(claims: Iterable[JudgedClaim]) -> dict[str, Effect]:
-    """Return the smallest difference that a claim calls an effect, by outcome."""
-    found: dict[str, Effect] = {}
+    """Return, by outcome, the smallest difference that a claim calls an effect."""
+    smallest: dict[str, Effect] = {}
     for claim in claims:
         for test in claim.tests if claim.verdict in HELD else ():
             if test.says not in ("higher", "lower") or test.level is not None or test.mean is None:
                 continue
-            one = Effect(abs(test.mean), test.arm)
-            found[test.outcome] = min(found.get(test.outcome, one), one)
-    return found
+            effect = Effect(abs(test.mean), test.arm)
+            smallest[test.outcome] = min(smallest.get(test.outcome, effect), effect)
+    return smallest
 
 
 def claimed(claim: Claim, tests: list[JudgedTest], failed: list[JudgedPremise]) -> JudgedClaim:
     """Return a claim with the verdict that follows from its judged tests and from the premises that failed."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "text": claim.text,
         "source": claim.source,
         "published": claim.published,
@@ -150,122 +149,129 @@ def claimed(claim: Claim, tests: list[JudgedTest], failed: list[JudgedPremise]) 
         "ours": figures_in_words(tests),
     }
     if not tests:
-        return JudgedClaim(**said, verdict="not testable here", why="this study holds no test of it")
+        return JudgedClaim(**fields, verdict="not testable here", why="this study holds no test of it")
     if failed:
         why = "; ".join(f"premise: {one.text or one.name} ({one.ours})" for one in failed)
-        return JudgedClaim(**said, verdict="not testable here", why=why)
-    verdict = _together(tests)
-    said |= {"verdict": verdict, "why": reasons_in_words(tests, verdict)}
+        return JudgedClaim(**fields, verdict="not testable here", why=why)
+    verdict = _verdict(tests)
+    fields |= {"verdict": verdict, "why": reasons_in_words(tests, verdict)}
     if verdict == "no effect":
-        said["within"] = margins_in_words(tests)
+        fields["within"] = margins_in_words(tests)
     if verdict == "undecided":
         needed = [test.seeds_needed for test in tests if test.verdict == "undecided"]
-        said["seeds_needed"] = None if None in needed or not needed else max(one for one in needed if one is not None)
+        fields["seeds_needed"] = None if None in needed or not needed else max(one for one in needed if one is not None)
         if alone := [test for test in tests if test.verdict in AGAINST]:
-            said["why"] = "; ".join(filter(None, [said["why"], _not_beside(alone, len(tests))]))
-    return JudgedClaim(**said)
+            fields["why"] = "; ".join(filter(None, [fields["why"], _not_joint(alone, len(tests))]))
+    return JudgedClaim(**fields)
 
 
-def _together(tests: list[JudgedTest]) -> Verdict:
-    """Return the verdict of a claim all of whose tests must hold."""
-    found = [test.verdict for test in tests]
-    if "not testable here" in found:
+def _verdict(tests: list[JudgedTest]) -> Verdict:
+    """Return the verdict of a claim that requires all of its tests to hold."""
+    verdicts = [test.verdict for test in tests]
+    if "not testable here" in verdicts:
         return "not testable here"
     if any(test.verdict == "contrary" and test.refutes for test in tests):
         return "contrary"
-    if all(one in HELD for one in found):
-        return next(one for one in (HELD[1], HELD[2], HELD[0]) if one in found)
+    if all(one in HELD for one in verdicts):
+        return next(one for one in (HELD[1], HELD[2], HELD[0]) if one in verdicts)
     if any(test.verdict == "no effect" and test.refutes for test in tests):
         return "no effect"
     return "undecided"
 
 
-def _not_beside(tests: list[JudgedTest], many: int) -> str:
-    said = ", ".join(f"{test.arm} in {test.outcome} {test.verdict}" for test in tests)
-    return f"{said}, but not in the joint intervals of {many} tests"
+def _not_joint(tests: list[JudgedTest], many: int) -> str:
+    verdicts = ", ".join(f"{test.arm} in {test.outcome} {test.verdict}" for test in tests)
+    return f"{verdicts}, but not in the joint intervals of {many} tests"
 
 
-def _beside(figures: list[Figures], alpha: float) -> list[list[Seen]]:
-    """Return what was seen of every test, with intervals that hold for all tests of the claim together."""
+def _joint_estimates(figures: list[Figures], alpha: float) -> list[list[Estimate]]:
+    """Return the estimates of every test with intervals that hold for all tests of the claim jointly."""
     import numpy as np
 
     if not figures:
         return []
     table = np.concatenate([one.columns for one in figures], axis=1)
-    found: dict[int, Seen] = {}
+    by_column: dict[int, Estimate] = {}
     groups = families(table)
     for columns in groups:
-        part = alpha if len(groups) == 1 else alpha * len(columns) / table.shape[1]
-        found |= dict(zip(columns, _seen(table[:, columns], part)))
-    ordered = iter([found[at] for at in range(table.shape[1])])
+        error = alpha if len(groups) == 1 else alpha * len(columns) / table.shape[1]
+        by_column |= dict(zip(columns, _estimates(table[:, columns], error)))
+    ordered = iter([by_column[at] for at in range(table.shape[1])])
     return [[next(ordered) for _ in range(one.columns.shape[1])] for one in figures]
 
 
-def _seen(table: Table, alpha: float) -> list[Seen]:
-    joint = JointIntervals(table)
-    outer, inner, errors, p = joint.bounds(alpha), joint.bounds(2 * alpha), joint.errors(), joint.p_zero()
+def _estimates(table: Table, alpha: float) -> list[Estimate]:
+    intervals = JointIntervals(table)
+    outer, inner, errors, p = (
+        intervals.bounds(alpha),
+        intervals.bounds(2 * alpha),
+        intervals.errors(),
+        intervals.p_zero(),
+    )
     return [
-        Seen(
-            float(joint.means[at]) if joint.pairs[at] else None,
+        Estimate(
+            float(intervals.means[at]) if intervals.pairs[at] else None,
             outer[at].low,
             outer[at].high,
             inner[at].low,
             inner[at].high,
-            # equal differences leave an error of rounding
+            # equal differences have a standard error of rounding only
             0.0 if outer[at].low == outer[at].high else float(errors[at]),
-            int(joint.pairs[at]),
-            p[at] if joint.pairs[at] else None,
+            int(intervals.pairs[at]),
+            p[at] if intervals.pairs[at] else None,
         )
         for at in range(table.shape[1])
     ]
 
 
-def _number(
+def _judged_number(
     study: StudyFolder,
     test: ClaimTest,
     outcome: Outcome,
     figures: Figures,
-    alone: list[Seen],
-    beside: list[Seen],
+    estimated: list[Estimate],
+    jointly_estimated: list[Estimate],
     alpha: float,
-    told: Effect | None,
+    effect: Effect | None,
 ) -> JudgedTest:
     if test.scale not in ("", study.study.scale):
-        why = Told("not testable here", f"it is judged at the scale {test.scale!r} alone")
+        why = Decision("not testable here", f"it is judged at the scale {test.scale!r} alone")
         if test.says == "inside":
             return _judged(test, why)
-        return _judged(test, why, alone[0], ours=_ours(test, outcome, figures, alone[0]))
-    ask = Ask(ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures))
-    refused = ""
+        return _judged(test, why, estimated[0], ours=_ours(test, outcome, figures, estimated[0]))
+    criteria = Criteria(
+        ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures)
+    )
+    margin_note = ""
     if test.says == "inside":
-        jointly = inside(*_halves(beside), ask._replace(alpha=alpha))
-        return _inside(test, outcome, figures, alone, ask, refutes=jointly.verdict in AGAINST)
-    (one,), (other,) = alone, beside
-    if ask.margin is not None and told is not None and test.level is None and ask.margin > told.size:
+        jointly = inside(*_first_and_last(jointly_estimated), criteria._replace(alpha=alpha))
+        return _inside(test, outcome, figures, estimated, criteria, refutes=jointly.verdict in AGAINST)
+    (one,), (other,) = estimated, jointly_estimated
+    if criteria.margin is not None and effect is not None and test.level is None and criteria.margin > effect.size:
         wide = (
-            f"the margin ±{ask.words(ask.margin)} is wider than the {ask.words(told.size)} of {told.arm}, told as an "
-            "effect here"
+            f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
+            f"{effect.arm}, told as an effect here"
         )
         if test.says == "same":
             return _judged(
-                test, Told("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=ask.margin
+                test, Decision("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=criteria.margin
             )
-        ask, refused = ask._replace(margin=None), f"; {wide}"
+        criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
     if test.says == "same":
-        found, jointly = same(one, ask), same(other, ask._replace(alpha=alpha))
+        decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
     else:
         sign = SIGNS[test.says]
-        found, jointly = directed(one, sign, ask), directed(other, sign, ask._replace(alpha=alpha))
-        if found.verdict == "undecided":
-            found = found._replace(why=found.why + refused)
-    more: dict[str, Any] = {
+        decision, jointly = directed(one, sign, criteria), directed(other, sign, criteria._replace(alpha=alpha))
+        if decision.verdict == "undecided":
+            decision = decision._replace(why=decision.why + margin_note)
+    fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
-        "margin": None if test.along_axis else ask.margin,
+        "margin": None if test.along_axis else criteria.margin,
     }
-    if test.says == "same" and ask.margin is not None:
-        (shown,) = equivalence(JointIntervals(figures.columns), ask.margin)
-        one = one._replace(p=shown.p)
-    return _judged(test, found, one, **more, refutes=jointly.verdict in AGAINST)
+    if test.says == "same" and criteria.margin is not None:
+        (equal,) = equivalence(JointIntervals(figures.columns), criteria.margin)
+        one = one._replace(p=equal.p)
+    return _judged(test, decision, one, **fields, refutes=jointly.verdict in AGAINST)
 
 
 def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | None:
@@ -273,61 +279,69 @@ def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | No
     return effect / (len(figures.values) - 1) if test.along_axis and effect is not None else effect
 
 
-def _halves(seen: list[Seen]) -> tuple[list[Seen], list[Seen]]:
-    return seen[: len(seen) // 2], seen[len(seen) // 2 :]
+def _first_and_last(estimates: list[Estimate]) -> tuple[list[Estimate], list[Estimate]]:
+    return estimates[: len(estimates) // 2], estimates[len(estimates) // 2 :]
 
 
 def _inside(
-    test: ClaimTest, outcome: Outcome, figures: Figures, seen: list[Seen], ask: Ask, *, refutes: bool
+    test: ClaimTest, outcome: Outcome, figures: Figures, estimates: list[Estimate], criteria: Criteria, *, refutes: bool
 ) -> JudgedTest:
-    first, last = _halves(seen)
-    told = inside(first, last, ask)
+    first, last = _first_and_last(estimates)
+    decision = inside(first, last, criteria)
     best = max(range(len(first)), key=lambda at: min(_or_least(first[at].mean), _or_least(last[at].mean)))
     smaller = min((first[best], last[best]), key=lambda one: _or_least(one.mean))
     words = f"{outcome.label} is best inside at {figures.values[1 + best]:g}"
     if first[best].mean is not None:
         gains = (f"{_difference(one, outcome)} over {value:g}" for one, value in _ends(first, last, best, figures))
         words += f": gains {' and '.join(gains)}"
-    return _judged(test, told, smaller, ours=words, refutes=refutes)
+    return _judged(test, decision, smaller, ours=words, refutes=refutes)
 
 
-def _ends(first: list[Seen], last: list[Seen], best: int, figures: Figures) -> list[tuple[Seen, float]]:
+def _ends(first: list[Estimate], last: list[Estimate], best: int, figures: Figures) -> list[tuple[Estimate, float]]:
     return [(first[best], figures.values[0]), (last[best], figures.values[-1])]
 
 
 def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
-    found = diverged_pairs(study, test)
-    if isinstance(found, str):
-        return _judged(test, Told("not testable here", found))
-    ours, other = found
-    told, p = _by_divergence(test, ours, other, ALPHA)
-    said = p_value(p) or ""
+    pairs = diverged_pairs(study, test)
+    if isinstance(pairs, str):
+        return _judged(test, Decision("not testable here", pairs))
+    ours, other = pairs
+    decision, p = _by_divergence(test, ours, other, ALPHA)
+    p_words = p_value(p) or ""
     words = (
         f"{test.arm} diverged in {sum(ours)} of {count(len(ours), 'seed')}, {test.against} in {sum(other)} "
-        f"(exact p {said if said.startswith('<') else f'= {said}'})"
+        f"(exact p {p_words if p_words.startswith('<') else f'= {p_words}'})"
     )
     mean = (sum(ours) - sum(other)) / len(ours) if ours else None
-    beside, _ = _by_divergence(test, ours, other, ALPHA / tests)
-    refutes = beside.verdict in AGAINST
-    return _judged(test, told, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
+    jointly_judged, _ = _by_divergence(test, ours, other, ALPHA / tests)
+    refutes = jointly_judged.verdict in AGAINST
+    return _judged(test, decision, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
 
 
-def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: float) -> tuple[Told, float]:
-    ask = Ask(alpha, unit_named("%"), test.effect, test.margin)
-    return diverged_as_often(ours, other, ask) if test.says == "same" else diverged(ours, other, SIGNS[test.says], ask)
+def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: float) -> tuple[Decision, float]:
+    criteria = Criteria(alpha, unit_named("%"), test.effect, test.margin)
+    return (
+        diverged_as_often(ours, other, criteria)
+        if test.says == "same"
+        else diverged(ours, other, SIGNS[test.says], criteria)
+    )
 
 
-def _judged(test: ClaimTest, told: Told, seen: Seen | None = None, **more: Any) -> JudgedTest:
-    if seen is not None:
-        more |= {"mean": seen.mean, "low": seen.low, "high": seen.high, "n": seen.pairs}
-        more |= {"inner_low": seen.inner_low, "inner_high": seen.inner_high, "p": seen.p}
-    more |= {"power": told.power, "seeds_needed": told.seeds, "verdict": told.verdict, "why": told.why}
-    return JudgedTest(**test.model_dump() | more)
+def _judged(test: ClaimTest, decision: Decision, estimate: Estimate | None = None, **fields: Any) -> JudgedTest:
+    if estimate is not None:
+        fields |= {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs}
+        fields |= {"inner_low": estimate.inner_low, "inner_high": estimate.inner_high, "p": estimate.p}
+    fields |= {
+        "power": decision.power,
+        "seeds_needed": decision.seeds,
+        "verdict": decision.verdict,
+        "why": decision.why,
+    }
+    return JudgedTest(**test.model_dump() | fields)
 
 
 def _margin(study: StudyFolder, test: ClaimTest, figures: Figures) -> float | None:
-    """Return within what a difference counts as none: the test's own margin, half of the published effect, or the
-    study's."""
+    """Return the margin: the test's own, else half of the published effect, else the study's where it applies."""
     if test.says == "inside":
         return None
     if test.margin is not None:
@@ -338,29 +352,31 @@ def _margin(study: StudyFolder, test: ClaimTest, figures: Figures) -> float | No
     return study.study.margin if alike and not test.along_axis and test.level is None else None
 
 
-def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, seen: Seen) -> str:
+def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimate) -> str:
     unit = unit_named(outcome.unit)
     if test.along_axis:
         ends = [f"{unit.number(figures.means[at])} at {figures.values[at]:g}" for at in (0, -1) if _finite(figures, at)]
         levels = f"{' and '.join(ends)} {unit.name}".strip()
-        return f"{outcome.label} {levels}: {_difference(seen, outcome)} from one value to the next".replace("  ", " ")
-    if seen.mean is None:
+        return f"{outcome.label} {levels}: {_difference(estimate, outcome)} from one value to the next".replace(
+            "  ", " "
+        )
+    if estimate.mean is None:
         return f"{outcome.label}: no pair of {test.arm} and {_other(test)}"
     levels = f"{test.arm} {unit.number(figures.means[0])}, {_other(test)} {unit.number(figures.means[1])} {unit.name}"
-    return f"{outcome.label} of {levels.strip()}: {_difference(seen, outcome)}"
+    return f"{outcome.label} of {levels.strip()}: {_difference(estimate, outcome)}"
 
 
 def _other(test: ClaimTest) -> str:
-    """Name what an arm is held against."""
+    """Return the words for what an arm is compared with."""
     if test.level is not None:
         return "held against"
     return f"{test.against} in {test.against_outcome}" if test.against_outcome else test.against
 
 
-def _difference(seen: Seen, outcome: Outcome) -> str:
+def _difference(estimate: Estimate, outcome: Outcome) -> str:
     unit = unit_named(outcome.unit)
-    words = f"{unit.number(seen.mean, signed=True)} {unit.difference}".strip()
-    return f"{words} {unit.interval(seen.low, seen.high, signed=True)}".strip()
+    words = f"{unit.number(estimate.mean, signed=True)} {unit.difference}".strip()
+    return f"{words} {unit.interval(estimate.low, estimate.high, signed=True)}".strip()
 
 
 def _finite(figures: Figures, at: int) -> bool:

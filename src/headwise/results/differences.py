@@ -1,7 +1,6 @@
-"""Compare every arm of a study with its baseline in one outcome: paired differences, joint tests, intervals, verdicts.
+"""Comparisons of every arm with the baseline in one outcome: paired differences, joint tests, intervals, verdicts.
 
-Every difference is taken within a seed (arm − baseline), because within a seed all arms share initial weights and data
-order.
+Every difference is arm − baseline within a seed, because within a seed all arms share initial weights and data order.
 """
 
 from __future__ import annotations
@@ -32,45 +31,45 @@ if TYPE_CHECKING:
 
 
 DATA = "data/"
-# the baseline again with draws of its own: it is no pair in these on purpose
+# an arm equal to the baseline but with random draws of its own, so its evidence differs on purpose
 CONTROL = "same"
 
 
 def why_no_pair(one: RunResult, other: RunResult) -> str:
-    """Say in which the evidence of two runs of a seed differs; nothing where it agrees, or where a run gave none."""
+    """Return how the evidence of two runs of a seed differs; "" if it agrees, or if a run recorded none."""
     if CONTROL in (one.arm, other.arm):
         return ""
-    found = []
+    differences = []
     ours, theirs = one.evidence, other.evidence
     if ours.get("weights", "") != theirs.get("weights", "") and "weights" in ours and "weights" in theirs:
-        found.append("their initial weights differ")
+        differences.append("their initial weights differ")
     shared = sorted(int(name.removeprefix(DATA)) for name in ours.keys() & theirs.keys() if name.startswith(DATA))
     different = [count for count in shared if ours[f"{DATA}{count}"] != theirs[f"{DATA}{count}"]]
     if different:
         first = different[0]
-        found.append(
+        differences.append(
             "their first batches differ"
             if first == 1
             else f"the order of their data differs within the first {first} batches"
         )
-    return " and ".join(found)
+    return " and ".join(differences)
 
 
 def not_paired(study: StudyFolder) -> dict[str, str]:
-    """Return the arms that are no pairs with the baseline, and why, from the first seed that shows it."""
-    found: dict[str, str] = {}
+    """Return the arms that are not paired with the baseline, each with the reason from the first seed that shows it."""
+    reasons: dict[str, str] = {}
     for arm in study.arms:
         for seed in study.seeds:
             runs = [study.runs.get((label, seed)) for label in (study.baseline, arm)]
             base, own = (run.result if run is not None else None for run in runs)
             why = why_no_pair(base, own) if base is not None and own is not None and arm != study.baseline else ""
             if why:
-                found.setdefault(arm, f"seed {seed}: {why}")
-    return found
+                reasons.setdefault(arm, f"seed {seed}: {why}")
+    return reasons
 
 
 def without_evidence(study: StudyFolder) -> bool:
-    """Return whether runs of a script showed nothing of weights or data: that they are pairs is taken on trust."""
+    """Return whether a script's runs recorded no evidence of weights or data, so that their pairing is unverified."""
     results = [run.result for run in study.runs.values() if run.result is not None]
     return any("script" in result.config.get("settings", {}) and not result.evidence for result in results)
 
@@ -78,11 +77,10 @@ def without_evidence(study: StudyFolder) -> bool:
 def paired_differences(
     study: StudyFolder, name: str, higher_is_better: bool | None, margin: float | None = None
 ) -> dict[str, Difference]:
-    """Return, per arm other than the baseline, its paired difference in the outcome `name`, with everything that is
-    said of it.
+    """Return the paired difference in the outcome `name`, with its tests and verdict, of every arm but the baseline.
 
-    Seeds without a figure of either run are no pair; they are listed under `excluded`. Without a good direction
-    (`higher_is_better` None: train figures, gaps, heads) the verdict is "higher" or "lower". All arms of the study are
+    Seeds in which either run has no figure form no pair; they are listed under `excluded`. Without a good direction
+    (`higher_is_better` None: train figures, gaps, heads) the verdict is "higher" or "lower". All arms of the study form
     one family.
     """
     import numpy as np
@@ -92,20 +90,20 @@ def paired_differences(
     ours = {arm: {seed: study.figure(arm, seed, name) for seed in study.seeds} for arm in others}
     if not others or not study.seeds:
         return {}
-    apart = not_paired(study)
+    unpaired = not_paired(study)
     rows = [
-        [math.nan if arm in apart else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds
+        [math.nan if arm in unpaired else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds
     ]
     table = np.array(rows, dtype=float)
     alone, judged = joint_test(table).alone, _judged(table, margin)
-    found = {}
+    differences = {}
     for at, arm in enumerate(others):
-        if arm in apart:
-            found[arm] = _unpaired(ours[arm], base, len(others), higher_is_better)
+        if arm in unpaired:
+            differences[arm] = _unpaired(ours[arm], base, len(others), higher_is_better)
             continue
         bounds, p, error, within = judged[at]
         pairs = {seed: float(table[row, at]) for row, seed in enumerate(study.seeds) if np.isfinite(table[row, at])}
-        entry: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "by_seed": {str(seed): value for seed, value in pairs.items()},
             "excluded": [seed for seed in study.seeds if seed not in pairs],
             "failed": [seed for seed in pairs if _diverged(study, (arm, study.baseline), seed)],
@@ -115,44 +113,43 @@ def paired_differences(
             "exact": len(study.seeds) <= EXACT_UP_TO,
             "pairing": pairing_gain([ours[arm][seed] for seed in pairs], [base[seed] for seed in pairs]),  # type: ignore[misc]
         }
-        entry |= _spread(list(pairs.values()), bounds, error)
-        entry |= _margin(within, margin)
-        entry |= _verdict(entry, higher_is_better, within.equivalent)
-        found[arm] = Difference(**entry)
-    return found
+        fields |= _spread(list(pairs.values()), bounds, error)
+        fields |= _margin(within, margin)
+        fields |= _verdict(fields, higher_is_better, within.equivalent)
+        differences[arm] = Difference(**fields)
+    return differences
 
 
 def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
-    """Return, by column, interval, the p that belongs to it, standard error and equivalence; columns that lost pairs by
-    themselves."""
-    found: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
+    """Return interval, its p, standard error and equivalence by column; incomplete columns are judged separately."""
+    by_column: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
     for columns in families(table):
         intervals = JointIntervals(table[:, columns])
         parts = intervals.bounds(ALPHA), intervals.p_zero(), intervals.errors().tolist(), equivalence(intervals, margin)
-        found |= dict(zip(columns, zip(*parts)))
-    return found
+        by_column |= dict(zip(columns, zip(*parts)))
+    return by_column
 
 
 def _unpaired(
     ours: dict[int, float | None], base: dict[int, float | None], arms: int, higher_is_better: bool | None
 ) -> Difference:
-    """Return the difference of an arm whose runs are no pairs with the baseline's: the means alone are compared."""
-    values, others = ([value for value in found.values() if value is not None] for found in (ours, base))
-    entry: dict[str, Any] = {
+    """Return the difference of an arm that is not paired with the baseline, from the means alone."""
+    values, others = ([value for value in figures.values() if value is not None] for figures in (ours, base))
+    fields: dict[str, Any] = {
         "by_seed": {},
         "smallest_p": 0.0 if min(len(values), len(others)) > 1 else 1.0,
         "exact": False,
     }
-    entry |= unpaired_difference(values, others, arms)
-    entry |= {
+    fields |= unpaired_difference(values, others, arms)
+    fields |= {
         "excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None],
         "paired": False,
     }
-    if entry["p_corrected"] is None:
-        text = "not paired, and cannot be decided with one seed" if entry["n"] else "no figure of finished runs"
-        return Difference(**entry, verdict="undecided", verdict_text=text)
-    said = _verdict(entry | {"by_seed": {"": entry["mean"]}}, higher_is_better, False)
-    return Difference(**entry | said | {"verdict_text": f"{said['verdict']}, not paired"})
+    if fields["p_corrected"] is None:
+        text = "not paired, and cannot be decided with one seed" if fields["n"] else "no figure of finished runs"
+        return Difference(**fields, verdict="undecided", verdict_text=text)
+    verdict = _verdict(fields | {"by_seed": {"": fields["mean"]}}, higher_is_better, False)
+    return Difference(**fields | verdict | {"verdict_text": f"{verdict['verdict']}, not paired"})
 
 
 def _minus(one: float | None, other: float | None) -> float:
@@ -164,42 +161,41 @@ def _diverged(study: StudyFolder, arms: tuple[str, str], seed: int) -> bool:
 
 
 def _spread(pairs: list[float], bounds: Bounds, error: float) -> dict[str, Any]:
-    """Return the mean, its interval, and what would have been seen: the interval's half width says what |t| was asked
-    for."""
+    """Return the fields of mean, interval and detectable difference; the interval's width gives the critical |t|."""
     import statistics
 
-    found: dict[str, Any] = {"mean": statistics.fmean(pairs) if pairs else None, "n": len(pairs)}
-    found |= {"low": bounds.low, "high": bounds.high, "how": bounds.how or None, "detectable": None}
+    fields: dict[str, Any] = {"mean": statistics.fmean(pairs) if pairs else None, "n": len(pairs)}
+    fields |= {"low": bounds.low, "high": bounds.high, "how": bounds.how or None, "detectable": None}
     if bounds.low is None or bounds.high is None or error == 0 or bounds.high == bounds.low:
-        return found
+        return fields
     critical = (bounds.high - bounds.low) / 2 / error
-    return found | {"detectable": detectable_effect(error * len(pairs) ** 0.5, len(pairs), critical)}
+    return fields | {"detectable": detectable_effect(error * len(pairs) ** 0.5, len(pairs), critical)}
 
 
-def _margin(found: Equivalence, margin: float | None) -> dict[str, Any]:
-    return {"within": found.within, "p_equivalent": found.p if margin is not None else None}
+def _margin(result: Equivalence, margin: float | None) -> dict[str, Any]:
+    return {"within": result.within, "p_equivalent": result.p if margin is not None else None}
 
 
-def _verdict(entry: dict[str, Any], higher_is_better: bool | None, equivalent: bool) -> dict[str, str]:
-    if entry["n"] == 0:
+def _verdict(fields: dict[str, Any], higher_is_better: bool | None, equivalent: bool) -> dict[str, str]:
+    if fields["n"] == 0:
         return {"verdict": "undecided", "verdict_text": "no pair of finished runs"}
-    if entry["smallest_p"] >= ALPHA or entry["low"] is None:
-        text = f"cannot be decided with {count(entry['n'], 'seed')} (smallest possible p {entry['smallest_p']:.2g})"
+    if fields["smallest_p"] >= ALPHA or fields["low"] is None:
+        text = f"cannot be decided with {count(fields['n'], 'seed')} (smallest possible p {fields['smallest_p']:.2g})"
         return {"verdict": "undecided", "verdict_text": text}
-    if entry["p_corrected"] < ALPHA:
-        higher = entry["mean"] > 0
+    if fields["p_corrected"] < ALPHA:
+        higher = fields["mean"] > 0
         verdict = (
             ("lower", "higher")[higher] if higher_is_better is None else ("worse", "better")[higher == higher_is_better]
         )
         return {"verdict": verdict, "verdict_text": f"{verdict} (by less than the margin)" if equivalent else verdict}
     verdict, why = "equivalent" if equivalent else "no evidence", ""
-    if all(value == 0 for value in entry["by_seed"].values()):
+    if all(value == 0 for value in fields["by_seed"].values()):
         why = " (every difference is 0)"
     return {"verdict": verdict, "verdict_text": verdict + why}
 
 
 def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int) -> dict[str, Any]:
-    """Return mean difference, interval and p of two samples; `arms` are judged together."""
+    """Return mean difference, interval and p of two samples, corrected for `arms` arms."""
     import numpy as np
     from scipy import stats
 

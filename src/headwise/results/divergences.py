@@ -1,4 +1,4 @@
-"""How many runs of every arm diverged, and the rate that every seed bears where a rate is swept."""
+"""The diverged runs of every arm, their tests, and the critical learning rate of every seed along a sweep."""
 
 from __future__ import annotations
 
@@ -28,30 +28,33 @@ def is_of_rates(axis: AxisRecord) -> bool:
 
 
 def critical_rate(rates: list[float], diverged: list[float | None]) -> float:
-    """Return log10 of the critical rate of one seed; `rates` rise, and `diverged` are 1, 0 or None of a missing run.
+    """Return log10 of the critical learning rate of one seed.
 
-    It lies in the middle, in log10, of the first rate at which the run diverges and the one below. Where none does it
-    is the highest rate, where all do the lowest: it lies beyond the axis then. NaN where a run below it is missing.
+    `rates` ascend, and `diverged` holds 1, 0, or None for a missing run. The critical rate is the midpoint, in log10,
+    between the first rate at which the run diverges and the rate before it. If no run diverges it is the highest rate,
+    if all do the lowest: the true one is then outside the axis. NaN if a run at a lower rate is missing.
     """
-    places = [math.log10(rate) for rate in rates]
+    logs = [math.log10(rate) for rate in rates]
     for at, failed in enumerate(diverged):
         if failed is None:
             return math.nan
         if failed:
-            return (places[at] + places[max(at - 1, 0)]) / 2
-    return places[-1]
+            return (logs[at] + logs[max(at - 1, 0)]) / 2
+    return logs[-1]
 
 
 def by_seed(study: StudyFolder, axis: AxisRecord) -> list[float]:
-    """Return log10 of the critical rate along an axis of rates in every seed; NaN where it is not known."""
+    """Return log10 of the critical rate along an axis of learning rates for every seed; NaN where it is unknown."""
     order = sorted(range(len(axis.values)), key=lambda at: axis.values[at])
     rates = [axis.values[at] for at in order]
     return [critical_rate(rates, [study.figure(axis.arms[at], seed, DIVERGED) for at in order]) for seed in study.seeds]
 
 
 def critical_rates(study: StudyFolder) -> list[CriticalRate]:
-    """Return the critical rate along every axis of rates, and how many decades it lies from that of the first; none
-    where no run diverged."""
+    """Return the critical rate along every axis of learning rates and its distance from the first axis's in decades.
+
+    The list is empty if no run diverged.
+    """
     import numpy as np
 
     axes = [axis for axis in study.study.axes if is_of_rates(axis)]
@@ -59,27 +62,27 @@ def critical_rates(study: StudyFolder) -> list[CriticalRate]:
     if not any(run.status == "diverged" and run.arm in swept for run in study.runs.values()):
         return []
     table = np.array([by_seed(study, axis) for axis in axes], dtype=float).T
-    found = []
+    records = []
     for axis, column in zip(axes, table.T):
-        known = [float(one) for one in column if math.isfinite(one)]
-        level = interval(known, bootstrap_from=math.inf)
-        record = CriticalRate(axis=axis.text or axis.name, rates=sorted(axis.values), **level.model_dump())
+        rates = [float(one) for one in column if math.isfinite(one)]
+        statistics = interval(rates, bootstrap_from=math.inf)
+        record = CriticalRate(axis=axis.text or axis.name, rates=sorted(axis.values), **statistics.model_dump())
         seeds = {str(seed): float(one) for seed, one in zip(study.seeds, column) if math.isfinite(one)}
-        found.append(record.model_copy(update={"by_seed": seeds}))
-    return [found[0], *_against(found[0].axis, found[1:], table[:, 1:] - table[:, :1])] if found else []
+        records.append(record.model_copy(update={"by_seed": seeds}))
+    return [records[0], *_against(records[0].axis, records[1:], table[:, 1:] - table[:, :1])] if records else []
 
 
 def _against(first: str, records: list[CriticalRate], differences: Table) -> list[CriticalRate]:
-    """Return the records with what separates them from the first axis, all of them judged together."""
-    made = list(records)
+    """Return the records with their differences from the first axis added; all axes are judged together."""
+    updated = list(records)
     for columns in families(differences) if records else []:
         joint = JointIntervals(differences[:, columns])
         parts = zip(columns, joint.bounds(ALPHA), joint.p_zero(), joint.means, joint.pairs)
         for at, bounds, p, mean, pairs in parts:
-            seen = {"against": first, "pairs": int(pairs)}
-            seen |= {"difference": float(mean), "difference_low": bounds.low, "difference_high": bounds.high, "p": p}
-            made[at] = made[at].model_copy(update=seen if pairs else {"against": first})
-    return made
+            fields = {"against": first, "pairs": int(pairs)}
+            fields |= {"difference": float(mean), "difference_low": bounds.low, "difference_high": bounds.high, "p": p}
+            updated[at] = updated[at].model_copy(update=fields if pairs else {"against": first})
+    return updated
 
 
 Verdict = Literal["more often", "less often", "no evidence"]
@@ -87,20 +90,19 @@ Verdict = Literal["more often", "less often", "no evidence"]
 
 def diverged_runs(study: StudyFolder, arm: str) -> list[DivergedRun]:
     """Return the runs of an arm that diverged, in the order of the seeds."""
-    found = []
+    runs = []
     for run in study.of(arm):
         if run.result is not None and run.status == "diverged":
-            seen = run.result.divergence
-            step, why = (seen.step, seen.why) if seen else (None, "")
-            found.append(DivergedRun(seed=run.seed, step=step, why=why, run=run.path.name))
-    return found
+            divergence = run.result.divergence
+            step, why = (divergence.step, divergence.why) if divergence else (None, "")
+            runs.append(DivergedRun(seed=run.seed, step=step, why=why, run=run.path.name))
+    return runs
 
 
 def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
-    """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms; empty when no
-    run diverged.
+    """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms.
 
-    Seeds in which either run is missing are no pair.
+    Empty if no run diverged. Seeds in which either run is missing form no pair.
     """
     import numpy as np
 
@@ -108,9 +110,9 @@ def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
     if not others or not any(run.status == "diverged" for run in study.runs.values()):
         return {}
     table = np.array([[_minus(study, arm, seed) for arm in others] for seed in study.seeds], dtype=float)
-    found = joint_pairs_test(table)
+    tests = joint_pairs_test(table)
     columns = [table[:, at][np.isfinite(table[:, at])] for at in range(len(others))]
-    return {arm: _test(*one) for arm, *one in zip(others, columns, found.alone, found.corrected)}
+    return {arm: _test(*one) for arm, *one in zip(others, columns, tests.alone, tests.corrected)}
 
 
 def _minus(study: StudyFolder, arm: str, seed: int) -> float:
@@ -126,8 +128,7 @@ def _test(differences: NDArray[np.float64], p: float, corrected: float) -> Diver
 
 
 def mcnemar(ours: Sequence[bool], base: Sequence[bool]) -> float:
-    """Return the two-sided p of McNemar's exact test: of the seeds in which one of both diverged, as many on either
-    side.
+    """Return the two-sided p of McNemar's exact test, from the seeds in which only one of both runs diverged.
 
     McNemar 1947, doi 10.1007/BF02295996; exact by the binomial distribution.
     """

@@ -1,4 +1,4 @@
-"""Read a study's folder: what was asked for, every run's state, its epochs and its health records."""
+"""A study as read from its folder: its description and every run's state, epochs and health records."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ WHILE_TRAINING = ("alerts/", "watched/")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Holds one run as found on disk; `result` is None until the run has finished or diverged."""
+    """One run as stored on disk; `result` is None until the run has finished or diverged."""
 
     arm: str
     seed: int
     path: Path
     result: RunResult | None
-    # what became of the files of a run that finished, in words; such a run counts as one without a result
+    # what is wrong with the files of a finished run, in words; a run with damage counts as one without a result
     damage: tuple[str, ...] = ()
 
     @property
     def status(self) -> Literal["finished", "diverged", "damaged", "unfinished"]:
-        """Return how the run stands."""
+        """Return the state of the run."""
         if self.damage:
             return "damaged"
         return self.result.status if self.result else "unfinished"
 
     def metric(self, name: str) -> float | None:
-        """Return a figure of a finished run, or None when the run did not finish or the figure is absent or not finite.
+        """Return a figure of a finished run, or None if the run did not finish or the figure is missing or not finite.
 
-        What was read while a run trained, alerts and watched statistics, is a figure of a diverged run too.
+        Figures recorded during training (alerts, watched statistics) are also returned for a diverged run.
         """
         if self.result is None or not (self.result.status == "finished" or name.startswith(WHILE_TRAINING)):
             return None
@@ -55,54 +55,54 @@ class RunFolder:
 
     @property
     def watched(self) -> bool:
-        """Return whether the health of the heads was recorded; a result of an older version does not say it itself."""
-        said = self.result is not None and "watched" in self.result.model_fields_set
-        return self.result.watched if self.result and said else (self.path / "health.jsonl").is_file()
+        """Return whether the health of the heads was recorded; for results of older versions, the files decide."""
+        recorded = self.result is not None and "watched" in self.result.model_fields_set
+        return self.result.watched if self.result and recorded else (self.path / "health.jsonl").is_file()
 
     @cached_property
     def epochs(self) -> list[EpochLine]:
-        """Return the lines of metrics.jsonl, one an epoch; none of a damaged run."""
+        """Return the lines of metrics.jsonl, one per epoch; empty for a damaged run."""
         return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
 
     @cached_property
     def maps(self) -> MapsRecord | None:
-        """Return the maps that a finished run kept for a picture; None where it kept none."""
+        """Return the attention maps that a finished run stored, or None if it stored none."""
         path = self.path / MAPS
         return checked_maps(path) if self.result is not None and path.is_file() else None
 
     def health(self) -> list[Line]:
-        """Return the lines of health.jsonl: readings and alerts; empty when the run was not watched.
+        """Return the lines of health.jsonl (readings and alerts); empty if the run was not watched.
 
-        A run that was killed leaves a torn line and, resumed, reads some steps again: the later record stands.
+        A run that was killed and resumed records some steps twice: the later record is returned.
         """
         records = [] if self.damage else read_health(self.path / "health.jsonl")
-        named = ("alert", "statistic", "site", "head", "group", "step")
-        return list({tuple(record.get(name) for name in named): record for record in records}.values())
+        keys = ("alert", "statistic", "site", "head", "group", "step")
+        return list({tuple(record.get(name) for name in keys): record for record in records}.values())
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Holds a study as found on disk: its description and the runs by (arm, seed)."""
+    """A study as stored on disk: its description and its runs by (arm, seed)."""
 
     path: Path
     study: StudyRecord
     runs: dict[tuple[str, int], RunFolder]
-    # the names of folders among the runs that the study did not order
+    # names of the folders in runs/ that are not part of the study
     strangers: tuple[str, ...] = ()
 
     @property
     def arms(self) -> list[str]:
-        """Return the labels in the order of the study, the baseline first."""
+        """Return the labels of the arms, the baseline first."""
         return self.study.arms
 
     @property
     def baseline(self) -> str:
-        """Return the label that all others are compared to."""
+        """Return the label of the arm that all others are compared with."""
         return self.study.baseline
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds that the study asks for."""
+        """Return the seeds of the study."""
         return self.study.seeds
 
     def of(self, arm: str) -> list[RunFolder]:
@@ -110,10 +110,10 @@ class StudyFolder:
         return [self.runs[arm, seed] for seed in self.seeds if (arm, seed) in self.runs]
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return the figure that the statistics use: a diverged run counts as the declared failure in the primary
-        outcome.
+        """Return the figure that the statistics use, or None.
 
-        The outcome "diverged" is 1 for a run that did and 0 for one that finished.
+        In the primary outcome a diverged run counts as the declared value of failure. The outcome "diverged" is 1 for a
+        run that diverged and 0 for one that finished.
         """
         run = self.runs.get((arm, seed))
         if run is None:
@@ -125,16 +125,16 @@ class StudyFolder:
         return self._exact(name, run.metric(name), run)
 
     def _exact(self, name: str, value: float | None, run: RunFolder) -> float | None:
-        """Return a share in double precision, as the count that it is; a gap of shares from both of them."""
-        where, _, kind = name.rpartition("/")
+        """Return a share as an exact count over n, in double precision; a gap as the difference of two such shares."""
+        evaluation, _, metric = name.rpartition("/")
         if value is None or self.study.outcome(name).unit != "%":
             return value
-        if where == "gap":
-            ends = [(self._whole(f"{split}/{kind}"), run.metric(f"{split}/{kind}")) for split in ("train", "test")]
-            parts = [whole.exact(one) for whole, one in ends if whole and one is not None]
+        if evaluation == "gap":
+            ends = [(self._whole(f"{split}/{metric}"), run.metric(f"{split}/{metric}")) for split in ("train", "test")]
+            parts = [total.exact(one) for total, one in ends if total and one is not None]
             return parts[0] - parts[1] if len(parts) == 2 else value
-        whole = self._whole(name)
-        return whole.exact(value) if whole else value
+        total = self._whole(name)
+        return total.exact(value) if total else value
 
     @cached_property
     def _wholes(self) -> dict[str, Whole | None]:
@@ -152,24 +152,27 @@ class StudyFolder:
         return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
 
     def damaged(self) -> list[RunFolder]:
-        """Return the runs whose files are no longer what they wrote, in the order of arms and seeds."""
+        """Return the runs whose files were changed after they finished, in the order of arms and seeds."""
         return [run for arm in self.arms for run in self.of(arm) if run.damage]
 
 
 def read_study(folder: str | Path) -> StudyFolder:
     """Return the study in `folder`.
 
-    Raises FileNotFoundError without a study.json, ValueError for a file that is not JSON or does not hold what it
-    should, for a study whose baseline is not among its arms, and for two results of the same arm and seed.
+    Raises FileNotFoundError without a study.json; ValueError for an invalid file, for a study whose baseline is not
+    among its arms or whose list of runs was changed, and for two results of the same arm and seed.
     """
     path = Path(folder)
     if not (path / "study.json").is_file():
         raise FileNotFoundError(
-            f"{path} holds no study.json, so it is not the folder of a study. Give the folder named by --out."
+            f"{path} contains no study.json, so it is not the folder of a study. Give the folder named by --out."
         )
     study = checked_study(path / "study.json")
     if study.baseline not in study.arms:
-        raise ValueError(f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}.")
+        raise ValueError(
+            f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}. Start the "
+            "command of the study again."
+        )
     if study.ledger is not None and study.ledger != ledger_of(study.runs):
         raise ValueError(
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
@@ -179,15 +182,15 @@ def read_study(folder: str | Path) -> StudyFolder:
 
 
 def ledger_of(runs: Sequence[RunEntry | str]) -> str:
-    """Return the digest of the list of runs that study.json holds."""
+    """Return the digest of the list of runs in study.json."""
     return digest_of([entry if isinstance(entry, str) else entry.model_dump(mode="json") for entry in runs])
 
 
 def strangers(path: Path, runs: Sequence[RunEntry | str]) -> list[str]:
-    """Return the names of the folders that hold a run which the study of this folder did not order."""
+    """Return the names of the run folders that are not part of the study in this folder."""
     hashes = _hashes(runs)
-    found = sorted(folder.parent.name for folder in (path / "runs").glob("*/config.json"))
-    return [name for name in found if name not in hashes] if hashes else []
+    names = sorted(folder.parent.name for folder in (path / "runs").glob("*/config.json"))
+    return [name for name in names if name not in hashes] if hashes else []
 
 
 def _hashes(runs: Sequence[RunEntry | str]) -> set[str]:
@@ -195,26 +198,26 @@ def _hashes(runs: Sequence[RunEntry | str]) -> set[str]:
 
 
 def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
-    # study.json names its runs by hash: what an earlier configuration left in the folder is not part of this study.
+    # study.json lists its runs by hash: runs of an earlier configuration in the folder are not part of this study
     hashes = _hashes(study.runs) or None
     cells = {entry.hash: entry for entry in study.runs if isinstance(entry, RunEntry)}
-    found: dict[tuple[str, int], RunFolder] = {}
+    runs: dict[tuple[str, int], RunFolder] = {}
     for folder in sorted((path / "runs").glob("*")):
         if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
             continue
         cell: CellRecord | RunEntry = checked_config(folder / "config.json")
         if isinstance(cell, CellRecord) and cell.purpose != "final":
             continue
-        # which run a folder holds is what the study ordered there, whatever lies in it now
+        # study.json decides which run a folder contains, whatever its config.json says
         cell = cells.get(folder.name, cell)
         result = checked_result(folder / RESULT) if (folder / RESULT).is_file() else None
-        words = _damage(folder, result, sealed=study.ledger is not None) if result else ()
-        _add(found, RunFolder(cell.arm, cell.seed, folder, None if words else result, words))
-    return found
+        problems = _damage(folder, result, sealed=study.ledger is not None) if result else ()
+        _add(runs, RunFolder(cell.arm, cell.seed, folder, None if problems else result, problems))
+    return runs
 
 
 def _damage(folder: Path, result: RunResult, *, sealed: bool) -> tuple[str, ...]:
-    """Return what is wrong with a finished run, in words; results of a study without a ledger need no digest."""
+    """Return what is wrong with a finished run's files, in words; without a ledger, results need no digest."""
     if sealed and result.hash != folder.name:
         return (f"{RESULT} is of the run {result.hash}",)
     if why := broken_seal(read_whole_json(folder / RESULT), required=sealed):
@@ -222,13 +225,13 @@ def _damage(folder: Path, result: RunResult, *, sealed: bool) -> tuple[str, ...]
     return tuple(damage(folder, result.digests))
 
 
-def _add(found: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:
+def _add(runs: dict[tuple[str, int], RunFolder], run: RunFolder) -> None:
     cell = (run.arm, run.seed)
-    other = found.get(cell)
+    other = runs.get(cell)
     if other is not None and other.result and run.result:
         raise ValueError(
             f"{other.path} and {run.path} both hold a result of {run.arm} with seed {run.seed}: their configurations "
             "differ. Move the one that does not belong to this study away."
         )
     if other is None or run.result:
-        found[cell] = run
+        runs[cell] = run

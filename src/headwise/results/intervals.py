@@ -1,4 +1,4 @@
-"""Intervals of a mean over seeds or of a share of them, and of all arms' differences that hold together."""
+"""Confidence intervals of a mean or share over seeds, and simultaneous intervals of all arms' differences."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 ALPHA = 0.05
-BOOTSTRAP_FROM = 20  # values; the percentile bootstrap of 5 values covers 84 %, so fewer get Student's t
+BOOTSTRAP_FROM = 20  # values; with fewer Student's t is used, as the percentile bootstrap of 5 values covers only 84 %
 
 
 def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM) -> Interval:
-    """Return the mean of `values` with its 95 % interval: Student's t below `bootstrap_from` values, the BCa bootstrap
-    from there.
+    """Return the mean of `values` with its 95 % interval.
 
-    One value has no interval (None); none has no mean either.
+    The interval is Student's t for fewer than `bootstrap_from` values, else the BCa bootstrap. A single value has no
+    interval (None), an empty sequence no mean either.
     """
     import numpy as np
     from scipy import stats
@@ -33,15 +33,15 @@ def interval(values: Sequence[float], *, bootstrap_from: float = BOOTSTRAP_FROM)
     if array.size < 2:
         return Interval(mean=float(array[0]) if array.size else None, n=int(array.size))
     mean, n = float(array.mean()), int(array.size)
-    # a spread of rounding alone is none, and the bootstrap of it is undefined
+    # a spread due to rounding counts as none: its bootstrap is undefined
     if np.ptp(array) <= 1e-12 * np.abs(array).max():
         return Interval(mean=mean, low=mean, high=mean, n=n, how="all values are equal")
     if n < bootstrap_from:
         half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
         return Interval(mean=mean, low=mean - half, high=mean + half, n=n, how="Student's t")
     rng = np.random.default_rng(0)
-    drawn = stats.bootstrap((array,), np.mean, n_resamples=9_999, confidence_level=1 - ALPHA, method="BCa", rng=rng)
-    low, high = map(float, drawn.confidence_interval)
+    bootstrap = stats.bootstrap((array,), np.mean, n_resamples=9_999, confidence_level=1 - ALPHA, method="BCa", rng=rng)
+    low, high = map(float, bootstrap.confidence_interval)
     return Interval(mean=mean, low=low, high=high, n=n, how="BCa bootstrap, 9,999 draws")
 
 
@@ -51,18 +51,18 @@ def share(values: Sequence[float]) -> Interval:
 
     if not values:
         return Interval(mean=None, n=0)
-    found = stats.binomtest(round(sum(values)), len(values)).proportion_ci(1 - ALPHA, "exact")
+    limits = stats.binomtest(round(sum(values)), len(values)).proportion_ci(1 - ALPHA, "exact")
     mean = sum(values) / len(values)
-    return Interval(mean=mean, low=float(found.low), high=float(found.high), n=len(values), how="Clopper and Pearson")
+    return Interval(mean=mean, low=float(limits.low), high=float(limits.high), n=len(values), how="Clopper and Pearson")
 
 
-EXACT_UP_TO = 11  # pairs; an interval takes many rounds of flips, and its ends need no more digits than these give
+EXACT_UP_TO = 11  # pairs; an interval takes many rounds of flips, and this number is precise enough for its ends
 RESAMPLES = 2047
 ROUNDS = 28  # of halving: eight digits
 
 
 class Bounds(NamedTuple):
-    """Hold both ends of an interval (None without two pairs) and how they were found."""
+    """Both ends of an interval (None with fewer than two pairs) and the name of the method that gave them."""
 
     low: float | None
     high: float | None
@@ -70,42 +70,41 @@ class Bounds(NamedTuple):
 
 
 def families(differences: Table) -> list[list[int]]:
-    """Return the columns that are judged together: all that have every pair, and each that lost some by itself.
+    """Return groups of columns to judge together: all complete columns form one, each incomplete column its own.
 
-    An arm with few pairs, whose interval is wide whatever the others do, would widen theirs.
+    An arm with few pairs has a wide interval anyway, and would widen those of the others.
     """
     import numpy as np
 
-    there = np.isfinite(np.asarray(differences, dtype=float))
-    pairs = there.sum(axis=0)
-    whole = there.any(axis=1).sum()
-    together = [at for at in range(len(pairs)) if pairs[at] == whole]
-    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != whole)]
+    present = np.isfinite(np.asarray(differences, dtype=float))
+    pairs = present.sum(axis=0)
+    complete = present.any(axis=1).sum()
+    together = [at for at in range(len(pairs)) if pairs[at] == complete]
+    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != complete)]
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the smallest two-sided p that so many pairs can give to a verdict; the number of arms has no part in
-    it."""
+    """Return the smallest two-sided p that this number of pairs can give a verdict, whatever the number of arms."""
     return max(smallest_p_of(pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1))
 
 
 class JointIntervals:
-    """Holds what the intervals of a table of differences (seeds × arms, NaN where a pair is missing) are found from."""
+    """Simultaneous intervals of the columns of a table of differences (seeds × arms, NaN where a pair is missing)."""
 
     def __init__(self, differences: Table) -> None:
         import numpy as np
 
         table = np.asarray(differences, dtype=float)
         table = table[np.isfinite(table).any(axis=1)] if table.size else table
-        there = np.isfinite(table)
-        self.pairs: NDArray[np.int64] = there.sum(axis=0)
+        present = np.isfinite(table)
+        self.pairs: NDArray[np.int64] = present.sum(axis=0)
         self._values = np.nan_to_num(table)
         self.means = self._values.sum(axis=0) / np.maximum(self.pairs, 1)
-        centred = np.where(there, self._values - self.means, 0.0)
+        centred = np.where(present, self._values - self.means, 0.0)
         self._squares = (centred**2).sum(axis=0)
         signs = flips(len(table), exact_up_to=EXACT_UP_TO, resamples=RESAMPLES).signs
         self._centred = signs @ centred
-        self._counts = signs @ there.astype(float)
+        self._counts = signs @ present.astype(float)
         self._others = _largest_of_the_others(scores(self._centred, self._squares, self.pairs))
 
     def errors(self) -> NDArray[np.float64]:
@@ -116,24 +115,23 @@ class JointIntervals:
         return np.sqrt(self._squares / degrees / np.maximum(self.pairs, 1))
 
     def p(self, values: Table) -> Table:
-        """Return the two-sided joint p, per arm, that its difference is the value given for it."""
+        """Return, per arm, the two-sided joint p of the hypothesis that its difference equals its entry in `values`."""
         import numpy as np
 
-        away = self.means - np.asarray(values, dtype=float)
-        squares = self._squares + self.pairs * away**2
-        own = scores(self._centred + self._counts * away, squares, self.pairs)
-        seen = scores(self.pairs * away, squares, self.pairs)
-        return (np.maximum(own, self._others) >= seen * (1 - ROUNDING)).mean(axis=0)
+        distance = self.means - np.asarray(values, dtype=float)
+        squares = self._squares + self.pairs * distance**2
+        own = scores(self._centred + self._counts * distance, squares, self.pairs)
+        observed = scores(self.pairs * distance, squares, self.pairs)
+        return (np.maximum(own, self._others) >= observed * (1 - ROUNDING)).mean(axis=0)
 
     def p_zero(self) -> list[float]:
-        """Return the p, per arm, by which its interval leaves 0 out: the interval of confidence 1 − alpha does where p
-        < alpha."""
+        """Return the joint p of a zero difference per arm; it is below alpha if the 1 − alpha interval excludes 0."""
         return [float(one) for one in self.p(0 * self.means)]
 
     def bounds(self, alpha: float) -> list[Bounds]:
         """Return the ends of every arm's interval of joint confidence 1 − `alpha`.
 
-        Too few pairs for the flips to exclude any value get Student's t with Bonferroni's correction instead.
+        Student's t with Bonferroni's correction is used where the pairs are too few for the flips to exclude a value.
         """
         low, high = self._end(alpha, -1.0), self._end(alpha, 1.0)
         return [self._bounds(at, float(low[at]), float(high[at]), alpha) for at in range(len(self.means))]
@@ -154,38 +152,37 @@ class JointIntervals:
         return Bounds(mean - half, mean + half, "Student's t, Bonferroni")
 
     def _end(self, alpha: float, sign: float) -> Table:
-        """Halve the stretch between the mean, which is never excluded, and a value so far off that it is."""
+        """Return one end of every interval, by bisection between the mean and a value far enough to be excluded."""
         import numpy as np
 
         farthest = 2 * np.sqrt(self._others.max(axis=0, initial=0.0)) + 2 * self.pairs + 10
         inside = np.zeros(len(self.means))
         outside = farthest * self.errors()
-        # beside an arm whose flips reach as far as flips can, few seeds may exclude nothing
+        # with few seeds, the flips of one arm can be so extreme that no value of another is excluded
         endless = self.p(self.means + sign * outside) >= alpha
         for _ in range(ROUNDS):
             middle = (inside + outside) / 2
-            kept = self.p(self.means + sign * middle) >= alpha
-            inside, outside = np.where(kept, middle, inside), np.where(kept, outside, middle)
+            included = self.p(self.means + sign * middle) >= alpha
+            inside, outside = np.where(included, middle, inside), np.where(included, outside, middle)
         return np.where(endless, sign * np.inf, self.means + sign * outside)
 
 
-def _largest_of_the_others(found: Table) -> Table:
+def _largest_of_the_others(arm_scores: Table) -> Table:
     """Return, for every flip and arm, the largest score among the other arms; 0 where there is none."""
     import numpy as np
 
-    if found.shape[1] < 2:
-        return np.zeros_like(found)
-    rows, first = np.arange(len(found)), found.argmax(axis=1)
-    rest = found.copy()
-    rest[rows, first] = -1.0
-    largest = np.repeat(found[rows, first][:, None], found.shape[1], axis=1)
-    largest[rows, first] = rest.max(axis=1)
+    if arm_scores.shape[1] < 2:
+        return np.zeros_like(arm_scores)
+    rows, largest_at = np.arange(len(arm_scores)), arm_scores.argmax(axis=1)
+    others = arm_scores.copy()
+    others[rows, largest_at] = -1.0
+    largest = np.repeat(arm_scores[rows, largest_at][:, None], arm_scores.shape[1], axis=1)
+    largest[rows, largest_at] = others.max(axis=1)
     return largest
 
 
 class Equivalence(NamedTuple):
-    """Hold the margin within which the arm is shown to lie, and for a declared margin its p and whether it is
-    equivalent."""
+    """The smallest margin within which an arm is shown to lie, and the p and result for a declared margin."""
 
     within: float | None
     p: float | None
@@ -193,11 +190,11 @@ class Equivalence(NamedTuple):
 
 
 def equivalence(intervals: JointIntervals, margin: float | None) -> list[Equivalence]:
-    """Return, for every arm, what two one-sided tests at 5 % show; `margin` is in the differences' unit, None when none
-    is declared.
+    """Return the result of two one-sided tests at 5 % for every arm.
 
-    Both tests are the joint sign-flip test of the value at the margin, so that the arms declared equivalent are all
-    right with 95 %. Schuirmann 1987, doi 10.1007/BF01068419.
+    `margin` is in the differences' unit, None when none is declared. Both tests are the joint sign-flip test of the
+    value at the margin, so that with 95 % confidence every arm declared equivalent is so. Schuirmann 1987, doi
+    10.1007/BF01068419.
     """
     import numpy as np
 

@@ -20,48 +20,50 @@ if TYPE_CHECKING:
 
 EXACT_UP_TO = 16  # pairs; all their 2ⁿ sign flips are counted
 RESAMPLES = 19_999  # random flips of more pairs
-# t² / (n − 1) beyond which two figures count as equally far from 0: rounding decides there
+# cap on t² / (n − 1): beyond it only rounding would order two figures
 FARTHEST = 1e6
-# what equal scores may differ in by rounding
+# relative difference that rounding can cause between equal scores
 ROUNDING = 1e-7
-# sums that are 0 but for rounding, as a share of the largest that flips could give, squared
+# squared sums below this share of the largest possible one are 0 except for rounding
 NOTHING = 1e-20
 
 
 class Flips(NamedTuple):
-    """Hold sign flips (flips × seeds), the first being the one that was seen; `exact` when they are all there are."""
+    """Sign flips (flips × seeds), the first of them the observed one; `exact` if they are all possible flips."""
 
     signs: Table
     exact: bool
 
 
 class JointTest(NamedTuple):
-    """Hold a p per arm, two-sided: of the arm alone, and corrected for all arms."""
+    """Two-sided p-values per arm: of the arm alone, and corrected for all arms."""
 
     alone: list[float]
     corrected: list[float]
 
 
 def flips(seeds: int, *, exact_up_to: int = EXACT_UP_TO, resamples: int = RESAMPLES) -> Flips:
-    """Return all sign flips up to a global sign (which moves no two-sided figure), or random ones that repeat."""
+    """Return all sign flips up to a global sign, which changes no two-sided figure, or a reproducible random sample."""
     import numpy as np
 
     if seeds <= exact_up_to:
         bits = np.arange(2 ** max(seeds - 1, 0))[:, None] >> np.arange(seeds) & 1
         return Flips((1.0 - 2.0 * bits).astype(np.float64), True)
-    drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
-    drawn[0] = 0
-    return Flips((1.0 - 2.0 * drawn).astype(np.float64), False)
+    bits_drawn = np.random.default_rng(0).integers(0, 2, (resamples + 1, seeds))
+    bits_drawn[0] = 0
+    return Flips((1.0 - 2.0 * bits_drawn).astype(np.float64), False)
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the smallest two-sided p that so many pairs can give: 2/2ⁿ while all flips are counted. The number of arms
-    has no part in it."""
+    """Return the smallest two-sided p that this number of pairs can give, whatever the number of arms.
+
+    It is 2/2ⁿ while all flips are counted.
+    """
     return max(2.0 ** (1 - pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1)) if pairs else 1.0
 
 
 def seeds_for_a_verdict(alpha: float = 0.05) -> int:
-    """Return the least number of seeds with which a difference can be decided, whatever the number of arms."""
+    """Return the smallest number of seeds that can decide a difference, whatever the number of arms."""
     pairs = 1
     while smallest_p(pairs) >= alpha:
         pairs += 1
@@ -71,8 +73,8 @@ def seeds_for_a_verdict(alpha: float = 0.05) -> int:
 def joint_test(differences: Table) -> JointTest:
     """Return the p of every arm, alone and corrected for all arms by the step-down max-T procedure.
 
-    It holds the family's error when, under the null, the differences of a seed are as likely as their mirror image. An
-    arm without a pair has p 1.
+    It controls the family-wise error if, under the null hypothesis, the differences of a seed are as likely as their
+    mirror image. An arm without a pair has p = 1.
     """
     import numpy as np
 
@@ -80,49 +82,48 @@ def joint_test(differences: Table) -> JointTest:
     table = table[np.isfinite(table).any(axis=1)] if table.size else table
     values, pairs = np.nan_to_num(table), np.isfinite(table).sum(axis=0)
     squares = (values**2).sum(axis=0)
-    seen = scores(values.sum(axis=0), squares, pairs)
-    order = np.argsort(-seen, kind="stable")
-    alone, joint = np.zeros(len(seen)), np.zeros(len(seen))
+    observed = scores(values.sum(axis=0), squares, pairs)
+    order = np.argsort(-observed, kind="stable")
+    alone, joint = np.zeros(len(observed)), np.zeros(len(observed))
     signs = flips(len(values)).signs
     for part in np.array_split(signs, max(1, len(signs) // 16_384)):
-        found = scores(part @ values, squares, pairs)
-        least = seen * (1 - ROUNDING)
-        alone += (found >= least).sum(axis=0)
-        # at each step the largest of the arms that are left
-        largest = np.maximum.accumulate(found[:, order[::-1]], axis=1)[:, ::-1]
-        joint += (largest >= least[order]).sum(axis=0)
-    corrected = np.ones(len(seen))
+        flipped = scores(part @ values, squares, pairs)
+        threshold = observed * (1 - ROUNDING)
+        alone += (flipped >= threshold).sum(axis=0)
+        # at each step, the largest score of the remaining arms
+        largest = np.maximum.accumulate(flipped[:, order[::-1]], axis=1)[:, ::-1]
+        joint += (largest >= threshold[order]).sum(axis=0)
+    corrected = np.ones(len(observed))
     corrected[order] = np.maximum.accumulate(joint / len(signs))
     return JointTest((alone / len(signs)).tolist(), corrected.tolist())
 
 
 def joint_pairs_test(differences: Table) -> JointTest:
-    """Return the p of every arm whose differences are −1, 0 or 1: McNemar's exact test, corrected by joint flips of the
-    least p.
+    """Return the p of every arm whose differences are −1, 0 or 1: McNemar's exact test, corrected by joint flips.
 
-    In each flip the least p over the arms is the reference, stepping down (Westfall and Young 1993, algorithm 2.8). An
-    arm with too few pairs that differ has no small p in any flip, and costs the others nothing (Tarone 1990, doi
-    10.2307/2531456).
+    In each flip the smallest p over the arms is the reference, stepping down (Westfall and Young 1993, algorithm 2.8).
+    An arm with too few pairs that differ has no small p in any flip, and does not weaken the correction of the others
+    (Tarone 1990, doi 10.2307/2531456).
     """
     import numpy as np
     from scipy import stats
 
     table = np.nan_to_num(np.asarray(differences, dtype=float))
     signs = flips(len(table)).signs
-    found = np.ones((len(signs), table.shape[1]))
+    p_values = np.ones((len(signs), table.shape[1]))
     for at in range(table.shape[1]):
         unlike = int(abs(table[:, at]).sum())
         sums = np.arange(unlike + 1)
         by_sum = np.minimum(2 * stats.binom.sf((unlike + sums) // 2 - 1, unlike, 0.5), 1.0)
-        # sums have the parity of the pairs that differ; others do not come
-        found[:, at] = np.where(sums[0] == unlike, 1.0, by_sum[abs(signs @ table[:, at]).round().astype(int)])
-    seen, least = found[0], found.copy()
-    order = np.argsort(seen, kind="stable")
-    least[:, order] = np.minimum.accumulate(found[:, order[::-1]], axis=1)[:, ::-1]
-    shares = (least <= seen * (1 + ROUNDING)).mean(axis=0)
-    corrected = np.ones(len(seen))
+        # sums have the parity of the number of pairs that differ; other sums do not occur
+        p_values[:, at] = np.where(sums[0] == unlike, 1.0, by_sum[abs(signs @ table[:, at]).round().astype(int)])
+    observed, least = p_values[0], p_values.copy()
+    order = np.argsort(observed, kind="stable")
+    least[:, order] = np.minimum.accumulate(p_values[:, order[::-1]], axis=1)[:, ::-1]
+    shares = (least <= observed * (1 + ROUNDING)).mean(axis=0)
+    corrected = np.ones(len(observed))
     corrected[order] = np.maximum.accumulate(shares[order])
-    return JointTest(seen.tolist(), corrected.tolist())
+    return JointTest(observed.tolist(), corrected.tolist())
 
 
 def sign_flip(differences: list[float]) -> float:
@@ -133,11 +134,10 @@ def sign_flip(differences: list[float]) -> float:
 
 
 def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
-    """Return t² of the mean from the sum and the sum of squares, which no flip changes; 0 where every difference is
-    0."""
+    """Return t² of the mean, 0 where every difference is 0; a flip changes the sum but not the sum of squares."""
     import numpy as np
 
-    whole = pairs * squares
-    share = np.divide(sums**2, whole, out=np.zeros(np.broadcast(sums, whole).shape), where=whole > 0)
+    largest = pairs * squares
+    share = np.divide(sums**2, largest, out=np.zeros(np.broadcast(sums, largest).shape), where=largest > 0)
     share = np.where(share > NOTHING, share, 0.0)
     return (pairs - 1).clip(0) * share / np.maximum(1 - share, 1 / FARTHEST)

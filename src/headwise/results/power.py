@@ -1,5 +1,4 @@
-"""Say what a comparison could have seen: the effect found with 80 % power, the margin it is within, and what pairing
-won."""
+"""The power of a comparison: the effect detectable with 80 % power, seeds needed, and the gain from pairing."""
 
 from __future__ import annotations
 
@@ -13,56 +12,60 @@ if TYPE_CHECKING:
 
 POWER = 0.8
 SLICES = 1000
-# more seeds than anybody runs: beyond, a number of seeds says nothing
+# the search for a number of seeds ends here, beyond what anybody runs
 MOST_SEEDS = 100_000
 
 
 def detectable_effect(spread: float, pairs: int, critical: float) -> float:
     """Return the mean difference that would have passed |t| > `critical` with a power of 80 %.
 
-    `spread` is the standard deviation of the differences, whose unit the result has; `critical` the value of |t| that
-    the joint test asked for. The power is that of the noncentral t distribution, as a mean over the spread that a
-    sample may show: scipy's own is NaN far from 0.
+    `spread` is the standard deviation of the differences, in the unit of the result; `critical` is the critical |t| of
+    the joint test. The power is that of the noncentral t distribution, computed as a mean over the possible sample
+    spreads because scipy's own is NaN far from 0.
     """
     from scipy import optimize
 
     if spread == 0:
         return 0.0
 
-    def missing(effect: float) -> float:
+    def shortfall(effect: float) -> float:
         return power_of(effect, pairs, critical) - POWER
 
     highest = 1.0
-    while missing(highest) < 0:
+    while shortfall(highest) < 0:
         highest *= 2
-    return float(optimize.brentq(missing, 0.0, highest)) * spread
+    return float(optimize.brentq(shortfall, 0.0, highest)) * spread
 
 
 def power_of(effect: float, pairs: int, critical: float) -> float:
-    """Return the chance that |t| exceeds `critical`, for an effect in standard deviations of the differences."""
+    """Return the probability that |t| exceeds `critical`, for an effect in standard deviations of the differences."""
     from scipy import stats
 
-    seen, centre = _spreads(pairs), effect * pairs**0.5
-    reached = stats.norm.cdf(centre - critical * seen) + stats.norm.cdf(-centre - critical * seen)
+    spreads, centre = _spreads(pairs), effect * pairs**0.5
+    reached = stats.norm.cdf(centre - critical * spreads) + stats.norm.cdf(-centre - critical * spreads)
     return float(reached.mean())
 
 
 def power_of_sameness(effect: float, margin: float, pairs: int, critical: float) -> float:
-    """Return the chance that two one-sided tests show the margin; effect and margin in standard deviations of the
-    differences."""
+    """Return the probability that two one-sided tests show the margin.
+
+    Effect and margin are in standard deviations of the differences.
+    """
     import numpy as np
     from scipy import stats
 
-    seen, root = critical * _spreads(pairs), pairs**0.5
-    both = stats.norm.cdf((margin - effect) * root - seen) + stats.norm.cdf((margin + effect) * root - seen) - 1
+    threshold, root = critical * _spreads(pairs), pairs**0.5
+    both = (
+        stats.norm.cdf((margin - effect) * root - threshold) + stats.norm.cdf((margin + effect) * root - threshold) - 1
+    )
     return float(np.maximum(both, 0.0).mean())
 
 
 def seeds_needed(power: Callable[[int, float], float], critical: float, pairs: int, least: int) -> int | None:
-    """Return the least number of seeds, from `least` on, at which `power(pairs, critical)` reaches 80 %; None beyond
-    100,000.
+    """Return the smallest number of seeds, at least `least`, at which `power(pairs, critical)` reaches 80 %.
 
-    `critical` is the |t| that a test of `pairs` pairs asked for; with other numbers it is Student's at the same level.
+    None if it exceeds 100,000. `critical` is the critical |t| of a test of `pairs` pairs; for other numbers of pairs it
+    is Student's t at the same level.
     """
     from scipy import stats
 
@@ -84,7 +87,7 @@ def seeds_needed(power: Callable[[int, float], float], critical: float, pairs: i
 
 @lru_cache(maxsize=256)
 def _spreads(pairs: int) -> NDArray[np.float64]:
-    """Return the middles of a thousand equally likely slices of the spread that a sample shows, over the true one."""
+    """Return the midpoints of 1,000 equally likely slices of the ratio of the sample's spread to the true one."""
     import numpy as np
     from scipy import stats
 
@@ -93,10 +96,10 @@ def _spreads(pairs: int) -> NDArray[np.float64]:
 
 
 def pairing_gain(ours: Sequence[float], base: Sequence[float]) -> float | None:
-    """Return how many times as many seeds an unpaired comparison would have needed for the same error.
+    """Return the factor by which an unpaired comparison would have needed more seeds for the same error.
 
-    It is the variance of the difference of unpaired runs over that of the pairs; None when that cannot be told, from
-    fewer than three pairs or pairs that all differ by the same.
+    It is the variance of the difference of unpaired runs over that of paired runs; None with fewer than three pairs or
+    if all pairs differ by the same amount.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a study and its runs write down, as typed records: the writer, the analysis and the report share them.
+"""Typed records of what a study and its runs write to disk; the writer, the analysis and the report share them.
 
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
 train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# seconds, bytes, counts and operations: none of them is a quality
+# costs (seconds, bytes, counts, operations) are no measure of quality
 COSTS = (
     "seconds_per_step",
     "peak_memory_bytes",
@@ -21,22 +21,22 @@ COSTS = (
     "flops_per_step",
     "inference_seconds_per_example",
 )
-# whether a run diverged: what a claim may be about, though no run writes it as a figure
+# whether a run diverged: claims may name it, but no run writes it as a figure
 DIVERGED = "diverged"
-# log10 of the learning rate at which runs of a seed begin to diverge along an axis of rates: of sweeps, not of arms
+# log10 of the learning rate at which a seed's runs begin to diverge along a sweep; defined for sweeps, not for arms
 CRITICAL_RATE = "critical_rate"
-# how far the parameters that an arm's methods brought along moved from their start, as a root mean square, and the same
-# over that of their start: of arms that learn such parameters
+# root mean square of the change of the parameters that an arm's methods added, and its ratio to the root mean square
+# of their initial values; only for arms whose methods learn parameters
 MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
 
 
 def words_of(name: str) -> str:
-    """Say a name in words: no underscores, no slashes."""
+    """Return a name with spaces for underscores and slashes."""
     return re.sub(r"[_/]+", " ", name)
 
 
 def words_of_rate(name: str) -> str:
-    """Say what an outcome rates/<statistic>/rate or rates/<statistic>/fit is, with its unit."""
+    """Return the description, with its unit, of an outcome rates/<statistic>/rate or rates/<statistic>/fit."""
     _, statistic, kind = name.split("/")
     words = words_of(statistic)
     if kind == "fit":
@@ -45,25 +45,24 @@ def words_of_rate(name: str) -> str:
 
 
 class Record(BaseModel):
-    """Hold what was written; a field that a later version added is left out."""
+    """A record read from disk; fields that a later version added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
 
 
 class MetricRecord(Record):
-    """Say what a metric is: its name in outcomes, its words, its unit ("%" for a share in [0, 1]) and its good
-    direction."""
+    """A metric: its name in outcomes, label, unit ("%" for a share in [0, 1]) and good direction."""
 
     name: str
     label: str
     higher_is_better: bool
     unit: str = ""
-    # what a diverged run counts as: chance for a classifier; None leaves diverged runs out
+    # the value that a diverged run counts as (chance for a classifier); None excludes diverged runs
     failure: float | None = None
 
 
 class Outcome(Record):
-    """Say what one figure of a run is, from its name; `higher_is_better` is None where no direction is good."""
+    """The description of one figure of a run; `higher_is_better` is None when neither direction is good."""
 
     name: str
     label: str
@@ -73,7 +72,7 @@ class Outcome(Record):
 
 
 class EnvironmentRecord(Record):
-    """Say where results came from, and how many of them."""
+    """The code and hardware that results came from, and how many runs share them."""
 
     runs: int = 0
     commit: str | None = None
@@ -82,7 +81,7 @@ class EnvironmentRecord(Record):
 
 
 class RunEntry(Record):
-    """Name one run of a study: its folder and its cell."""
+    """One run of a study: the name of its folder, its arm and its seed."""
 
     hash: str
     arm: str
@@ -90,23 +89,24 @@ class RunEntry(Record):
 
 
 class AxisRecord(Record):
-    """Hold arms that differ in one value, in its order: what `--sweep` made."""
+    """The arms that one `--sweep` made, in the order of the swept values."""
 
     name: str
     values: list[float]
     arms: list[str]
-    # the sweep as it was written; earlier versions wrote none
+    # the sweep as the user wrote it; earlier versions did not store it
     text: str = ""
 
 
 class ClaimTest(Record):
-    """Say what must be seen if a claim is true: of an arm, or along an axis, in one outcome.
+    """What a claim predicts for one outcome of an arm or of a sweep.
 
-    "higher" and "lower" are meant as numbers, whichever is better. "rises", "falls" and "inside" (the best value lies
-    strictly inside) are said of an axis: `arm` is then the text of a sweep. The outcome "diverged" is whether a run
-    diverged. With a `level` the arm is held against this published figure and no other arm; a figure of one setting
-    says nothing of another, so that `scale` names the only scale at which it is judged. The outcome "critical_rate" is
-    log10 of the learning rate at which a seed's runs begin to diverge: `arm` and `against` are two sweeps of rates.
+    "higher" and "lower" refer to the number itself, whichever direction is better. "rises", "falls" and "inside" (the
+    best value is neither the first nor the last) apply to a sweep, and `arm` is then the text of the sweep. The outcome
+    "diverged" is whether a run diverged. With a `level`, the arm is compared with this published figure instead of
+    another arm; because a figure of one setting does not apply to another, `scale` names the only scale at which it is
+    judged. The outcome "critical_rate" is log10 of the learning rate at which a seed's runs begin to diverge: `arm` and
+    `against` are then two sweeps of learning rates.
 
     Example:
         >>> from headwise.study import ClaimTest
@@ -118,24 +118,24 @@ class ClaimTest(Record):
     outcome: str
     says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
     against: str = "baseline"
-    # of `against`, where it is another one: the last layer's figure against the first's; "": the same
+    # the outcome of `against`, if another one (the last layer's figure against the first's); "": the same outcome
     against_outcome: str = ""
-    # a number that `arm` is held against instead of an arm, in the outcome's unit
+    # a number to compare `arm` with instead of another arm, in the outcome's unit
     level: float | None = None
-    # published, in the outcome's unit; along an axis from its first value to its last
+    # the published effect, in the outcome's unit; for a sweep, from its first value to its last
     effect: float | None = None
-    # within it a difference counts as none, in the outcome's unit; None: of "same" the study's own, else half of the
-    # effect
+    # a smaller difference counts as none, in the outcome's unit; None: the study's own margin for "same", else half
+    # of the effect
     margin: float | None = Field(default=None, gt=0)
-    # the only scale at which it is judged; "": at every
+    # the only scale at which the test is judged; "": every scale
     scale: str = ""
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
         if self.outcome == DIVERGED and self.says == "inside":
             raise ValueError(
-                f"{self.arm}: of the outcome {DIVERGED!r} a claim says higher, lower, same, rises or falls, not "
-                "'inside'"
+                f"{self.arm}: says='inside' does not apply to the outcome {DIVERGED!r}; use higher, lower, same, rises "
+                "or falls"
             )
         if self.outcome == CRITICAL_RATE and (
             self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
@@ -164,18 +164,17 @@ class ClaimTest(Record):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Name the arms of a test that is of no axis."""
+        """Return the arms of a test that does not concern a sweep."""
         return (self.arm,) if self.level is not None else (self.arm, self.against)
 
     @property
     def along_axis(self) -> bool:
-        """Return whether the test is of an axis."""
+        """Return whether the test concerns a sweep."""
         return self.says in ("rises", "falls", "inside")
 
 
 class Claim(Record):
-    """Hold the sentence that a study tests, where it was published, the figures published with it, and what would show
-    it.
+    """A published statement that a study tests, with its source, its published figures and the tests that decide it.
 
     Example:
         >>> from headwise.study import Claim, ClaimTest
@@ -189,21 +188,21 @@ class Claim(Record):
     source: str = ""
     published: dict[str, str] = {}
     tests: tuple[ClaimTest, ...] = ()
-    # the premises by name without which it means nothing; None: all of the study's
+    # names of the premises that the claim requires; None: all premises of the study
     needs: tuple[str, ...] | None = None
 
     @field_validator("tests", "needs", mode="before")
     @classmethod
-    def _of_json(cls, found: Any) -> Any:
-        # JSON has no tuples, and what is read is read strictly
-        return tuple(found) if isinstance(found, list) else found
+    def _of_json(cls, value: Any) -> Any:
+        # JSON has no tuples, and records are validated strictly
+        return tuple(value) if isinstance(value, list) else value
 
 
 class Premise(Record):
-    """Hold what must be true for claims to mean anything, as tests like a claim's: that the baseline learned, that the
-    failure arose.
+    """A condition that must hold before claims are judged, such as that the baseline learned; its tests are a claim's.
 
-    Of the outcome "diverged" with a level the share of these runs decides; everything else must be shown.
+    A test of the outcome "diverged" with a level is decided by the share of these runs that diverged; every other test
+    must be shown statistically.
 
     Example:
         >>> from headwise.study import ClaimTest, Premise
@@ -216,18 +215,17 @@ class Premise(Record):
     text: str = ""
     tests: tuple[ClaimTest, ...] = ()
 
-    _of_json = field_validator("tests", mode="before")(lambda found: tuple(found) if isinstance(found, list) else found)
+    _of_json = field_validator("tests", mode="before")(lambda value: tuple(value) if isinstance(value, list) else value)
 
 
 class StudyRecord(Record):
-    """Hold what study.json says: the question, the arms, the seeds, the metrics, the runs, and where results came
-    from."""
+    """The content of study.json: question, arms, seeds, metrics, runs, and the origin of the results."""
 
     format: Literal[1, 2] = 1
-    # tells this study from another in the same folder; earlier versions wrote none
+    # distinguishes this study from another one in the same folder; earlier versions wrote none
     identity: str = ""
     name: str = ""
-    # the declared size of the study that its settings are, "other" for none of them
+    # the declared scale that the settings match, "other" if they match none
     scale: str = ""
     title: str = ""
     question: str = ""
@@ -235,18 +233,18 @@ class StudyRecord(Record):
     arms: list[str] = Field(min_length=1)
     baseline: str
     seeds: list[int]
-    # the outcome that decides
+    # the outcome that decides the verdicts
     primary: str
     metrics: list[MetricRecord]
     evaluations: list[str] = ["train", "validation", "test"]
-    # in the primary metric's own unit; a difference within it counts as none
+    # a smaller difference counts as none; in the unit of the primary metric
     margin: float | None = None
     axes: list[AxisRecord] = []
     claims: list[Claim] = []
     premises: list[Premise] = []
     settings: dict[str, Any] = {}
     runs: list[RunEntry | str] = []
-    # SHA-256 of the list of runs; a study that has it has a digest in every result. Earlier versions wrote none
+    # SHA-256 of the list of runs; if present, every result carries a digest. Earlier versions wrote none
     ledger: str | None = None
     command: str | list[str] = ""
     commit: str | None = None
@@ -256,7 +254,7 @@ class StudyRecord(Record):
     notes: list[str] = []
 
     def outcome(self, name: str) -> Outcome:
-        """Say what the outcome of this name is."""
+        """Return the description of the outcome of this name."""
         if name == DIVERGED:
             return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
         if name == CRITICAL_RATE:
@@ -275,27 +273,26 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words, kind="methods")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
-        where, _, kind = name.rpartition("/")
+        evaluation, _, kind = name.rpartition("/")
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
             return Outcome(name=name, label=words_of(name))
-        label = f"{where} {known.label}".strip()
-        if where == "gap":
+        label = f"{evaluation} {known.label}".strip()
+        if evaluation == "gap":
             return Outcome(name=name, label=label, unit=known.unit, kind="gap")
-        # what is trained on tells how well it is fitted, which is neither good nor bad
-        better = None if where == "train" else known.higher_is_better
+        # a figure on the training data measures the fit, for which neither direction is good
+        better = None if evaluation == "train" else known.higher_is_better
         return Outcome(name=name, label=label, unit=known.unit, higher_is_better=better)
 
     @property
     def failure(self) -> float | None:
-        """Return what the primary metric counts for a diverged run, where the task declares it."""
+        """Return the value that the task declares for a diverged run in the primary metric, or None."""
         kind = self.primary.rpartition("/")[2]
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 
 
 class CellRecord(Record):
-    """Hold what config.json of a run must say to be placed in a study: its arm, its seed, and whether it is a final
-    run."""
+    """The entries of a run's config.json that place the run in a study; `purpose` is "final" for a final run."""
 
     arm: str
     seed: int
@@ -303,7 +300,7 @@ class CellRecord(Record):
 
 
 class Divergence(Record):
-    """Say at which step, counted from 1 over the whole run, a run diverged, and how it was seen."""
+    """The step, counted from 1 over the whole run, at which a run diverged, and the reason."""
 
     step: int
     why: Literal["not finite", "loss rose"] = "not finite"
@@ -311,14 +308,14 @@ class Divergence(Record):
 
 
 class Apart(Record):
-    """Count the steps whose time is not that of training alone, and their seconds."""
+    """The number and the seconds of the steps whose time includes other work than training."""
 
     steps: int = 0
     seconds: float = 0.0
 
 
 class EpochLine(Record):
-    """Hold one line of metrics.jsonl: what was measured over one epoch (or one stretch of steps) of a phase."""
+    """One line of metrics.jsonl: the measurements of one epoch (or block of steps) of a phase."""
 
     # counted from 1 over the whole run
     epoch: int
@@ -334,7 +331,7 @@ class EpochLine(Record):
 
 
 class RunResult(Record):
-    """Hold what result.json says: how a run ended, its outcomes by name, its configuration, and where it came from."""
+    """The content of result.json: how a run ended, its outcomes by name, its configuration and its origin."""
 
     format: Literal[1, 2] = 1
     status: Literal["finished", "diverged"]
@@ -350,9 +347,9 @@ class RunResult(Record):
     # whether other runs shared the processor while the costs were measured
     cost_is_indicative: bool = False
     watched: bool = False
-    # of a script: digests of its initial weights and of the order of its data, by which pairs are shown
+    # for a script: digests of its initial weights and of its data order, which prove that runs are paired
     evidence: dict[str, str] = {}
-    # SHA-256 of the run's other files as it left them, None for one that was not there
+    # SHA-256 of the run's other files when the run ended, None for a file that did not exist
     digests: dict[str, str | None] | None = None
     # SHA-256 of all the other entries; earlier versions wrote none
     digest: str | None = None
@@ -362,12 +359,12 @@ class RunResult(Record):
     hardware: dict[str, Any] | None = None
 
 
-# file of a run's folder
+# the file of a run's folder that contains its attention maps
 MAPS = "maps.json"
 
 
 class LayerMaps(Record):
-    """Hold the maps of one layer: by head, query and key, the weights of one example, rounded for a picture."""
+    """The attention weights of one layer on one example, by head, query and key, rounded for a picture."""
 
     layer: str
     depth: int
@@ -375,8 +372,8 @@ class LayerMaps(Record):
 
 
 class MapsRecord(Record):
-    """Hold the maps of a trained model's first and last layer on the first held-out example."""
+    """The attention maps of a trained model's first and last layer on the first held-out example."""
 
-    # tokens of the example, of which the first are kept
+    # number of tokens in the example; only the first of them are stored
     tokens: int
     layers: list[LayerMaps]

@@ -1,4 +1,4 @@
-"""Read the files of a study and its runs, refusing by name what does not hold what it should."""
+"""Readers of a study's files that check their content and name the file and the entry at fault."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from headwise.results.records import CellRecord, EpochLine, MapsRecord, Record, 
 
 R = TypeVar("R", bound=Record)
 
-AGAIN = "Delete it and run the study again: it goes on where it stopped."
+AGAIN = "Delete it and run the study again, which continues where it stopped."
 
 
 def checked_study(path: Path) -> StudyRecord:
-    """Return what study.json holds; raise ValueError naming each entry that is absent or of another kind."""
-    found = _dictionary(path, read_whole_json(path))
+    """Return the content of study.json; raise ValueError naming each missing or invalid entry."""
+    content = _dictionary(path, read_whole_json(path))
     try:
-        return _valid(StudyRecord, found)
+        return _valid(StudyRecord, content)
     except ValidationError as error:
         names = dict.fromkeys(name for problem in error.errors() for name in map(str, problem["loc"][:1]))
-        absent = [name for name in names if name not in found]
-        wrong = [name for name in names if name in found]
-        words = [f"lacks {', '.join(absent)}"] if absent else []
-        words += [f"holds something else than it should under {', '.join(wrong)}"] if wrong else []
+        missing = [name for name in names if name not in content]
+        invalid = [name for name in names if name in content]
+        words = [f"lacks {', '.join(missing)}"] if missing else []
+        words += [f"has invalid values for {', '.join(invalid)}"] if invalid else []
         raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
 def checked_analysis(path: Path) -> Analysis:
-    """Return what analysis.json holds; raise ValueError for one of another version, naming what makes it anew."""
-    found = _dictionary(path, read_whole_json(path))
+    """Return the content of analysis.json; raise ValueError, naming the command that rewrites it, if it is invalid."""
+    content = _dictionary(path, read_whole_json(path))
     try:
-        return _valid(Analysis, found)
+        return _valid(Analysis, content)
     except ValidationError as error:
         raise ValueError(
-            f"{path} is an analysis that cannot be read (see {_places(error)}). `headwise report` on the folder of its "
-            "study writes it anew."
+            f"{path} is not a valid analysis (see {_places(error)}). Write it again: run `headwise report` on the "
+            "folder of its study."
         ) from error
 
 
 def checked_findings(path: Path) -> FindingsRecord:
-    """Return what findings.json holds; raise ValueError when that is not what a study writes."""
-    found = read_whole_json(path)
+    """Return the content of findings.json; raise ValueError if it is invalid."""
+    content = read_whole_json(path)
     try:
-        return _valid(FindingsRecord, found)
+        return _valid(FindingsRecord, content)
     except ValidationError as error:
-        where = f" (see {_places(error)})" if isinstance(found, dict) else ""
-        raise ValueError(f"{path} does not hold what a study writes{where}. Run the study again.") from error
+        place = f" (see {_places(error)})" if isinstance(content, dict) else ""
+        raise ValueError(f"{path} is not a valid record of findings{place}. Run the study again.") from error
 
 
 def checked_config(path: Path) -> CellRecord:
-    """Return the cell that config.json of a run names; raise ValueError when it names no arm or seed."""
+    """Return the arm and seed in a run's config.json; raise ValueError if one is missing."""
     try:
         return _valid(CellRecord, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
-        raise ValueError(f"{path} names no arm and seed. {AGAIN}") from error
+        raise ValueError(f"{path} does not name an arm and a seed. {AGAIN}") from error
 
 
 def checked_result(path: Path) -> RunResult:
-    """Return what result.json of a run holds; raise ValueError when that is no result."""
+    """Return the content of a run's result.json; raise ValueError if it is invalid."""
     try:
         return _valid(RunResult, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
         raise ValueError(
-            f"{path} holds no result that can be read: {_places(error)} is missing or of another kind "
+            f"{path} contains no valid result: {_places(error)} is missing or invalid "
             f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
         ) from error
 
 
 def checked_maps(path: Path) -> MapsRecord:
-    """Return what maps.json of a run holds; raise ValueError when those are no maps."""
+    """Return the content of a run's maps.json; raise ValueError if it is invalid."""
     try:
         return _valid(MapsRecord, _dictionary(path, read_whole_json(path)))
     except ValidationError as error:
-        raise ValueError(f"{path} holds no maps of attention (see {_places(error)}). {AGAIN}") from error
+        raise ValueError(f"{path} contains no valid attention maps (see {_places(error)}). {AGAIN}") from error
 
 
 def read_epochs(path: Path) -> list[EpochLine]:
-    """Return the lines of metrics.jsonl; raise ValueError for a line that is none."""
+    """Return the lines of metrics.jsonl; raise ValueError for an invalid line."""
     lines = []
     for number, record in enumerate(read_lines(path), 1):
         try:
@@ -88,10 +88,8 @@ def read_epochs(path: Path) -> list[EpochLine]:
         except ValidationError as error:
             names = _places(error)
             if "epoch" in names.split(", "):
-                raise ValueError(f"{path}, line {number}, names no epoch. {AGAIN}") from error
-            raise ValueError(
-                f"{path}, line {number}, holds something else than it should under {names}. {AGAIN}"
-            ) from error
+                raise ValueError(f"{path}, line {number}, does not name an epoch. {AGAIN}") from error
+            raise ValueError(f"{path}, line {number}, has invalid values for {names}. {AGAIN}") from error
     return lines
 
 
@@ -99,13 +97,13 @@ def _places(error: ValidationError) -> str:
     return ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
 
 
-def _valid(kind: type[R], found: Any) -> R:
-    # JSON is read strictly: "3" is no seed
-    return kind.model_validate_json(json.dumps(found), strict=True)
+def _valid(kind: type[R], content: Any) -> R:
+    # strict validation: the string "3" is not accepted as a seed
+    return kind.model_validate_json(json.dumps(content), strict=True)
 
 
 def read_whole_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError naming the file when it is damaged."""
+    """Return the content of a JSON file; raise ValueError naming the file if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -113,9 +111,9 @@ def read_whole_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines; empty when there is none. A torn last line is left out.
+    """Return the records of a file of JSON lines, none if the file does not exist.
 
-    Raises ValueError for a damaged line before the last.
+    An incomplete last line is ignored. Raises ValueError for a damaged line before the last.
     """
     if not path.is_file():
         return []
@@ -127,14 +125,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 continue
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
+            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}). {AGAIN}") from error
         if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}, holds no record but {line.strip()[:40]}.")
+            raise ValueError(f"{path}, line {number}, is not a record but {line.strip()[:40]}. {AGAIN}")
         records.append(record)
     return records
 
 
-def _dictionary(path: Path, found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {json.dumps(found)[:40]}, where a dictionary should be. {AGAIN}")
-    return found
+def _dictionary(path: Path, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} contains {json.dumps(content)[:40]} instead of a dictionary. {AGAIN}")
+    return content

@@ -1,4 +1,4 @@
-"""Print the answer of a study as a table that fits 80 columns, with the sentence that says it."""
+"""The terminal output of a study: its answer as a table of at most 80 columns and in words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headwise.results.analysis_record import Analysis, ArmAnalysis, FindingsReco
 from headwise.results.stored import checked_analysis, checked_findings
 
 WIDTH = 80
-SHORTEST = 14  # columns that an arm's name gets at least
+SHORTEST = 14  # the smallest width of the column of arm names
 
 
 def print_answer(folder: Path) -> None:
-    """Print what a folder's report says: the table of a study, the leading sentence of findings."""
+    """Print the result in a folder: the table of a study, or the first paragraph of findings."""
     if (folder / "study.json").is_file():
         print_table(checked_analysis(folder / "analysis.json"))
     else:
@@ -23,7 +23,7 @@ def print_answer(folder: Path) -> None:
 
 
 def print_table(analysis: Analysis) -> None:
-    """Print one row per arm and the answer in words; no line is wider than 80 columns."""
+    """Print one row per arm and the answer in words, in lines of at most 80 columns."""
     unit = unit_named(analysis.metric.unit)
     label = f"{analysis.metric.label}{f' ({unit.name})' if unit.name else ''}"
     header = ["arm", label, f"difference{f' ({unit.difference})' if unit.difference else ''}", "p", "verdict"]
@@ -37,14 +37,14 @@ def print_table(analysis: Analysis) -> None:
 
 
 def print_findings(findings: FindingsRecord) -> None:
-    """Print the sentence that answers a study of findings."""
+    """Print the first paragraph of findings, which answers the question, and the claims."""
     print()
     print_sentences(findings.paragraphs[:1])
     print_claims(findings.claims)
 
 
 def print_claims(claims: list[JudgedClaim]) -> None:
-    """Print one line a claim: the verdict, then as much of the claim as fits."""
+    """Print one line per claim: the verdict and as much of the claim as fits."""
     for claim in claims:
         print(textwrap.shorten(f"claim, {claim.verdict_words}: {claim.text}", WIDTH, placeholder=" …"))
 
@@ -57,7 +57,7 @@ def print_sentences(sentences: list[str]) -> None:
 
 def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit) -> list[str]:
     mean, entry = arm.metrics[analysis.primary], arm.differences.get(analysis.primary)
-    # an arm has no figure because nothing finished, or because all that ended diverged
+    # an arm without a figure has no finished run: all diverged, or none has ended
     absent = "diverged" if arm.all_diverged else "none"
     label = f"{arm.label} ({len(arm.runs.diverged)} diverged)" if arm.runs.diverged else arm.label
     middle = unit.number(mean.mean) or absent
@@ -69,7 +69,7 @@ def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit) -> list[str]:
 
 
 def _lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Lay out the rows; where they are too wide, a name is folded over several lines and a heading too."""
+    """Return the lines of the table; names and headings that are too wide are wrapped."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     widths = [max(width, *map(len, title.split(" "))) for width, title in zip(widths, header)]
     rest = sum(widths[1:]) + 2 * (len(widths) - 1)
@@ -95,7 +95,7 @@ def _folded(rows: list[list[str]], widths: list[int]) -> list[str]:
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
     if len(text) <= width:
         return [text]
-    # a name is folded after a bracket, a comma or a blank before it is cut; a unit, "(%)", stays in one piece
+    # a name is wrapped after a bracket, comma or space before it is cut; a unit such as "(%)" is not divided
     spaced = re.sub(r"(?<! )\(", "(\u200b", text).replace(",", ",\u200b")
     lines, line = [], ""
     for part in spaced.replace(" ", " \u200b").split("\u200b"):
@@ -104,7 +104,7 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
             line = indent
         line += part
         while len(line.rstrip()) > width:
-            # a number stays in one piece
+            # a number is not divided
             cut = line.rfind("=", 0, width) + 1 or width
             lines.append(line[:cut])
             line = indent + line[cut:]
@@ -116,7 +116,7 @@ def _costs(analysis: Analysis) -> list[str]:
     if not times:
         return []
     (least, first), (most, last) = min(times), max(times)
-    said = "Indicative, as other runs shared the processor: a" if analysis.cost_is_indicative else "A"
+    start = "Indicative, as other runs shared the processor: a" if analysis.cost_is_indicative else "A"
     if first == last or least == most:
-        return [f"{said} step takes {milliseconds(least)}."]
-    return [f"{said} step takes {milliseconds(least)} ({first}) to {milliseconds(most)} ({last})."]
+        return [f"{start} step takes {milliseconds(least)}."]
+    return [f"{start} step takes {milliseconds(least)} ({first}) to {milliseconds(most)} ({last})."]

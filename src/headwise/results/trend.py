@@ -1,4 +1,4 @@
-"""Test whether an outcome rises or falls along an axis of arms, within seeds."""
+"""Tests of whether an outcome rises or falls along an axis of arms, within seeds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Trend(NamedTuple):
-    """Hold how an outcome changes from one value of an axis to the next: the mean step over seeds, its p, and Page's p.
+    """The change of an outcome from one value of an axis to the next, as the mean over seeds, with two p-values.
 
-    `p` is that of the sign-flip test of the seeds' slopes; `page` is that of Page's test for ordered alternatives,
-    which looks at ranks alone. Both are two-sided.
+    `p` comes from the sign-flip test of the seeds' slopes, `page` from Page's test for ordered alternatives, which
+    uses ranks only. Both are two-sided.
     """
 
     step: float
@@ -32,17 +32,17 @@ class Trend(NamedTuple):
 def trend(outcomes: Table) -> Trend | None:
     """Return the trend of `outcomes` (seeds × values in their order); seeds with a missing figure are left out.
 
-    The slope of a seed is that of the straight line over the values' order: axes are mostly geometric. None with fewer
-    than three values or two seeds. Page 1963, doi 10.1080/01621459.1963.10500843.
+    The slope of a seed is that of the straight line over the ranks of the values, because most axes are geometric. None
+    with fewer than three values or two seeds. Page 1963, doi 10.1080/01621459.1963.10500843.
     """
     import numpy as np
 
-    whole = np.asarray(outcomes, dtype=float)
-    whole = whole[np.isfinite(whole).all(axis=1)]
-    if whole.shape[0] < 2 or whole.shape[1] < 3:
+    complete = np.asarray(outcomes, dtype=float)
+    complete = complete[np.isfinite(complete).all(axis=1)]
+    if complete.shape[0] < 2 or complete.shape[1] < 3:
         return None
-    found = slopes(whole)
-    return Trend(float(found.mean()), sign_flip(found.tolist()), _page(whole), len(whole))
+    by_seed = slopes(complete)
+    return Trend(float(by_seed.mean()), sign_flip(by_seed.tolist()), _page(complete), len(complete))
 
 
 def slopes(outcomes: Table) -> Table:
@@ -53,17 +53,17 @@ def slopes(outcomes: Table) -> Table:
     return outcomes @ at / (at**2).sum()
 
 
-def _page(whole: NDArray[np.float64]) -> float:
+def _page(complete: NDArray[np.float64]) -> float:
     from scipy import stats
 
-    ways = (whole, -whole)
+    ways = (complete, -complete)
     return min(1.0, 2 * min(float(stats.page_trend_test(way).pvalue) for way in ways))
 
 
 def trends(study: StudyFolder, outcomes: dict[str, Outcome]) -> list[TrendRecord]:
-    """Return the trend of every outcome along every axis; one without three values or two whole seeds says so."""
+    """Return the trend of every outcome along every axis; with too few values or seeds only its text is set."""
     names = [axis.name for axis in study.study.axes]
-    # several sweeps of one setting are told apart by what else their arms are
+    # several sweeps of one setting differ in the rest of their arms, so their texts distinguish them
     labels = [axis.name if names.count(axis.name) == 1 or not axis.text else axis.text for axis in study.study.axes]
     return [
         _trend(study, axis, label, one) for axis, label in zip(study.study.axes, labels) for one in outcomes.values()
@@ -78,11 +78,11 @@ def _trend(study: StudyFolder, axis: AxisRecord, label: str, outcome: Outcome) -
     rows = [[study.figure(arm, seed, outcome.name) for arm in arms] for seed in study.seeds]
     table = np.array(rows, dtype=float)
     record = TrendRecord(axis=label, outcome=outcome.name, values=values, arms=arms)
-    found = trend(table)
-    if found is None:
+    result = trend(table)
+    if result is None:
         return record.model_copy(update={"text": "a trend needs three values and two seeds with all of them"})
     best = _best(table[np.isfinite(table).all(axis=1)].mean(axis=0), outcome.higher_is_better)
-    update = {"step": found.step, "p": found.p, "page": found.page, "seeds": found.seeds}
+    update = {"step": result.step, "p": result.p, "page": result.page, "seeds": result.seeds}
     if best is not None:
         update |= {"best": values[best], "inside": 0 < best < len(values) - 1}
     return record.model_copy(update=update)

@@ -46,8 +46,8 @@ REMEDIES = {
         "Kobayashi et al. 2024, arXiv 2410.23819",
     ),
     "not_finite": Remedy(
-        "the training diverged: go back to an earlier checkpoint with a lower learning rate or clipped gradients; "
-        "QKNorm or SigmaReparam bound the logits from there",
+        "go back to an earlier checkpoint with a lower learning rate or clipped gradients; QKNorm or SigmaReparam "
+        "bound the logits from there",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "dead_head": Remedy(

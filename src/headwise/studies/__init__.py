@@ -1,1 +1,1 @@
-"""The built-in study, and the list of those that installed packages bring."""
+"""The built-in study, the registry of installed studies, and studies from Python."""

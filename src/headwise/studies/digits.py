@@ -1,7 +1,7 @@
 """The default study: a small ViT on the handwritten digits of scikit-learn with few training images.
 
-Few images are the case these methods are for. 1,797 images of 8×8 pixels: 800 test, 200 validation, and for each
-seed `train_size` of the other 797.
+These methods are meant for few images. Of 1,797 images of 8×8 pixels, 800 are for test, 200 for validation, and each
+seed trains on `train_size` of the other 797.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPLITS = {"test": slice(0, 800), "validation": slice(800, 1000), "train": slice(
 class Digits(Task):
     """Classify handwritten digits from few training images."""
 
-    # chance of ten digits
+    # accuracy by chance with ten digits
     failure = 0.1
 
     epochs: int = 30
@@ -34,17 +34,17 @@ class Digits(Task):
     mlp_dim: int = 96
 
     def model(self) -> VisionTransformer:
-        """Build a ViT of 17 tokens: 16 patches of 2×2 pixels and the class token."""
+        """Return a ViT of 17 tokens: 16 patches of 2×2 pixels and the class token."""
         shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim"})
         return VisionTransformer(classes=10, image_size=8, channels=1, patch=2, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images (B, 1, 8, 8) in [-1, 1] and digits, from one fixed shuffle of the whole set."""
+        """Return images (B, 1, 8, 8) in [-1, 1] and digits of a split, from a fixed shuffle of the whole set."""
         return images_and_digits(SPLITS[split])
 
 
 def images_and_digits(part: slice) -> tuple[Tensor, Tensor]:
-    """Return a part of scikit-learn's digits in one fixed order: images (B, 1, 8, 8) in [-1, 1] and digits (B,)."""
+    """Return a part of scikit-learn's digits in a fixed order: images (B, 1, 8, 8) in [-1, 1] and digits (B,)."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,4 +1,4 @@
-"""A study from Python: `compare` carries it out, and gives its table, its plot, its verdicts and its page."""
+"""Studies from Python: `compare` runs one and returns its table, its plots, its verdicts and its page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import headwise.comparing.compare  # noqa: F401  # what a study needs is missed at once, not when it runs
+import headwise.comparing.compare  # noqa: F401  # a missing library is reported on import, not when a study runs
 from headwise.comparing.command import carry_out, start_engine
 from headwise.comparing.request import Request, check
 from headwise.engines.in_process import HereEngine
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     from headwise.core.method import Method
 
-# how the report names its figure of differences
+# the report's name of the figure of differences
 FOREST = "paired-differences"
 
 
 class StudyReport:
-    """Hold the page of a study: a notebook shows it in place, `path` opens it elsewhere.
+    """The page of a study, which a notebook shows in place; `path` is its file.
 
     Example:
         >>> from headwise import StudyReport
@@ -55,7 +55,7 @@ class StudyReport:
 
 
 class StudyResult:
-    """Hold what a finished study found; `folder` holds everything that it wrote.
+    """The result of a finished study; `folder` has all its files.
 
     Example:
         >>> import headwise, tempfile
@@ -70,7 +70,7 @@ class StudyResult:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.report = StudyReport(write(self.folder))
-        # every outcome, interval, test and premise
+        # all outcomes, intervals, tests and premises
         self.analysis: Analysis = checked_analysis(self.folder / "analysis.json")
 
     @property
@@ -80,15 +80,15 @@ class StudyResult:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        """Return the verdict of each arm but the baseline in the outcome that decides."""
+        """Return the verdict on the primary outcome for each arm except the baseline."""
         primary = self.analysis.primary
         return {arm.label: arm.differences[primary].verdict for arm in self.analysis.compared}
 
     def table(self) -> pandas.DataFrame:
-        """Return one row an arm and outcome: mean, difference with its interval, p and verdict.
+        """Return one row per arm and outcome: mean, difference with its interval, p and verdict.
 
         Raises:
-            ImportError: where pandas is not installed.
+            ImportError: if pandas is not installed.
         """
         with needing("A table", "study"):
             import pandas
@@ -109,18 +109,18 @@ class StudyResult:
         return pandas.DataFrame(rows, columns=list(columns))
 
     def plot(self, name: str = "") -> altair.TopLevelMixin:
-        """Return a figure of the report as an Altair chart: the paired differences, or the one of the name given.
+        """Return a figure of the report as an Altair chart, by default the paired differences.
 
         Raises:
-            ValueError: for a name that the report has not.
+            ValueError: if the report has no figure of that name.
         """
         with needing("A plot", "study"):
             import altair
-        known = figures(self.folder)
-        found = next((key for key in known if key == name or (not name and key.startswith(FOREST))), None)
-        if found is None:
-            raise ValueError(f"the report has no figure {name or FOREST!r}. Figures: {', '.join(known) or 'none'}.")
-        return altair.Chart.from_dict(known[found])
+        charts = figures(self.folder)
+        match = next((key for key in charts if key == name or (not name and key.startswith(FOREST))), None)
+        if match is None:
+            raise ValueError(f"the report has no figure {name or FOREST!r}. Figures: {', '.join(charts) or 'none'}.")
+        return altair.Chart.from_dict(charts[match])
 
     def __repr__(self) -> str:
         return f"StudyResult({str(self.folder)!r}: {self.answer})"
@@ -146,25 +146,23 @@ def compare(
     require_pairs: bool = False,
     silent: bool = False,
 ) -> StudyResult:
-    """Carry out a study as `headwise compare` does, and give what it found; called again, it goes on where it was
-    stopped.
+    """Run a study like `headwise compare`, and return its result; a second call continues an interrupted study.
 
     Args:
         subject: a task (class or object of an importable file), "file.py:Class", the name of an installed study, or the
-            command of a
-            training script: "python train.py --epochs 3".
+            command of a training script: "python train.py --epochs 3".
         methods: the arms besides the baseline: methods, sequences of methods that act together, or texts of arms.
-        seeds: None: as many as the study has, 10 otherwise.
-        out: the folder of the results; None: `results/NAME`.
-        outcome: of a script: what it records, "accuracy:higher"; the first decides.
+        seeds: number of seeds; None means that of the study, else 10.
+        out: the folder of the results; None means `results/NAME`.
+        outcome: for a script, the outcomes that it records, such as "accuracy:higher"; the first decides.
         sweeps, settings, trials, engine, watch, data, device, arguments, timeout, require_pairs: as on the command
             line.
-        jobs: runs at a time. One is carried out in this process; more take processes, which import the file of this
-            program: there the call stands under `if __name__ == "__main__"`.
+        jobs: number of runs at a time. A single one runs in this process. More run in other processes, which import the
+            file of this program, so that the call must be under `if __name__ == "__main__"`.
         silent: print nothing.
 
     Raises:
-        StudyError: with the remedy, as the command line prints it.
+        StudyError: if the study cannot run; the message has the remedy, as on the command line.
 
     Example:
         >>> import headwise, tempfile
@@ -175,9 +173,8 @@ def compare(
         >>> result.analysis.seeds
         [0, 1]
     """
-    named = _named(subject)
     request = Request(
-        **named,
+        **_kind_and_name(subject),
         studies=Installed(),
         methods=tuple(map(_text, methods)),
         sweeps=tuple(sweeps),
@@ -197,29 +194,29 @@ def compare(
         command="headwise.compare(...)",
     )
     check(request)
-    chosen = HereEngine() if engine == "local" and jobs == 1 else start_engine(request)
+    runner = HereEngine() if engine == "local" and jobs == 1 else start_engine(request)
     threads = torch.get_num_threads()
     try:
-        return StudyResult(carry_out(request, chosen, silent=silent))
+        return StudyResult(carry_out(request, runner, silent=silent))
     finally:
-        chosen.close()
-        # a run in this process takes as many as its study says
+        runner.close()
+        # a run in this process sets the number of its study
         torch.set_num_threads(threads)
 
 
-def _named(subject: str | type[Subject] | Subject) -> dict[str, Any]:
+def _kind_and_name(subject: str | type[Subject] | Subject) -> dict[str, Any]:
     if not isinstance(subject, str):
         return {"task": _place(subject if isinstance(subject, type) else type(subject))}
     if subject in Installed().names:
         return {"study": subject}
-    # a command has words, or is a program; a task has its class behind a colon
+    # a task ends in a colon and a class; everything else is a command
     name = subject.rpartition(":")[2]
     is_task = " " not in subject and ":" in subject and name.isidentifier()
     return {"task": subject} if is_task else {"script": subject}
 
 
 def _place(kind: type[Subject]) -> str:
-    """Name the file or module from which a run builds a task again."""
+    """Return the file or module, and class, from which a run can build a task again."""
     module = sys.modules.get(kind.__module__)
     if "." in kind.__qualname__:
         raise StudyError(f"{kind.__qualname__} is defined inside a function or class. Define it at the top of a file.")
@@ -235,13 +232,14 @@ def _place(kind: type[Subject]) -> str:
         or f"class {kind.__name__}" not in Path(file).read_text(encoding="utf-8")
     ):
         raise StudyError(
-            f"{kind.__name__} stands in no file, from which a run could build it again. Write it into one: my_task.py."
+            f"{kind.__name__} is not defined in a file, so that a run cannot build it again. Write it into one: "
+            "my_task.py."
         )
     return f"{file}:{kind.__name__}"
 
 
 def _settings(subject: Any) -> list[str]:
-    """Return what an object of a task has set, as the command line takes it."""
+    """Return the settings of a task object that are not defaults, in the form of the command line."""
     if not isinstance(subject, Subject):
         return []
     from headwise.experiments.arm_settings import write_setting

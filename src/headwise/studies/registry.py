@@ -1,4 +1,4 @@
-"""The studies that can be run by name: the built-in one, and those of installed packages."""
+"""The studies that can be run by name: the built-in study and those of installed packages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from headwise.files.errors import StudyError
 
 BUILT_IN = {"digits": "headwise.studies.digits"}
 
-# What `pip install headwise-papers` brings, so that a missing package is told by name; a test of that package holds the
-# list.
+# The studies of headwise-papers, to suggest this package if it is missing; a test of that package checks the list.
 PAPERS = (
     "alarms blog-cifar10 blog-cifar100 blog-sizes blog-sweeps blog-text-sst2 blog-text-wikitext2 collapse-with-norms "
     "decay-compress decay-decoupled decay-lm decay-pretrained decay-recall decay-vit entropy-collapse low-rank-toy "
@@ -25,42 +24,42 @@ PAPERS = (
 
 @dataclass(frozen=True)
 class Installed:
-    """Return the installed studies to the command, which knows none by itself."""
+    """The installed studies, as an object for the command, which does not import this module."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """List the studies, without importing any of them."""
+        """Return the names of the studies, without importing them."""
         return tuple(study_names())
 
     def load(self, name: str) -> ModuleType | SimpleNamespace:
-        """Import the module of a study; raises what `load_study` raises."""
+        """Return the module of a study; the errors are those of `load_study`."""
         return load_study(name)
 
     def missing(self, name: str) -> str | None:
-        """Say which package brings a study that is not installed, or None where none is known to."""
+        """Return which package to install for a study that is missing, or None if none is known."""
         if name in PAPERS and name not in self.names:
             return f"the study {name} is part of headwise-papers, which is not installed: pip install headwise-papers"
         return None
 
 
 def study_names() -> list[str]:
-    """List the installed studies, without importing any of them."""
+    """Return the names of the installed studies, without importing them."""
     return sorted({*BUILT_IN, *entry_points("headwise.studies")})
 
 
 def load_study(name: str) -> ModuleType | SimpleNamespace:
-    """Import a study: what is returned holds `STUDY`, or `TITLE` and `run` for a study of findings.
+    """Return the module of a study, which has `STUDY`, or `TITLE` and `run` for a study of findings.
 
     Raises:
-        StudyError: where there is no such study, or its package cannot be loaded.
+        StudyError: if there is no such study, or its package cannot be loaded.
     """
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name])
     if name not in entry_points("headwise.studies"):
         raise StudyError(
             Installed().missing(name)
-            or f"there is no study {name!r}. Studies: {', '.join(study_names())}; or give --task FILE:CLASS."
+            or f"there is no study {name!r}. Studies: {', '.join(study_names())}; or pass --task FILE:CLASS."
         )
     study = load("headwise.studies", name)
-    # an entry point may name the module of a study, or the Study itself
+    # an entry point is the module of a study or the Study itself
     return study if isinstance(study, ModuleType) else SimpleNamespace(STUDY=study)

@@ -1,5 +1,4 @@
-"""The vision transformer of the built-in studies (Dosovitskiy et al. 2020, arXiv 2010.11929), with its norms where a
-study asks for them."""
+"""The vision transformer of the studies (Dosovitskiy et al. 2020, arXiv 2010.11929), with a choice of norms."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# pre: before attention and MLP; mlp: before the MLP alone, as in the blog; none: nowhere, for weights that need no norm
+# pre: before attention and MLP; mlp: only before the MLP, as in the blog; none: no norms, for weights that need none
 NormPlace = Literal["pre", "mlp", "none"]
 
 
 class Attention(nn.Module):
-    """Attend with fused scaled dot-product attention; the head size is free of the width."""
+    """Fused scaled dot-product attention whose head size does not depend on the width."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, bias: bool = True) -> None:
         super().__init__()
@@ -29,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Add attention, then an MLP, each on its input, normalised where `norm` says so."""
+    """A residual layer of attention and an MLP; `norm` chooses which of them has a norm before it."""
 
     def __init__(
         self, dim: int, heads: int, head_dim: int, mlp_dim: int, norm: NormPlace = "pre", bias: bool = True
@@ -46,11 +45,10 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Classify images (B, C, S, S) from a class token, with learned positions: (B, classes).
+    """A vision transformer with a class token and learned positions: images (B, C, S, S) to logits (B, classes).
 
     `norm="mlp"` is the blog's model: no norm before attention, projections without bias, a class token and positions
-    drawn from N(0, 1), and no position on the class token. `norm="none"` has no norm at all, not before the head
-    either.
+    drawn from N(0, 1), and no position for the class token. `norm="none"` has no norms, also not before the head.
 
     Example:
         >>> import torch
@@ -80,11 +78,13 @@ class VisionTransformer(nn.Module):
         if image_size % patch:
             raise ValueError(f"patch {patch} does not divide image_size {image_size}; choose a patch that does")
         self.patch = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
-        blogs = norm == "mlp"
-        spread, places = (1.0, 0) if blogs else (0.02, 1)
-        self.class_token = nn.Parameter(spread * torch.randn(1, 1, dim))
-        self.positions = nn.Parameter(spread * torch.randn(1, (image_size // patch) ** 2 + places, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, head_dim, mlp_dim, norm, bias=not blogs) for _ in range(depth)))
+        is_blog = norm == "mlp"
+        std, extra = (1.0, 0) if is_blog else (0.02, 1)
+        self.class_token = nn.Parameter(std * torch.randn(1, 1, dim))
+        self.positions = nn.Parameter(std * torch.randn(1, (image_size // patch) ** 2 + extra, dim))
+        self.blocks = nn.Sequential(
+            *(Block(dim, heads, head_dim, mlp_dim, norm, bias=not is_blog) for _ in range(depth))
+        )
         self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
 

@@ -1,5 +1,4 @@
-"""The contract of a method, as one call: `check_method(MyMethod)`, for methods of the package and of strangers
-alike."""
+"""The contract of a method as one call, `check_method(MyMethod)`, for built-in and third-party methods."""
 
 from headwise.testing.contract import check_method
 

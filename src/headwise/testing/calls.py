@@ -1,5 +1,4 @@
-"""One attention call of each kind, run through methods in either form: values, penalty and gradients, and their
-comparison."""
+"""Attention calls of each kind that run through methods in either form, and comparisons of their results."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from headwise.hosts.layers.residual import refusal
 def standalone_site(
     q: Tensor, k: Tensor, *, cross: bool = False, hidden: Tensor | None = None, depth: int = 1, layers: int = 2
 ) -> Site:
-    """Describe a site that fits the shapes of q (B, H, T, D) and k (B, Hk, N, D)."""
+    """Return a site without a host, for the shapes of q (B, H, T, D) and k (B, Hk, N, D)."""
     site = Site("standalone", nn.Module(), depth=depth, layers=layers, is_cross=cross)
     site.heads, site.kv_heads, site.head_dim = q.shape[1], k.shape[1], q.shape[-1]
     site.hidden = hidden.shape[-1] if hidden is not None else None
@@ -32,9 +31,9 @@ def standalone_site(
 def fit_standalone(
     methods: list[Method], site: Site, *, seed: int = 0, first_values: Tensor | None = None
 ) -> FittedLayer:
-    """Fit methods onto a site that has no host, their parameters built."""
+    """Return a layer without a host with methods fitted and their parameters built."""
     fitted = FittedLayer(site, methods, SharedState(seed))
-    # Without values of a first layer it is the first itself.
+    # Without values of a first layer, this layer is the first.
     fitted.shares_values = first_values is None
     if first_values is not None:
         fitted.shared.forward.begin(None)
@@ -62,12 +61,12 @@ def attend_with(
     whole: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run one call through methods and give the output (B, H, T, Dv) and the sum of their penalties.
+    """Run one call through methods and return the output (B, H, T, Dv) and the sum of their penalties.
 
     Args:
         form: "fast" or "textbook".
-        fitted: from `fit_standalone`, where learned parameters are wanted; its draw counter is set back to 0.
-        whole: entries up to which the matrix is made whole and above which in blocks of queries; by default as in a
+        fitted: from `fit_standalone`, if learned parameters are needed; its draw counter is reset to 0.
+        whole: the most entries for which the matrix is built whole and not in blocks of queries; by default as in a
             model.
         settings: mask, causal, scale, dropout, softcap, sinks, samples, as in `Call`.
     """
@@ -90,15 +89,15 @@ CAUSAL = ("causal", "left padded", "sliding", "grouped", "bias", "sinks")
 
 
 @dataclass
-class Ran:
-    """What one call gave.
+class CallResult:
+    """The results of one call.
 
     Attributes:
         out: the output (B, H, T, D).
         penalty: the sum of the penalties, 0-d.
-        grads: the gradient of each input and each learned parameter, None where it got none.
+        grads: the gradient of each input and each learned parameter, None if it got none.
         kernels: the names of the kernels that ran.
-        passes: how many passes were opened, which drawing, penalising and carrying do.
+        passes: the number of passes that were opened, by drawing, penalizing or carrying.
     """
 
     out: Tensor
@@ -113,7 +112,7 @@ def tensors(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tup
     g = torch.Generator().manual_seed(seed)
     keys = 7 if kind == "cross" else T
     groups = 2 if kind == "grouped" else H
-    made = {
+    inputs = {
         "q": torch.randn(B, H, T, D, generator=g),
         "k": torch.randn(B, groups, keys, D, generator=g),
         "v": torch.randn(B, groups, keys, D, generator=g),
@@ -139,7 +138,7 @@ def tensors(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> tup
         if kind == "padded sinks":
             settings["mask"] = _padding(keys)
     settings["cross"] = kind == "cross"
-    return {name: x.to(dtype) for name, x in made.items()}, settings
+    return {name: x.to(dtype) for name, x in inputs.items()}, settings
 
 
 def _padding(keys: int) -> Tensor:
@@ -147,7 +146,7 @@ def _padding(keys: int) -> Tensor:
 
 
 def why_not(method: Method, kind: str) -> str | None:
-    """Return why a method is not run on a kind of call, or None where it is."""
+    """Return why a method cannot run on a kind of call, or None if it can."""
     if not touches_call(method):
         return "acts outside of the attention call"
     inputs, settings = tensors(kind)
@@ -168,8 +167,8 @@ def run(
     trained: bool = True,
     training: bool = True,
     seed: int = 2,
-) -> Ran:
-    """Run one call forward and backward.
+) -> CallResult:
+    """Return the results of one call, run forward and backward.
 
     Args:
         methods: in order of action; none gives plain attention.
@@ -177,14 +176,14 @@ def run(
         form: "fast" or "textbook".
         dtype: of the inputs.
         dropout: of the host.
-        whole: entries up to which the matrix is made whole, otherwise in blocks of queries.
-        inputs: in the place of those of `tensors`.
-        trained: whether learned parameters are moved away from where they start.
+        whole: the most entries for which the matrix is built whole and not in blocks of queries.
+        inputs: replace those of `tensors`.
+        trained: whether learned parameters are moved away from their initial values.
         training: the mode.
         seed: of torch's own generator.
     """
-    made, settings = tensors(kind, dtype)
-    leaves = {name: x.clone().requires_grad_() for name, x in (inputs or made).items()}
+    defaults, settings = tensors(kind, dtype)
+    leaves = {name: x.clone().requires_grad_() for name, x in (inputs or defaults).items()}
     site = standalone_site(leaves["q"], leaves["k"], cross=settings["cross"], hidden=leaves["hidden"])
     fitted = fit_standalone(list(methods), site, first_values=leaves["first_values"])
     g = torch.Generator().manual_seed(1)
@@ -213,31 +212,33 @@ def run(
     if loss.requires_grad:
         loss.backward()
     grads = {name: x.grad for name, x in leaves.items()}
-    return Ran(out.detach(), penalty.detach(), grads, fitted.kernels, int(fitted.passes.counter))
+    return CallResult(out.detach(), penalty.detach(), grads, fitted.kernels, int(fitted.passes.counter))
 
 
 def assert_close(
     got: Tensor | None, wanted: Tensor | None, what: str, dtype: torch.dtype = torch.float32, worse: float = 1.0
 ) -> None:
-    """Raise AssertionError where two results differ by more than rounding, with the largest difference."""
+    """Raise AssertionError with the largest difference if two results differ by more than rounding."""
     if got is None or wanted is None:
         if got is not wanted:
-            raise AssertionError(f"{what}: only one of both has it")
+            raise AssertionError(f"{what}: only one of the two runs has it")
         return
     got, wanted = got.detach().float(), wanted.detach().float()
     if not got.isfinite().all():
         raise AssertionError(f"{what} is not finite")
-    # The gradient of a number per head, or of one, is a sum over all queries, whose terms cancel.
+    # The gradient of a scalar, or of a number per head, sums over all queries, and its terms cancel.
     summed = got.dim() <= 1
     limit = (1e-4 if summed else 1e-5) if dtype == torch.float32 else (1e-1 if summed else 4e-2)
     limit *= worse
-    # A gradient that is zero in exact numbers (a scale in front of a norm) is a sum of rounding.
+    # The absolute term is for gradients that are exactly zero but for rounding (of a scale before a norm).
     if (got - wanted).norm() > limit * wanted.norm() + limit * 2e-2:
         raise AssertionError(f"{what}: the largest difference is {(got - wanted).abs().max():.3g}")
 
 
-def assert_same_run(got: Ran, wanted: Ran, dtype: torch.dtype = torch.float32, worse: float = 1.0) -> None:
-    """Raise AssertionError where output, penalty or a gradient of two runs differ by more than rounding."""
+def assert_same_run(
+    got: CallResult, wanted: CallResult, dtype: torch.dtype = torch.float32, worse: float = 1.0
+) -> None:
+    """Raise AssertionError if output, penalty or a gradient of two runs differ by more than rounding."""
     assert_close(got.out, wanted.out, "output", dtype, worse)
     assert_close(got.penalty, wanted.penalty, "penalty", dtype, worse)
     for name, grad in wanted.grads.items():

@@ -1,4 +1,4 @@
-"""The contract of one class, check by check."""
+"""The contract of a method class, check by check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_MODELS: dict[Callable[[type[Method], Host], None], tuple[str, ...]] = {
     on_models.tokens_out_of_sight_do_not_matter: tuple(n for n, host in MODELS.items() if host.unseen is not None),
     on_models.autocast_works: tuple(MODELS),
     on_models.losses_only_in_training: tuple(MODELS),
-    # Once nothing acts, torch's encoder serves padding by another kernel of its own, whose bits differ.
+    # Without acting methods, torch's encoder runs padding on another kernel, whose bits differ.
     on_models.folding_keeps_the_bits: tuple(n for n in MODELS if n != "torch's encoder with padding"),
     on_models.removal_leaves_no_trace: tuple(MODELS),
     on_models.copied_models_stand_alone: tuple(MODELS),
@@ -45,12 +45,12 @@ CHECKS = tuple(check.__name__ for check in (*OF_SETTINGS, *OF_CALLS, *OF_MODELS)
 
 @dataclass(frozen=True)
 class Checked:
-    """One check that held.
+    """A check that passed.
 
     Attributes:
         name: of the check, one of `CHECKS`.
-        on: the kinds of calls or models on which it held; empty for a check of the class itself.
-        refused: the others, each with the reason that the method or the core gives.
+        on: the kinds of calls or models on which it passed; empty for a check of the class itself.
+        refused: the other kinds or models, each with the reason of the method or the core.
     """
 
     name: str
@@ -59,26 +59,26 @@ class Checked:
 
 
 def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool = False) -> list[Checked]:
-    """Run the contract of a method: both forms agree, neutral is neutral, masks hold, gradients flow, removal leaves no
-    trace.
+    """Run the contract of a method.
 
-    It needs no test runner and no other library than torch, and takes some seconds. Each check asks the method at its
-    declared `strong` and `neutral` settings. A layer that the method refuses is left out, and the result says so with
-    the reason.
+    Among others it checks that both forms agree, neutral is neutral, masks are respected, gradients flow, and removal
+    leaves no trace. It needs only torch and no test runner, and takes a few seconds. Each check uses the method's
+    declared `strong` and `neutral` settings. A layer that the method refuses is left out, and the result has the
+    reason.
 
     Args:
         cls: the class, not an instance.
-        skip: names of checks to leave out, of `CHECKS`; say why beside it.
+        skip: names of checks to leave out, from `CHECKS`; write the reason in a comment.
         compile: also check `torch.compile(fullgraph=True)`, which takes longer.
 
     Returns:
-        The checks that held, in order.
+        The checks that passed, in order.
 
     Raises:
-        AssertionError: at the first check that fails, with its name, the kind of call or model, and the largest
+        AssertionError: if a check fails; the message has its name, the kind of call or model, and the largest
             difference.
-        TypeError: where `cls` is no method class.
-        ValueError: where `skip` names no check, with the nearest name.
+        TypeError: if `cls` is not a method class.
+        ValueError: if `skip` has a name that is not a check; the message shows the nearest one.
 
     Example:
         >>> import headwise
@@ -90,18 +90,18 @@ def check_method(cls: type[Method], *, skip: Collection[str] = (), compile: bool
         ...     rowwise = True
         ...     def weights(self, a, call):
         ...         return self.share * a
-        >>> # what is typed into a prompt cannot be pickled
+        >>> # a class defined at the prompt cannot be pickled
         >>> checked = check_method(Halved, skip=("copies",))
         >>> checked[0].name
         'declarations'
     """
     _check_arguments(cls, skip)
     skip = {*skip} if compile else {*skip, on_models.compiles.__name__}
-    done = [_class(check, cls) for check in OF_SETTINGS if check.__name__ not in skip]
-    done += [_calls(check, cls, kinds) for check, kinds in OF_CALLS.items() if check.__name__ not in skip]
+    done = [_check_class(check, cls) for check in OF_SETTINGS if check.__name__ not in skip]
+    done += [_check_calls(check, cls, kinds) for check, kinds in OF_CALLS.items() if check.__name__ not in skip]
     refused = _refusals(cls)
     return done + [
-        _models(check, cls, names, refused) for check, names in OF_MODELS.items() if check.__name__ not in skip
+        _check_models(check, cls, names, refused) for check, names in OF_MODELS.items() if check.__name__ not in skip
     ]
 
 
@@ -115,46 +115,46 @@ def _check_arguments(cls: Any, skip: Collection[str]) -> None:
             raise ValueError(f"There is no check {name!r}.{suggest(name, list(CHECKS))} Checks: {', '.join(CHECKS)}.")
 
 
-def _class(check: Callable[[type[Method]], None], cls: type[Method]) -> Checked:
-    _held(check.__name__, cls, "", partial(check, cls))
+def _check_class(check: Callable[[type[Method]], None], cls: type[Method]) -> Checked:
+    _run_check(check.__name__, cls, "", partial(check, cls))
     return Checked(check.__name__)
 
 
-def _calls(check: Callable[[type[Method], str], None], cls: type[Method], kinds: tuple[str, ...]) -> Checked:
+def _check_calls(check: Callable[[type[Method], str], None], cls: type[Method], kinds: tuple[str, ...]) -> Checked:
     reasons = {kind: why_not(cls(**cls.strong), kind) for kind in kinds}
     on = tuple(kind for kind, reason in reasons.items() if reason is None)
     for kind in on:
-        _held(check.__name__, cls, f" on a {kind} call", partial(check, cls, kind))
+        _run_check(check.__name__, cls, f" on a {kind} call", partial(check, cls, kind))
     return Checked(check.__name__, on, {kind: reason for kind, reason in reasons.items() if reason is not None})
 
 
-def _models(
+def _check_models(
     check: Callable[[type[Method], Host], None], cls: type[Method], names: tuple[str, ...], refused: dict[str, str]
 ) -> Checked:
     on = tuple(name for name in names if name not in refused)
     for name in on:
-        _held(check.__name__, cls, f" on {name}", partial(check, cls, MODELS[name]))
+        _run_check(check.__name__, cls, f" on {name}", partial(check, cls, MODELS[name]))
     return Checked(check.__name__, on, {name: refused[name] for name in names if name in refused})
 
 
 def _refusals(cls: type[Method]) -> dict[str, str]:
-    """Return the models that the method refuses, each with the reason; raise AssertionError where it refuses all."""
+    """Return the models that the method refuses, each with the reason; raise AssertionError if it refuses all."""
     refused = {}
     for name, host in MODELS.items():
         try:
             on_models.fit(cls, host, cls.strong)[1].remove(discard=True)
         except Exception as error:
-            # A reason that the method gives, and not an error of its own.
+            # A refusal names a reason; everything else is an error of the method.
             if not (isinstance(error, ValueError) and "not applicable" in str(error)):
-                said = f"{type(error).__name__}: {error}"
-                raise AssertionError(f"{cls.__name__} cannot be fitted onto {name}: {said}") from error
+                cause = f"{type(error).__name__}: {error}"
+                raise AssertionError(f"{cls.__name__} cannot be fitted onto {name}: {cause}") from error
             refused[name] = str(error)
     if len(refused) == len(MODELS):
         raise AssertionError(f"{cls.__name__} fits onto none of the models: {next(iter(refused.values()))}")
     return refused
 
 
-def _held(name: str, cls: type[Method], on: str, check: Callable[[], None]) -> None:
+def _run_check(name: str, cls: type[Method], on: str, check: Callable[[], None]) -> None:
     try:
         check()
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""Small models on which a method is checked, each with a batch."""
+"""Small models, each with a batch, on which methods are checked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Host:
     """A model with a batch.
 
     Attributes:
-        make: makes the model.
-        batch: makes positional and keyword arguments of a call.
-        unseen: (B, T) tokens that no other token may see, or None where each sees all; the model then takes x (B, T, C)
-            first.
+        make: builds the model.
+        batch: returns positional and keyword arguments of a call.
+        unseen: (B, T), True for tokens that no other token may see; None if each sees all. With it, the first argument
+            of the model is x (B, T, C).
     """
 
     make: Callable[[], nn.Module]
@@ -27,19 +27,19 @@ class Host:
     unseen: Tensor | None = None
 
     def run(self, model: Callable[..., Any], batch: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> Tensor:
-        """Return what the model gives for a batch, its own by default."""
+        """Return the model's output for a batch, by default its own."""
         args, kwargs = batch or self.batch()
         out = model(*args, **kwargs)
         return out if isinstance(out, Tensor) else out[0]
 
     def example(self) -> Any:
-        """Return the batch as `regularize(example=...)` takes it."""
+        """Return the batch in the form of `regularize(example=...)`."""
         args, kwargs = self.batch()
         return kwargs or args
 
 
 class Attention(nn.Module):
-    """Attends with one stacked projection, as timm does."""
+    """Attention with one stacked projection for q, k and v, as in timm."""
 
     def __init__(self, dim: int = 32, heads: int = 4, causal: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Own(nn.Module):
         self.head = nn.Linear(dim, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return five numbers a token."""
+        """Return five numbers per token."""
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -98,7 +98,7 @@ class Encoder(nn.Module):
         self.head = nn.Linear(32, 5)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return five numbers a token; `padding` (B, T) is True where a token is none."""
+        """Return five numbers per token; `padding` (B, T) is True for padding tokens."""
         return self.head(self.encoder(x, src_key_padding_mask=padding))
 
 

@@ -18,12 +18,12 @@ def both_forms_agree(cls: type[Method], kind: str, dtype: torch.dtype = torch.fl
 
 
 def both_forms_agree_in_bf16(cls: type[Method], kind: str) -> None:
-    """Check the same in bf16, to its rounding."""
+    """Check that both forms agree in bf16, up to its rounding."""
     both_forms_agree(cls, kind, torch.bfloat16)
 
 
 def both_forms_agree_under_dropout(cls: type[Method], kind: str) -> None:
-    """Check the same where the host drops weights."""
+    """Check that both forms agree if the host drops weights."""
     method = cls(**cls.strong)
     fast, textbook = (run([method], kind, form, dropout=0.3) for form in FORMS)
     assert_same_run(fast, textbook)
@@ -56,7 +56,7 @@ def gradients_flow(cls: type[Method], kind: str) -> None:
 
 
 def blocks_equal_the_whole(cls: type[Method], kind: str) -> None:
-    """Check that blocks of queries give what the whole matrix gives."""
+    """Check that blocks of queries give the same results as the whole matrix."""
     method = cls(**cls.strong)
     try:
         blocks = run([method], kind, "textbook", whole=4 * B * H * T)
@@ -67,9 +67,9 @@ def blocks_equal_the_whole(cls: type[Method], kind: str) -> None:
 
 
 def masks_are_respected(cls: type[Method], kind: str) -> None:
-    """Check that tokens out of sight, changed, change nothing for the others: the last of a causal call, or padding."""
+    """Check that a change of hidden tokens, padding or the last of a causal call, changes nothing for the others."""
     method = cls(**cls.strong)
-    # Statistics of a training batch are of all tokens; what acts in evaluation is asked there.
+    # Statistics of a training batch include all tokens, so methods that act in evaluation are checked there.
     training = not method.acts_in(False)
     before, _ = tensors(kind)
     unseen = torch.zeros(B, T, dtype=torch.bool)
@@ -90,18 +90,18 @@ def masks_are_respected(cls: type[Method], kind: str) -> None:
 
 
 def _changed(x: Tensor, unseen: Tensor, g: torch.Generator) -> Tensor:
-    """Return x (B, T, C) or (B, H, T, D) with other numbers at the unseen tokens."""
-    at = unseen[:, :, None] if x.dim() == 3 else unseen[:, None, :, None]
-    return torch.where(at, 3 * torch.randn(x.shape, generator=g), x)
+    """Return x (B, T, C) or (B, H, T, D) with new random numbers at the unseen tokens."""
+    mask = unseen[:, :, None] if x.dim() == 3 else unseen[:, None, :, None]
+    return torch.where(mask, 3 * torch.randn(x.shape, generator=g), x)
 
 
 def draws_repeat(cls: type[Method], kind: str) -> None:
-    """Check that a repeated pass draws the same, and that torch's own generators are left alone."""
+    """Check that a repeated pass draws the same numbers, and that torch's own generators are not used."""
     method = cls(**cls.strong)
     for form in FORMS:
         first = run([method], kind, form, seed=2)
         torch.manual_seed(2)
-        wanted = torch.get_rng_state()
+        state = torch.get_rng_state()
         again = run([method], kind, form, seed=3)
         largest = float((first.out - again.out).abs().max())
         remedy = "draw with call.uniform_draw or call.normal_draw, and not with torch.rand"
@@ -109,4 +109,4 @@ def draws_repeat(cls: type[Method], kind: str) -> None:
             f"the same pass gives another output in the {form} form: the largest difference is {largest:.3g}; {remedy}"
         )
         run([method], kind, form, seed=2)
-        assert torch.equal(torch.get_rng_state(), wanted), f"torch's generator moves on in the {form} form: {remedy}"
+        assert torch.equal(torch.get_rng_state(), state), f"torch's generator moves on in the {form} form: {remedy}"

@@ -25,24 +25,22 @@ def fit(
 
 
 def run(host: Host, model: nn.Module, seed: int = 3) -> Tensor:
-    """Return what the model gives, torch's generator set before."""
+    """Return the model's output with torch's generator seeded."""
     torch.manual_seed(seed)
     return host.run(model)
 
 
 def assert_same(got: Tensor, wanted: Tensor, what: str, *, bits: bool = False) -> None:
-    """Raise AssertionError where two outputs differ in a bit, or else by more than rounding, with the largest
-    difference."""
+    """Raise AssertionError with the largest difference if two outputs differ by more than rounding, or in any bit."""
     got, wanted = got.detach(), wanted.detach()
     largest = float((got - wanted).abs().max())
-    # Twice what two kernels of torch itself differ by on models of this size (1.0e-6 of the largest output).
+    # Two kernels of torch itself differ by half of this on models of this size (1.0e-6 of the largest output).
     same = torch.equal(got, wanted) if bits else largest <= 2e-6 * max(1.0, float(wanted.abs().max()))
     assert same, f"{what}: the largest difference is {largest:.3g}"
 
 
 def neutral_changes_nothing(cls: type[Method], host: Host) -> None:
-    """Check that the neutral setting changes no bit where the same kernel runs, rounding elsewhere, and adds no
-    loss."""
+    """Check that the neutral setting adds no loss and changes no bit, or only rounding if another kernel runs."""
     if cls.neutral is None:
         assert cls.no_neutral, f"{cls.__name__} declares no neutral setting and does not say why"
         return
@@ -57,13 +55,12 @@ def neutral_changes_nothing(cls: type[Method], host: Host) -> None:
         assert_same(out, plain[mode], what, bits=exact and not cls.learns)
         if mode:
             loss = float(regularized.loss().detach())
-            # A penalty of strength 0 is 0; one without such a setting may read something and changes no output.
+            # A penalty of strength 0 is 0.
             assert abs(loss) <= 1e-6, f"at {cls(**cls.neutral)!r} the loss is {loss:.3g}"
 
 
 def strong_setting_acts(cls: type[Method], host: Host) -> None:
-    """Check that the strong setting moves the output, the loss or, after a step, the weights; in evaluation as
-    declared."""
+    """Check that the strong setting changes outputs, loss or, after a step, weights, and in evaluation as declared."""
     model = fresh(host)
     plain = {mode: run(host, model.train(mode)).detach() for mode in (True, False)}
     model, regularized = fit(cls, host, cls.strong, model)
@@ -86,10 +83,10 @@ def strong_setting_acts(cls: type[Method], host: Host) -> None:
         before = {k: p.detach().clone() for k, p in model.named_parameters()}
         regularized.after_step()
         acted = any(not torch.equal(p, before[k]) for k, p in model.named_parameters())
-    assert acted, f"{cls(**cls.strong)!r} did nothing: neither output nor loss nor weights moved"
+    assert acted, f"{cls(**cls.strong)!r} did nothing: neither output nor loss nor weights changed"
     largest = float((run(host, model.eval()).detach() - plain[False]).abs().max())
-    wanted = cls.acts == "both" or cls.overrides("after_step")
-    assert (largest > 1e-6) == wanted, (
+    expected = cls.acts == "both" or cls.overrides("after_step")
+    assert (largest > 1e-6) == expected, (
         f"acts is {cls.acts!r}, and the largest difference in evaluation is {largest:.3g}"
     )
 
@@ -99,7 +96,7 @@ def _query_weight(model: nn.Module) -> nn.Parameter:
 
 
 def removal_leaves_no_trace(cls: type[Method], host: Host) -> None:
-    """Check that removal before any step gives back the same bits, state-dict keys, modules, attributes and hooks."""
+    """Check that removal before any step restores all bits, state-dict keys, modules, attributes and hooks."""
     model = fresh(host)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     plain, kinds = run(host, model), [type(m) for m in model.modules()]
@@ -128,15 +125,15 @@ def training_steps_work(cls: type[Method], host: Host) -> None:
         loss.backward()
         without = [n for n, p in model.named_parameters() if ".headwise." in n and p.grad is None]
         assert not without, f"learned parameters get no gradient: {without}"
-        ill = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        assert not ill, f"gradients are not finite: {ill}"
+        broken = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        assert not broken, f"gradients are not finite: {broken}"
         optimizer.step()
         regularized.after_step()
     assert run(host, model).isfinite().all(), "the output is not finite after three steps"
 
 
 def tokens_out_of_sight_do_not_matter(cls: type[Method], host: Host) -> None:
-    """Check that padding, or the last token of a causal model, changes no output of the others."""
+    """Check that padding, or the last token of a causal model, does not change the outputs of other tokens."""
     if host.unseen is None:
         return
     method = cls(**cls.strong)
@@ -145,18 +142,18 @@ def tokens_out_of_sight_do_not_matter(cls: type[Method], host: Host) -> None:
     outs = []
     for tokens in (x, other):
         model, _ = fit(cls, host, cls.strong)
-        # Statistics of a training batch are of all tokens; what acts in evaluation is asked there.
+        # Statistics of a training batch include all tokens, so methods that act in evaluation are checked there.
         model.train(not method.acts_in(False))
         torch.manual_seed(3)
         outs.append(host.run(model, ((tokens, *rest), keywords)).detach()[~host.unseen])
     largest = float((outs[0] - outs[1]).abs().max())
     assert largest <= 1e-5 * max(1.0, float(outs[0].abs().max())), (
-        f"tokens see what they may not see: the largest difference is {largest:.3g}"
+        f"tokens depend on tokens that they may not see: the largest difference is {largest:.3g}"
     )
 
 
 def folding_keeps_the_bits(cls: type[Method], host: Host) -> None:
-    """Check that `fold()` after a step keeps the bits of the eval model, and leaves what acts in evaluation."""
+    """Check that `fold()` after a step keeps the bits in evaluation, and keeps methods that act in evaluation."""
     model, regularized = fit(cls, host, cls.strong)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     (run(host, model).square().mean() + regularized.loss()).backward()
@@ -179,18 +176,18 @@ def folding_keeps_the_bits(cls: type[Method], host: Host) -> None:
 
 
 def copied_models_stand_alone(cls: type[Method], host: Host) -> None:
-    """Check that a deep copy of a fitted model computes the same and lives on when the first is given up."""
+    """Check that a deep copy of a fitted model computes the same, and still works after removal from the original."""
     model, regularized = fit(cls, host, cls.strong)
     run(host, model).sum().backward()
     twin = copy.deepcopy(model)
     other = handle(twin)
-    assert other is not regularized and other.model is twin, "the copy has the handle of the first"
+    assert other is not regularized and other.model is twin, "the copy has the handle of the original"
     modules = [(f.site.module, g.site.module) for f, g in zip(regularized.fitted, other.fitted, strict=True)]
-    assert all(a is not b for a, b in modules), "the copy's sites are those of the first"
+    assert all(a is not b for a, b in modules), "the copy's sites are those of the original"
     assert_same(run(host, twin), run(host, model), "the copy computes something else", bits=True)
     twin.load_state_dict(model.state_dict(), strict=True)
     regularized.remove(discard=True)
-    assert torch.isfinite(run(host, twin)).all(), "the copy's output is not finite once the first is given up"
+    assert torch.isfinite(run(host, twin)).all(), "the copy's output is not finite after removal from the original"
     assert handle(twin) is other, "the copy lost its handle"
     other.remove(discard=True)
 
@@ -202,13 +199,13 @@ def autocast_works(cls: type[Method], host: Host) -> None:
         out = run(host, model)
         loss = out.float().square().mean() + regularized.loss()
     loss.backward()
-    ill = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    assert not ill, f"gradients under bf16 autocast are not finite: {ill}"
+    broken = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    assert not broken, f"gradients under bf16 autocast are not finite: {broken}"
     regularized.after_step()
 
 
 def losses_only_in_training(cls: type[Method], host: Host) -> None:
-    """Check that neither evaluation nor a forward without gradients leaves a loss."""
+    """Check that neither evaluation nor a forward without gradients adds a loss."""
     model, regularized = fit(cls, host, cls.strong)
     run(host, model.eval())
     loss = float(regularized.loss().detach())
@@ -220,7 +217,7 @@ def losses_only_in_training(cls: type[Method], host: Host) -> None:
 
 
 def compiles(cls: type[Method], host: Host) -> None:
-    """Check that `torch.compile(fullgraph=True)` traces the model and gives the same numbers."""
+    """Check that `torch.compile(fullgraph=True)` traces the model and computes the same numbers."""
     torch.compiler.reset()
     results = []
     for compiled in (False, True):

@@ -1,4 +1,4 @@
-"""Checks of the class and its settings: what it declares, its text, its copies."""
+"""Checks of a method class and its settings: its declarations, its text, its copies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def made(cls: type[Method]) -> list[Method]:
 
 
 def declarations(cls: type[Method]) -> None:
-    """Check that what the class declares is possible, and that it is what a call shows."""
-    _words(cls)
-    _stages(cls)
+    """Check that the declarations of the class are valid and agree with a call."""
+    _check_texts(cls)
+    _check_stages(cls)
     fields = [*cls().settings()]
     unknown = [name for name in cls.live if name not in fields]
-    assert not unknown, f"live names {unknown}, which are no fields; its fields: {fields}"
+    assert not unknown, f"live names {unknown}, which are not fields; its fields: {fields}"
     method = cls(**cls.strong)
     if why_not(method, "plain") is not None:
         return
@@ -35,10 +35,10 @@ def declarations(cls: type[Method]) -> None:
     assert method.penalizes or not float(ran.penalty), "it adds to the loss: set penalizes = True"
 
 
-def _words(cls: type[Method]) -> None:
-    said = cls.summary()
-    # A dataclass without a docstring gets its signature for one.
-    assert said and not said.startswith(f"{cls.__name__}("), (
+def _check_texts(cls: type[Method]) -> None:
+    summary = cls.summary()
+    # A dataclass without a docstring gets its signature as docstring.
+    assert summary and not summary.startswith(f"{cls.__name__}("), (
         "it has no docstring: begin with one sentence that states the operation"
     )
     assert cls.neutral is not None or cls.no_neutral, (
@@ -47,20 +47,22 @@ def _words(cls: type[Method]) -> None:
     for name in ("acts", "over_layers", "cost"):
         (hint,) = typing.get_args(typing.get_type_hints(Method)[name])
         allowed = typing.get_args(hint)
-        assert getattr(cls, name) in allowed, f"{name} is {getattr(cls, name)!r}, which is none of {allowed}"
+        assert getattr(cls, name) in allowed, f"{name} is {getattr(cls, name)!r}, which is not one of {allowed}"
 
 
-def _stages(cls: type[Method]) -> None:
+def _check_stages(cls: type[Method]) -> None:
     for name in ("scores", "keep", "attend"):
         textbook = [stage for stage, twins in TWINS.items() if name in twins]
-        stands = any(cls.overrides(stage) for stage in textbook)
-        assert stands or not callable(vars(cls).get(name)), (
+        called = any(cls.overrides(stage) for stage in textbook)
+        assert called or not callable(vars(cls).get(name)), (
             f"{name} is never called: it is the fast form of {' or '.join(textbook)}"
         )
     own = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")]
     for name in own:
         near = difflib.get_close_matches(name, EVERY_STAGE, n=1, cutoff=0.8)
-        assert name in EVERY_STAGE or hasattr(Method, name) or not near, f"{name} is no stage; did you mean {near[0]}?"
+        assert name in EVERY_STAGE or hasattr(Method, name) or not near, (
+            f"{name} is not a stage; did you mean {near[0]}?"
+        )
 
 
 def text(cls: type[Method]) -> None:
@@ -71,7 +73,7 @@ def text(cls: type[Method]) -> None:
 
 
 def copies(cls: type[Method]) -> None:
-    """Check that settings survive deepcopy and pickle, and that an instance holds nothing else."""
+    """Check that settings survive deepcopy and pickle, and that an instance holds only settings."""
     for method in made(cls):
         assert copy.deepcopy(method) == method, f"deepcopy of {method!r} is {copy.deepcopy(method)!r}"
         extra = vars(method).keys() - method.settings().keys()

@@ -65,15 +65,16 @@ class Alerts(list[Alert]):
 
 
 def told(alerts: list[Alert]) -> list[str]:
-    """Return one sentence per kind of alert: the first of its kind, how many more there are, and the remedy."""
+    """Return a text per kind of alert: the first of its kind and how many more there are, then a line with the remedy
+    and one with what was measured of the alarm."""
     kinds: dict[str, list[Alert]] = {}
     for alert in alerts:
         kinds.setdefault(alert["alert"], []).append(alert)
     texts = []
     for first, *others in kinds.values():
         more = f", and {len(others)} more like it" if others else ""
-        measured = f"; {known}" if (known := first.get("measured")) else ""
-        texts.append(f"{first['sentence']}{more}; {first['remedy']} ({first['source']}){measured}")
+        measured = f"\n  how good this alarm is: {known}" if (known := first.get("measured")) else ""
+        texts.append(f"{first['sentence']}{more}\n  what to do: {first['remedy']} ({first['source']}){measured}")
     return texts
 
 

@@ -135,8 +135,8 @@ class NotFinite(Rule):
             if place not in places or (math.isfinite(places[place]["value"]) and not math.isfinite(record["value"])):
                 places[place] = record
         for record in places.values():
-            words = record["statistic"].replace("_", " ")
-            says = f"{words} of {{place}} is {{value}}: the training diverged there"
+            words = f"{record['statistic'].replace('_', ' ')} of {{place}}"
+            says = f"{'the loss' if record['statistic'] == LOSS_SPIKE else words} is {{value}}: the training diverged"
             yield Finding(record, math.inf, not math.isfinite(record["value"]), says)
 
 

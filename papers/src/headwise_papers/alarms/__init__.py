@@ -1,10 +1,10 @@
-"""Alarms: how early each signal of a training warns of a fault, and how often it warns of nothing.
+"""A study of alarms: how early each signal of a training warns of a fault, and how often it gives false alarms.
 
-Known faults are brought upon small trainings, each beside a healthy twin of the same seed; three times as many
-trainings are left alone. Thresholds are fixed on the runs of even seeds and reported on those of odd ones, then once on
-a family of models that had no part in it.
+Known faults are injected into small trainings, each with a healthy twin of the same seed; three times as many trainings
+stay healthy. Thresholds are set on the runs of even seeds, and tested on those of odd seeds and once on a held-out
+family of models.
 
-Every run is a file of its own: a study that was cut goes on where it stood.
+Every run has its own file, so an interrupted study continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUESTION = (
     "Which signal of a training warns of a fault before the loss shows it, how many steps before, how many faults does "
     "it catch, and how often does it warn in a healthy training?"
 )
-# of each family; of the one held out
+# seeds of each family, and of the held-out one
 SEEDS, HELD_OUT_SEEDS = 6, 4
 # healthy runs for each run with a fault
 HEALTHY_RUNS = 3
@@ -37,19 +37,19 @@ def run(
     data: Path | None = None,
     steps: int | None = None,
 ) -> dict[str, Any]:
-    """Carry out what is missing in `out`/runs, `jobs` runs at a time, and return the findings.
+    """Execute the missing runs in `out`/runs, `jobs` runs at a time, and return the findings.
 
     Args:
         out: the folder of the study.
-        seeds: of each family with faults (6 by default, at least 2: one half to fix thresholds, one to report).
-        jobs: processes.
-        device: faults are brought upon models on the CPU, whatever it is.
-        progress: told what is done.
-        data: folder of the texts.
-        steps: of each run (256 by default), for a small trial.
+        seeds: of each family with faults (default 6, at least 2: one half to set thresholds, one to test them).
+        jobs: the number of processes.
+        device: ignored; the models are always trained on the CPU.
+        progress: a function that is called with messages on the progress.
+        data: the folder of the texts.
+        steps: of each run (default 256), for a small trial.
 
     Raises:
-        ValueError: where `seeds` is below 2.
+        ValueError: if `seeds` is below 2.
     """
     from headwise_papers.alarms.findings import findings
     from headwise_papers.data import multi30k, tinyshakespeare
@@ -66,24 +66,24 @@ def run(
 
 
 def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
-    """Name every run of the study, those with faults first, then the healthy ones, twins first."""
+    """Yield every run of the study: those with faults, then the healthy ones, twins first."""
     from headwise_papers.alarms.faults import HEALTHY, RATES, SLOW, SURPRISE, Fault, faults_of
     from headwise_papers.alarms.models import FAMILIES, HELD_OUT
     from headwise_papers.alarms.one_run import Cell
 
     healthy: list[Cell] = []
-    for kind, many in [*((one, seeds) for one in FAMILIES), (HELD_OUT, held_out_seeds)]:
+    for kind, count in [*((one, seeds) for one in FAMILIES), (HELD_OUT, held_out_seeds)]:
         family = kind(data)
         sizes, faulty = family.sizes, []
-        for seed in range(many):
+        for seed in range(count):
             size = sizes[seed % len(sizes)]
             faulty += [Cell(family.name, size, fault, seed) for fault in faults_of(family, size)]
-        for number in range(max(many, HEALTHY_RUNS * len(faulty))):
-            # twins train at the rate of those with faults; a study of fewer seeds is a part of one of more
-            rate = 1.0 if number < max(many, SEEDS) else RATES[number // (2 * len(sizes)) % len(RATES)]
+        for number in range(max(count, HEALTHY_RUNS * len(faulty))):
+            # twins have the rate of runs with faults; a study with fewer seeds is a subset of one with more
+            rate = 1.0 if number < max(count, SEEDS) else RATES[number // (2 * len(sizes)) % len(RATES)]
             healthy.append(Cell(family.name, sizes[number % len(sizes)], Fault(HEALTHY, rate), number))
         yield from faulty
-        for seed in range(min(4, many)):
+        for seed in range(min(4, count)):
             yield Cell(family.name, sizes[seed % len(sizes)], SURPRISE, seed)
             yield Cell(family.name, sizes[seed % len(sizes)], SLOW, seed)
     yield from sorted(healthy, key=lambda one: one.seed)
@@ -91,19 +91,19 @@ def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
 
 def carried_out(
     out: Path,
-    wanted: list[Any],
+    requested: list[Any],
     jobs: int,
     say: Callable[[str], None],
     data: Path | None,
     steps: int | None,
 ) -> list[dict[str, Any]]:
-    """Return what every run wrote, carrying out those that have no file yet."""
+    """Return the records of all runs, after executing those without a file."""
     from headwise.files.durable import read_json
 
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in wanted if not (folder / f"{one.name}.json").is_file()]
-    say(f"{len(wanted) - len(missing)} of {len(wanted)} runs are there")
+    missing = [one for one in requested if not (folder / f"{one.name}.json").is_file()]
+    say(f"{len(requested) - len(missing)} of {len(requested)} runs are there")
     one_by_one = partial(write_run, folder=folder, data=data, steps=steps)
     if jobs > 1 and len(missing) > 1:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -113,14 +113,14 @@ def carried_out(
         for done, one in enumerate(missing, 1):
             one_by_one(one)
             say(f"{done} of {len(missing)} runs: {one.name}")
-    return [read_json(folder / f"{one.name}.json") for one in wanted]  # type: ignore[misc]
+    return [read_json(folder / f"{one.name}.json") for one in requested]  # type: ignore[misc]
 
 
 _families: dict[tuple[str, Path | None], Any] = {}
 
 
 def write_run(cell: Any, folder: Path, data: Path | None, steps: int | None) -> None:
-    """Carry out one run and write its file."""
+    """Execute one run and write its file."""
     from headwise.files.durable import write_json
     from headwise_papers.alarms.models import FAMILIES, HELD_OUT
     from headwise_papers.alarms.one_run import carry_out

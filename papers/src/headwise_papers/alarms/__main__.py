@@ -13,22 +13,22 @@ from headwise_papers.alarms import run
 
 
 def main() -> None:
-    """Carry out what is missing, write findings.json and the report."""
+    """Execute the missing runs, and write findings.json and the report."""
     parser = argparse.ArgumentParser(prog="python -m headwise_papers.alarms", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the study; what is there is not run again")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--seeds", type=int, help="seeds of each family with faults")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    chosen = parser.parse_args()
-    began = time.monotonic()
+    options = parser.parse_args()
+    start = time.monotonic()
     say = lambda text: print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
-    found = run(chosen.out, seeds=chosen.seeds, jobs=chosen.jobs, progress=say, data=chosen.data)
-    seconds = {"seconds": time.monotonic() - began}
-    command = "headwise compare alarms" + (f" --seeds {chosen.seeds}" if chosen.seeds else "")
-    write_json(chosen.out / "findings.json", {**describe_environment(), "command": command, **seconds, **found})
+    content = run(options.out, seeds=options.seeds, jobs=options.jobs, progress=say, data=options.data)
+    seconds = {"seconds": time.monotonic() - start}
+    command = "headwise compare alarms" + (f" --seeds {options.seeds}" if options.seeds else "")
+    write_json(options.out / "findings.json", {**describe_environment(), "command": command, **seconds, **content})
     from headwise.reporting import write
 
-    print(write(chosen.out))
+    print(write(options.out))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults: what is done to a training that was well, when, and how hard."""
+"""Faults that are injected into a healthy training, with their time and severity."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.optim import AdamW
 
 from headwise_papers.alarms.models import Attention, Family, Size
 
-# of every run; the fault of a running training comes at half of it
+# steps of every run and of its warm-up; a fault during training begins at half of the run
 STEPS, WARMUP = 256, 40
 DECAY, BETAS = 0.1, (0.9, 0.98)
-# steps that a falling temperature takes, and that batches stay corrupted
+# duration in steps of the fall of a temperature, and of corrupted batches
 FALL, CORRUPTED = 100, 20
 HEALTHY, UNLISTED, SLOWLY = "healthy", "gradients kept", "healthy, warm-up of"
 
@@ -25,9 +25,9 @@ class Fault:
     """One fault at one severity, or a healthy run at one multiple of the rate.
 
     Attributes:
-        kind: what is done.
-        severity: how hard, in the unit of the kind.
-        at_start: whether it stands from the first step; else it comes at half of the run.
+        kind: the kind of the fault.
+        severity: in the unit of the kind.
+        at_start: whether the fault begins at the first step; else it begins at half of the run.
     """
 
     kind: str
@@ -36,12 +36,12 @@ class Fault:
 
     @property
     def label(self) -> str:
-        """Return kind and severity as tables show them."""
+        """Return kind and severity as shown in tables."""
         return f"{self.kind} {self.severity:g}"
 
     @property
     def onset(self) -> int:
-        """Return the first step at which something is wrong."""
+        """Return the first step of the fault."""
         return 0 if self.at_start else STEPS // 2
 
 
@@ -65,27 +65,27 @@ FAULTS = (
     Fault("gains' decay", 0),
     Fault("gains' decay", -3),
 )
-# tried once, after everything was chosen: the gradients of former steps are never cleared
+# tried once, after all choices: the gradients of earlier steps are never cleared
 SURPRISE = Fault(UNLISTED, 1)
-# healthy runs whose rate rises for most of their steps: no threshold was fixed by a rate that rises
+# healthy runs whose learning rate rises for most of their steps; no threshold was set on such runs
 SLOW = Fault(SLOWLY, 200)
-# multiples of the rate at which a run counts as healthy
+# multiples of the learning rate at which a run counts as healthy
 RATES = (0.3, 0.6, 1.0)
 
 
 def faults_of(family: Family, size: Size) -> Iterator[Fault]:
-    """Return the faults that can be brought upon a model."""
-    own = any(isinstance(module, Attention) for module in family.model(size).modules())
+    """Yield the faults that can be injected into a model."""
+    can_round = any(isinstance(module, Attention) for module in family.model(size).modules())
     for fault in FAULTS:
         if fault.kind.startswith("no warm-up") and size.norm != "post":
             continue
-        if fault.kind.startswith("weights rounded") and not own:
+        if fault.kind.startswith("weights rounded") and not can_round:
             continue
         yield fault
 
 
 class Injection:
-    """Brings a fault upon one training: its weights, its batches, its optimizer."""
+    """The injection of a fault into one training: its weights, batches and optimizer."""
 
     def __init__(self, fault: Fault, family: Family, model: nn.Module, seed: int) -> None:
         self.fault, self.family, self.model = fault, family, model
@@ -105,34 +105,34 @@ class Injection:
         return AdamW(groups, lr=self.family.rate, betas=betas, weight_decay=DECAY, fused=True)
 
     def clear(self, step: int) -> None:
-        """Clear the gradients, unless the fault is to forget it."""
+        """Clear the gradients, unless the fault is to keep them."""
         if self.kind != UNLISTED or step < self.fault.onset:
             self.optimizer.zero_grad()
 
     def before(self, step: int) -> None:
-        """Set rates, decay, temperature and rounding of a step."""
-        began = step >= self.fault.onset
+        """Set learning rates, decay, temperature and rounding for a step."""
+        active = step >= self.fault.onset
         for group in self.optimizer.param_groups:
-            group["lr"] = self.family.rate * self._rate(step, began)
+            group["lr"] = self.family.rate * self._rate(step, active)
             if group.get("gains"):
-                group["weight_decay"] = self.severity if began and self.kind == "gains' decay" else DECAY
-        if began and self.kind.startswith("temperature"):
-            done = min(1.0, (step - self.fault.onset + 1) / FALL)
-            self.family.set_temperature(self.model, 1 + done * (self.severity - 1))
-        if began and self.kind.startswith("weights rounded"):
+                group["weight_decay"] = self.severity if active and self.kind == "gains' decay" else DECAY
+        if active and self.kind.startswith("temperature"):
+            progress = min(1.0, (step - self.fault.onset + 1) / FALL)
+            self.family.set_temperature(self.model, 1 + progress * (self.severity - 1))
+        if active and self.kind.startswith("weights rounded"):
             for module in self.model.modules():
                 if isinstance(module, Attention):
                     module.bits = int(self.severity)
 
-    def _rate(self, step: int, began: bool) -> float:
-        """Return the multiple of the family's rate."""
+    def _rate(self, step: int, active: bool) -> float:
+        """Return the multiple of the family's learning rate."""
         steps = self.severity if self.kind == SLOWLY else WARMUP
         warm = 1.0 if self.kind.startswith("no warm-up") else min(1.0, (step + 1) / steps)
-        many = self.kind == HEALTHY or (began and "rate ×" in self.kind)
-        return warm * (self.severity if many else 1.0)
+        multiplied = self.kind == HEALTHY or (active and "rate ×" in self.kind)
+        return warm * (self.severity if multiplied else 1.0)
 
     def batch(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch of a step as it is trained on."""
+        """Return the batch of a step, corrupted if the fault is active."""
         if not self.fault.onset <= step < self.fault.onset + CORRUPTED:
             return inputs, targets
         if self.kind.startswith("shuffled labels"):
@@ -147,7 +147,7 @@ class Injection:
 
 @torch.no_grad()
 def scale_queries_and_keys(model: nn.Module, factor: float) -> None:
-    """Multiply the weights of all queries and keys, which stand in layers of these names."""
+    """Multiply the weights of all query and key projections, which are found by their names."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("query", "key", "q_proj", "k_proj"):
             module.weight *= factor

@@ -1,4 +1,4 @@
-"""What the study of the alarms finds in its runs, as sentences, tables and curves."""
+"""The findings of the study of alarms: sentences, tables and curves."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from headwise_papers.alarms.scoring import (
 )
 from headwise_papers.alarms.signals import DEVIATION, JUDGED, SLOPE
 
-# signals that may become rules: each of another kind, in the form that is known soonest or catches most
+# candidates for rules, of different kinds, each in the form that is available earliest or catches most
 CANDIDATES = (JUDGED, "update ratio" + DEVIATION, "gradient spike", "largest logit")
-# signals that pairs are made of, and columns of the table of faults
+# number of signals that are combined into pairs, and of columns in the table of faults
 PAIRED, COLUMNS = 8, 7
 EVERYBODYS = ("loss spike", "gradient spike", "gradient norm")
 CHARTS = {
@@ -59,27 +59,29 @@ CHARTS = {
 
 
 def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str, Any]:
-    """Score the runs, write the tables and the file of measured alarms into `out`, and return the findings."""
+    """Return the findings of scored runs, and write the tables and the file of measured alarms into `out`."""
     from headwise_papers.alarms import QUESTION, TITLE
 
     every = scored([run for run in runs if run["kind"] != SLOWLY])
     slow = scored([run for run in runs if run["kind"] == SLOWLY])
-    held = [run for run in every if run.family == HELD_OUT.name and run.kind != UNLISTED]
+    held_out_runs = [run for run in every if run.family == HELD_OUT.name and run.kind != UNLISTED]
     fixing, reported = halves([run for run in every if run.family != HELD_OUT.name])
     fixed = thresholds(fixing)
     points = {
-        name: (measured(fixing, name, at), measured(reported, name, at), measured(held, name, at))
+        name: (measured(fixing, name, at), measured(reported, name, at), measured(held_out_runs, name, at))
         for name, at in fixed.items()
     }
     order = sorted(points, key=lambda name: _goodness(points[name][0]), reverse=True)
     leading = _one_form_each(order)
     pair = best_pair(fixing, leading[:PAIRED])
     shipped = sorted({f"rule: {rule.alert}" for rule in (*RULES, *OF_STEPS)} | {"rule: any rule"})
-    ruled = {name: (measured(reported, name, math.nan), measured(held, name, math.nan)) for name in shipped}
+    rule_points = {
+        name: (measured(reported, name, math.nan), measured(held_out_runs, name, math.nan)) for name in shipped
+    }
     curves = {name: curve(fixing, reported, name) for name in order}
     write_csv(out / "signals.csv", points)
     write_curves(out / "curves.csv", curves)
-    write_json(out / "alarms.json", quoted(fixed, reported + held, shipped))
+    write_json(out / "alarms.json", quoted(fixed, reported + held_out_runs, shipped))
     chosen = _columns(leading)
     surprise = [run for run in every if run.kind == UNLISTED]
     candidates = {
@@ -87,7 +89,7 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
             at := sure_threshold(fixing, name),
             measured(fixing, name, at),
             measured(reported, name, at),
-            measured(held, name, at),
+            measured(held_out_runs, name, at),
             sum(bool(len(run.alarms(name, at))) for run in slow),
             len(slow),
         )
@@ -101,20 +103,20 @@ def findings(runs: Sequence[dict[str, Any]], out: Path, seeds: int) -> dict[str,
         "title": TITLE,
         "question": QUESTION,
         "paragraphs": [
-            *paragraphs(every, points, leading, ruled, pair, reported, fixed, surprise, chosen),
+            *paragraphs(every, points, leading, rule_points, pair, reported, fixed, surprise, chosen),
             candidate_words(candidates),
         ],
         "claims": [],
         "tables": [
             signal_table(points, leading),
-            rule_table(ruled),
+            rule_table(rule_points),
             candidate_table(candidates),
             fault_table([run for run in every if run.kind != UNLISTED], chosen, fixed),
             surprise_table(surprise, chosen, fixed),
         ],
         "charts": charts(curves),
         "settings": settings(runs, seeds),
-        # of the runs, not of the last call, which may have found most of them done
+        # of the runs, not of this call, before which most runs may have been finished
         "seconds": sum(run["seconds"] for run in runs),
     }
 
@@ -124,12 +126,12 @@ def _goodness(point: Point) -> tuple[float, float]:
 
 
 def base(name: str) -> str:
-    """Return the signal that a slope or a deviation is of."""
+    """Return the signal of a slope or deviation."""
     return name.removesuffix(SLOPE).removesuffix(DEVIATION)
 
 
 def _one_form_each(order: Sequence[str]) -> list[str]:
-    """Return of each signal the form that caught most on the half by which thresholds are fixed, the best first."""
+    """Return each signal in the form that caught most on the half for setting thresholds, the best first."""
     best: dict[str, str] = {}
     for name in order:
         best.setdefault(base(name), name)
@@ -137,7 +139,7 @@ def _one_form_each(order: Sequence[str]) -> list[str]:
 
 
 def _columns(leading: Sequence[str]) -> list[str]:
-    """Return the best signals and the two that everybody has."""
+    """Return the best signals and the two in general use."""
     usual = [name for name in leading if base(name) in ("loss spike", "gradient spike")]
     return [*[name for name in leading if name not in usual][: COLUMNS - len(usual)], *usual]
 
@@ -146,26 +148,26 @@ def _columns(leading: Sequence[str]) -> list[str]:
 
 
 def caught_words(point: Point) -> str:
-    """Return how many of the faults were caught, with the exact interval of the share."""
+    """Return how many of the faults were caught, with the exact interval of the share, as text."""
     if not point.faults:
         return "–"
-    found = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
+    interval = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
     return (
-        f"{len(point.leads)} of {point.faults}, {100 * point.caught:.0f} % [{100 * (found.low or 0):.0f}, "
-        f"{100 * (found.high or 0):.0f}]"
+        f"{len(point.leads)} of {point.faults}, {100 * point.caught:.0f} % [{100 * (interval.low or 0):.0f}, "
+        f"{100 * (interval.high or 0):.0f}]"
     )
 
 
 def lead_words(point: Point) -> str:
-    """Return the median lead, with its interval where there are enough."""
+    """Return the median lead as text, with its interval if there are enough leads."""
     if not point.leads:
         return "–"
-    found = lead_interval(point.leads)
-    return f"{np.median(point.leads):.0f}" + (f" [{found[1]:.0f}, {found[2]:.0f}]" if found else "")
+    interval = lead_interval(point.leads)
+    return f"{np.median(point.leads):.0f}" + (f" [{interval[1]:.0f}, {interval[2]:.0f}]" if interval else "")
 
 
 def false_words(point: Point) -> str:
-    """Return false alarms for each 1,000 healthy steps."""
+    """Return the false alarms per 1,000 healthy steps, with their interval, as text."""
     if not point.healthy:
         return "–"
     low, high = false_interval(point)
@@ -176,14 +178,13 @@ def false_words(point: Point) -> str:
 
 
 def signal_table(points: dict[str, tuple[Point, Point, Point]], leading: Sequence[str]) -> dict[str, Any]:
-    """Return each signal in its best form at the operating point, on the half that it was not fixed by and on the
-    family held out."""
+    """Return the table of each signal in its best form at the operating point, on the test half and held-out family."""
     rows = []
     for name in leading:
-        _, other, held = points[name]
+        _, other, held_out = points[name]
         rows.append(
             [name, _threshold(name, other.threshold), caught_words(other), lead_words(other), false_words(other)]
-            + [caught_words(held), lead_words(held), false_words(held)]
+            + [caught_words(held_out), lead_words(held_out), false_words(held_out)]
         )
     columns = ["signal", "alarm where", "caught", "lead in steps", "false alarms in 1,000 steps"]
     columns += ["held-out family: caught", "lead", "false alarms"]
@@ -199,11 +200,11 @@ def _threshold(name: str, value: float) -> str:
 
 
 def rule_table(ruled: dict[str, tuple[Point, Point]]) -> dict[str, Any]:
-    """Return the rules of `headwise.watch` as they are shipped."""
+    """Return the table of the rules of `headwise.watch` as shipped."""
     rows = []
-    for name, (other, held) in ruled.items():
+    for name, (other, held_out) in ruled.items():
         rows.append([name.removeprefix("rule: "), caught_words(other), lead_words(other), false_words(other)])
-        rows[-1] += [caught_words(held), lead_words(held), false_words(held)]
+        rows[-1] += [caught_words(held_out), lead_words(held_out), false_words(held_out)]
     columns = ["rule", "caught", "lead in steps", "false alarms in 1,000 steps"]
     columns += ["held-out family: caught", "lead", "false alarms"]
     return {"title": "The rules of headwise.watch as shipped", "columns": columns, "rows": rows}
@@ -211,7 +212,7 @@ def rule_table(ruled: dict[str, tuple[Point, Point]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A signal that may become a rule, at a threshold of which the half it was fixed by is sure.
+    """A candidate for a rule, with a threshold that is safe by the interval on the half for setting thresholds.
 
     Attributes:
         slow: healthy runs with a long warm-up in which it warned, of `slow_runs`.
@@ -226,15 +227,15 @@ class Candidate:
 
     @property
     def holds(self) -> bool:
-        """Return whether it keeps to its false alarms on the family held out, with the interval, and on the other half,
-        and is silent while a rate rises."""
+        """Return whether its false alarms are few enough on the held-out family (upper end of the interval) and on the
+        test half, and none occur while a learning rate rises."""
         if not (self.held.healthy and self.other.healthy):
             return False
         return false_interval(self.held)[1] <= 1000 * TARGET >= self.other.rate and not self.slow
 
 
 def candidate_table(candidates: dict[str, Candidate]) -> dict[str, Any]:
-    """Return the signals that may become rules at a threshold of which one is sure."""
+    """Return the table of candidates for rules at their safe thresholds."""
     rows = []
     for name, one in candidates.items():
         rows.append([name, _threshold(name, one.threshold), false_words(one.fixing)])
@@ -252,7 +253,7 @@ def candidate_table(candidates: dict[str, Candidate]) -> dict[str, Any]:
 
 
 def fault_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> dict[str, Any]:
-    """Return for each fault how often it showed, and which signals caught it and how early, the first one named."""
+    """Return the table of faults: how often each showed, which signals caught it how early, and the best signal."""
     rows = []
     for label in dict.fromkeys(run.label for run in runs if not run.healthy):
         like = [run for run in runs if run.label == label]
@@ -273,7 +274,7 @@ def fault_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str,
 
 
 def surprise_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> dict[str, Any]:
-    """Return what the signals said of a fault that is not on the list."""
+    """Return the table of the signals' alarms for a fault that is not on the list."""
     rows = []
     for run in runs:
         cells = []
@@ -282,18 +283,18 @@ def surprise_table(runs: Sequence[Scored], columns: Sequence[str], fixed: dict[s
             lead, late = run.lead(alarms), alarms[alarms >= run.onset]
             cells.append(f"{lead} before" if lead is not None else "late" if len(late) else "silent")
         shows = "never" if run.shows is None else f"{run.shows - run.onset}"
-        told = sorted(kind for kind, steps in run.rules.items() if kind != "any rule" and (steps >= run.onset).any())
-        rows.append([run.family, run.seed, shows, *cells, ", ".join(told) or "silent"])
+        alerts = sorted(kind for kind, steps in run.rules.items() if kind != "any rule" and (steps >= run.onset).any())
+        rows.append([run.family, run.seed, shows, *cells, ", ".join(alerts) or "silent"])
     head = ["family", "seed", "steps until the loss shows it", *columns, "rules as shipped"]
     return {"title": "A fault that is not on the list: gradients that are never cleared", "columns": head, "rows": rows}
 
 
 def charts(curves: dict[str, list[Point]]) -> list[dict[str, Any]]:
-    """Return the operating curves, a chart for each kind of signal."""
+    """Return the charts of operating curves, one per kind of signal."""
     x, y = "false alarms in 1,000 healthy steps", "share of faults caught"
-    drawn = []
+    charts_ = []
     for title, names in CHARTS.items():
-        # no false alarm at all stands at half of one, for the axis is a logarithm
+        # no false alarm is drawn as half of one, because the axis is logarithmic
         data = [
             {x: max(point.rate, 500 / point.healthy), y: point.caught, "signal": name}
             for name, points in curves.items()
@@ -302,8 +303,8 @@ def charts(curves: dict[str, list[Point]]) -> list[dict[str, Any]]:
             if point.healthy and point.faults
         ]
         chart = {"title": f"Operating curves: {title.lower()}", "x": x, "y": y, "series": "signal", "log_x": True}
-        drawn.append({**chart, "data": data})
-    return drawn
+        charts_.append({**chart, "data": data})
+    return charts_
 
 
 # Sentences
@@ -320,18 +321,18 @@ def paragraphs(
     surprise: Sequence[Scored],
     columns: Sequence[str],
 ) -> list[str]:
-    """Say what was found, the answer first."""
+    """Return the paragraphs of the findings, the answer first."""
     best = leading[0]
-    _, other, held = points[best]
+    _, other, held_out = points[best]
     usual = [f"{name} {caught_words(points[name][1])}" for name in EVERYBODYS if name in points]
     faults = [run for run in every if not run.healthy]
     shows = sum(run.shows is not None for run in faults)
     any_rule, rule_held = ruled["rule: any rule"]
-    said = [
+    texts = [
         f"At one false alarm in 10,000 healthy steps the signal that catches most is {best}: {caught_words(other)} of "
         f"the faults that showed, before or as the loss did, {lead_words(other)} steps ahead at the median, with "
-        f"{false_words(other)} false alarms in 1,000 healthy steps; on the family held out {caught_words(held)}, "
-        f"{lead_words(held)} steps, {false_words(held)}. What everybody has: {'; '.join(usual)}.",
+        f"{false_words(other)} false alarms in 1,000 healthy steps; on the family held out {caught_words(held_out)}, "
+        f"{lead_words(held_out)} steps, {false_words(held_out)}. What everybody has: {'; '.join(usual)}.",
         f"The rules of headwise.watch as shipped, all together: {caught_words(any_rule)}, {lead_words(any_rule)} "
         f"steps ahead, {false_words(any_rule)} false "
         f"alarms in 1,000 healthy steps; on the family held out {caught_words(rule_held)}, {false_words(rule_held)}.",
@@ -349,16 +350,16 @@ def paragraphs(
     ]
     if surprise:
         silent = [name for name in columns if all(run.lead(run.alarms(name, fixed[name])) is None for run in surprise)]
-        said.append(
+        texts.append(
             "A fault that is not on the list was tried once, after everything was chosen: gradients of former steps "
             f"that are never cleared. It showed in {sum(run.shows is not None for run in surprise)} of {len(surprise)} "
             f"runs. Without a warning in any of them: {', '.join(silent) or 'none of the signals shown'}."
         )
-    return said
+    return texts
 
 
 def candidate_words(candidates: dict[str, Candidate]) -> str:
-    """Say which signals may be rules, and which not and why."""
+    """Return the paragraph on which candidates qualify as rules, and why others do not."""
     holding = [name for name, one in candidates.items() if one.holds]
     failing = []
     for name, one in candidates.items():
@@ -381,30 +382,30 @@ def candidate_words(candidates: dict[str, Candidate]) -> str:
 
 
 def pair_words(pair: Pair | None, single: Point, reported: Sequence[Scored], best: str, fixed: dict[str, float]) -> str:
-    """Say whether two signals together beat the best one, on the half that neither was fixed by."""
+    """Return the paragraph on whether two signals together beat the best one, on the test half."""
     from scipy import stats
 
     if pair is None:
         return "No pair of signals keeps to the false alarms of one."
     point = pair.measured(reported)
     failing = [run for run in reported if run.shows is not None]
-    alone = [run.lead(run.alarms(best, fixed[best])) is not None for run in failing]
-    both = [run.lead(pair.alarms(run)) is not None for run in failing]
-    more, fewer = (
-        sum(b and not a for a, b in zip(alone, both, strict=True)),
-        sum(a and not b for a, b in zip(alone, both, strict=True)),
+    by_single = [run.lead(run.alarms(best, fixed[best])) is not None for run in failing]
+    by_pair = [run.lead(pair.alarms(run)) is not None for run in failing]
+    gained, lost = (
+        sum(b and not a for a, b in zip(by_single, by_pair, strict=True)),
+        sum(a and not b for a, b in zip(by_single, by_pair, strict=True)),
     )
-    p = float(stats.binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
-    verdict = "beats" if more > fewer and p < 0.05 else "does not beat"
+    p = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    verdict = "beats" if gained > lost and p < 0.05 else "does not beat"
     return (
         f"The best pair, {pair.name} (either alarm, each at half of the false alarms), {verdict} the best single "
-        f"signal on the other half: {caught_words(point)} against {caught_words(single)}, {more} faults gained and "
-        f"{fewer} lost (McNemar's exact p = {p:.2g}), {false_words(point)} false alarms in 1,000 steps."
+        f"signal on the other half: {caught_words(point)} against {caught_words(single)}, {gained} faults gained and "
+        f"{lost} lost (McNemar's exact p = {p:.2g}), {false_words(point)} false alarms in 1,000 steps."
     )
 
 
 def blind_words(every: Sequence[Scored], columns: Sequence[str], fixed: dict[str, float]) -> str:
-    """Say which faults no signal shown here catches, and which never showed."""
+    """Return the paragraph on faults that no listed signal caught, and on faults that never showed."""
     never, harmless = [], []
     for label in dict.fromkeys(run.label for run in every if not run.healthy and run.kind != UNLISTED):
         failing = [run for run in every if run.label == label and run.shows is not None]
@@ -419,7 +420,7 @@ def blind_words(every: Sequence[Scored], columns: Sequence[str], fixed: dict[str
 
 
 def settings(runs: Sequence[dict[str, Any]], seeds: int) -> dict[str, Any]:
-    """Return what the numbers hang on."""
+    """Return the settings of the study."""
     healthy = [run for run in runs if run["kind"] == HEALTHY]
     return {
         "seeds": seeds,

@@ -1,5 +1,4 @@
-"""The models that are made to fail: a character LM and a small ViT, whose attention faults can reach, and a family held
-out."""
+"""Models of the study of alarms: a character LM and a small ViT with adjustable attention, and a held-out family."""
 
 from __future__ import annotations
 
@@ -17,18 +16,17 @@ from headwise.studies.digits import images_and_digits
 from headwise_papers.data import multi30k, tinyshakespeare
 from headwise_papers.tasks.causal_transformer import NormOrder
 
-# of text: characters in a window; of digits: the share of labels that are random, so that the loss has a floor
+# characters in a window of text; share of random labels of digits, which gives the loss a floor
 CONTEXT, RANDOM_LABELS = 32, 0.2
 EVALUATED = 64
 
 
 class Attention(nn.Module):
-    """Attend by fused scaled dot-product attention, at a temperature, and with weights that are rounded up where a
-    fault asks.
+    """Fused scaled dot-product attention with an adjustable temperature and rounding of its weights.
 
     Attributes:
-        temperature: of the softmax; 1 for a healthy one.
-        bits: significant bits that attention weights are rounded up to; None for a healthy one.
+        temperature: of the softmax; 1 for healthy attention.
+        bits: significant bits to which attention weights are rounded up; None for healthy attention.
     """
 
     def __init__(self, dim: int, heads: int, causal: bool) -> None:
@@ -58,13 +56,13 @@ class Attention(nn.Module):
 
 
 def rounded_up(values: Tensor, bits: int) -> Tensor:
-    """Return the nearest numbers with so many significant bits that are not smaller; bf16 has 8."""
+    """Return values rounded up to this number of significant bits; bf16 has 8."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2**bits).ceil() / 2**bits, exponent)
 
 
 class Block(nn.Module):
-    """Add attention, then an MLP, each with its norm before it or behind the sum."""
+    """A block of attention and MLP, each with a norm before it or after the sum."""
 
     def __init__(self, dim: int, heads: int, norm: NormOrder, causal: bool) -> None:
         super().__init__()
@@ -83,7 +81,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a model and where its norms stand."""
+    """The size of a model and the position of its norms."""
 
     dim: int
     depth: int
@@ -91,7 +89,7 @@ class Size:
 
 
 class CharacterLM(nn.Module):
-    """Return the logits (B, T, symbols) of the character behind each of (B, T)."""
+    """A language model that returns the logits (B, T, symbols) of each next character."""
 
     def __init__(self, symbols: int, size: Size) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class CharacterLM(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """Return the logits (B, 10) of images (B, 1, 8, 8), from the mean of 16 patches."""
+    """A vision transformer that returns the logits (B, 10) of images (B, 1, 8, 8), from the mean of 16 patches."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -126,8 +124,7 @@ class SmallViT(nn.Module):
 
 
 class Family(ABC):
-    """A kind of model with its data: what it is made of, a batch of each step, and a fixed batch that failing is judged
-    on."""
+    """A kind of model with its data: the model, the batches of steps, and a fixed batch for evaluation."""
 
     name: str
     sizes: tuple[Size, ...]
@@ -139,19 +136,19 @@ class Family(ABC):
 
     @abstractmethod
     def model(self, size: Size) -> nn.Module:
-        """Build a model from torch's draws."""
+        """Return a new model, initialised by torch's global generator."""
 
     @abstractmethod
     def batch(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw inputs and targets of a step."""
+        """Return random inputs and targets for a step."""
 
     @abstractmethod
     def held_out(self) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets that are never trained on."""
+        """Return inputs and targets that are never used in training."""
 
     @abstractmethod
     def outliers(self, inputs: Tensor, share: float, draw: torch.Generator) -> Tensor:
-        """Return inputs of which a share of the tokens is replaced by ones far outside of the data."""
+        """Return inputs with a share of the tokens replaced by values far outside the data."""
 
     @property
     @abstractmethod
@@ -174,13 +171,13 @@ class Family(ABC):
 
 
 class Text(Family):
-    """Characters of a text, of which the last tenth is held out."""
+    """Characters of a text, with the last tenth held out."""
 
     batch_size = 16
 
     @abstractmethod
     def text(self) -> str:
-        """Read the text."""
+        """Return the text."""
 
     @lru_cache(1)  # noqa: B019  (families live as long as the study)
     def _numbers(self) -> tuple[Tensor, int]:
@@ -206,7 +203,7 @@ class Text(Family):
         return self._windows(torch.linspace(0.9 * length, length - CONTEXT - 2, EVALUATED).long())
 
     def outliers(self, inputs: Tensor, share: float, draw: torch.Generator) -> Tensor:
-        # the rarest character of the text, again and again
+        # the rarest character of the text
         rare = int(torch.bincount(self._numbers()[0]).argmin())
         return torch.where(torch.rand(inputs.shape, generator=draw) < share, rare, inputs)
 
@@ -264,7 +261,7 @@ class Captions(Text):
 
 
 class Digits(Family):
-    """A small ViT on handwritten digits, a fifth of whose labels are random."""
+    """A small ViT on handwritten digits with a fifth of the labels random."""
 
     name = "small ViT"
     sizes = (Size(48, 3), Size(64, 2), Size(48, 2, "post"))

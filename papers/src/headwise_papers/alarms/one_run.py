@@ -1,4 +1,4 @@
-"""One run: a training with a fault or without, what its signals said at every reading, and what became of its loss."""
+"""One run: a training with or without a fault, recorded with its signals at every reading, its losses and alerts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwise_papers.alarms.models import Family, Size
 
 # steps between readings, and between evaluations
 READ, EVALUATE = 8, 4
-# stands for what is not finite, in files that know no infinity
+# replaces values that are not finite, because the files have no infinity
 BEYOND = 1e300
 STATISTICS = (
     "entropy_share",
@@ -37,7 +37,7 @@ STATISTICS = (
     "update_ratio",
     "update_entropy",
 )
-# what is kept of a reading: the figure and how its places become one number
+# the signals kept of a reading: the statistic, and its reduction over sites and heads to one number
 KEPT = {
     "largest logit": ("max_logit", "max"),
     "least entropy": ("entropy_share", "min"),
@@ -59,7 +59,7 @@ KEPT = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Name one run: family, size, fault and seed."""
+    """One run of the study: family, size, fault and seed."""
 
     family: str
     size: Size
@@ -68,22 +68,21 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of the run's file."""
         size = f"{self.size.dim}x{self.size.depth}{self.size.norm}"
         words = f"{self.family} {size} {self.fault.label} seed {self.seed}"
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in words)
 
 
 def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
-    """Train once; return losses of every step, evaluations, readings by signal, and the alerts of the rules as
-    shipped."""
-    began = time.process_time()
+    """Train once, and return losses by step, evaluations, readings by signal, and the alerts of the shipped rules."""
+    start = time.process_time()
     with torch.random.fork_rng([]):
         torch.manual_seed(cell.seed)
         model = family.model(cell.size).train()
     injection = Injection(cell.fault, family, model, cell.seed)
     draw = torch.Generator().manual_seed(1_000 + cell.seed)
-    # which runs are warned of is judged later: a warning would only fill the screen
+    # alerts are evaluated later, so printing them would only fill the screen
     watch = headwise.watch(model, every=READ, on_alert=None, statistics=list(STATISTICS))
     losses: list[float] = []
     gradients: list[float] = []
@@ -123,7 +122,7 @@ def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
         "evaluated": [(step, written(x)) for step, x in evaluated],
         **_readings(watch),
         "alerts": sorted({(alert["step"], alert["alert"]) for alert in watch.alerts()}),
-        "seconds": time.process_time() - began,
+        "seconds": time.process_time() - start,
     }
 
 
@@ -140,7 +139,7 @@ def _evaluate(family: Family, model: torch.nn.Module, batch: tuple[torch.Tensor,
 
 
 def _readings(watch: headwise.Watch) -> dict[str, Any]:
-    """Return the steps that were read, and for each signal one number of each."""
+    """Return the steps of the readings, and one number per reading for each signal."""
     figures: dict[tuple[str, int], list[float]] = {}
     for record in watch.records():
         figures.setdefault((record["statistic"], record["step"]), []).append(record["value"])
@@ -163,8 +162,7 @@ def _one(values: list[float], how: str) -> float | None:
 
 
 def written(value: float | None) -> float | None:
-    """Return a number as a file holds it: what is not finite as `BEYOND`, what is unknown as None, others to six
-    digits."""
+    """Return a number for a file: six digits, `BEYOND` if it is not finite, None if it is unknown."""
     if value is None:
         return None
     return float(f"{value:.6g}") if math.isfinite(value) else BEYOND

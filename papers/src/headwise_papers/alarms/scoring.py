@@ -1,5 +1,4 @@
-"""Scoring: which faults a signal catches before they show in the loss, how early, and how often it cries in health;
-with intervals, and in the files that alerts and others read."""
+"""Scoring of signals: faults caught before they show in the loss, leads, and false alarms, with intervals and files."""
 
 from __future__ import annotations
 
@@ -16,22 +15,22 @@ from headwise.results.intervals import share
 from headwise_papers.alarms.faults import HEALTHY, UNLISTED
 from headwise_papers.alarms.signals import JUDGED, Series, passed, rules, signals
 
-# a fault shows in the loss where it lies this much above the healthy twin's, at two evaluations in a row
+# a fault shows when the loss exceeds the healthy twin's by this factor at two evaluations in a row
 ABOVE = 1.1
-# false alarms for each healthy step that an operating point may have
+# false alarms per healthy step at the operating point
 TARGET = 1e-4
-# events for each 1,000 steps at which a curve has its points
+# false alarms per 1,000 steps at the points of a curve
 TARGETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 
 
 @dataclass
 class Scored:
-    """One run as it is scored.
+    """One run with its signals and alerts.
 
     Attributes:
-        shows: the step at which its loss shows the fault; None where it never does, and of healthy runs.
-        series: its signals.
-        rules: the steps at which rules as shipped raised alerts.
+        shows: the step at which the loss shows the fault; None if it never does, and for healthy runs.
+        series: the signals.
+        rules: the steps at which shipped rules raised alerts.
     """
 
     family: str
@@ -46,7 +45,7 @@ class Scored:
 
     @property
     def healthy(self) -> bool:
-        """Return whether nothing was done to it."""
+        """Return whether the run has no fault."""
         return self.kind == HEALTHY
 
     @property
@@ -55,14 +54,16 @@ class Scored:
         return f"{self.kind} {self.severity:g}"
 
     def alarms(self, name: str, threshold: float) -> np.ndarray:
-        """Return the steps at which a signal comes to lie above its threshold; those of a rule are its own."""
+        """Return the steps at which a signal rises above its threshold, or at which a rule raised alerts."""
         if name.startswith("rule: "):
             return self.rules.get(name.removeprefix("rule: "), np.empty(0))
         return passed(*self.series[name], threshold)
 
     def lead(self, alarms: np.ndarray) -> int | None:
-        """Return the steps from the first alarm since the fault began to the step at which the loss shows it; None
-        where it shows first."""
+        """Return the number of steps from the first alarm after the fault's onset until the loss shows the fault.
+
+        None if the loss shows it first, or never.
+        """
         if self.shows is None:
             return None
         inside = alarms[(alarms >= self.onset) & (alarms <= self.shows)]
@@ -70,18 +71,17 @@ class Scored:
 
 
 def scored(runs: Sequence[dict[str, Any]]) -> list[Scored]:
-    """Return runs with the step at which each fault shows in the loss, told from the healthy twin of the same seed and
-    size."""
+    """Return the runs with the step at which the loss shows a fault, compared with the twin of equal seed and size."""
     twins = {
         (run["family"], run["size"], run["seed"]): dict(map(tuple, run["evaluated"]))
         for run in runs
         if run["kind"] == HEALTHY and run["severity"] == 1
     }
-    found = []
+    scored_runs = []
     for run in runs:
         twin = twins.get((run["family"], run["size"], run["seed"]), {})
         shows = None if run["kind"] == HEALTHY else shown(run["evaluated"], twin, run["onset"])
-        found.append(
+        scored_runs.append(
             Scored(
                 family=run["family"],
                 kind=run["kind"],
@@ -94,11 +94,11 @@ def scored(runs: Sequence[dict[str, Any]]) -> list[Scored]:
                 rules=rules(run),
             )
         )
-    return found
+    return scored_runs
 
 
 def shown(evaluated: Sequence[Sequence[float]], twin: dict[int, float], onset: int) -> int | None:
-    """Return the first of two evaluations in a row that lie 10 % above the twin's; the last one counts by itself."""
+    """Return the step of the first of two evaluations in a row 10 % above the twin's; the last needs no second."""
     above = [
         (int(step), loss > ABOVE * twin[int(step)]) for step, loss in evaluated if step >= onset and int(step) in twin
     ]
@@ -109,7 +109,7 @@ def shown(evaluated: Sequence[Sequence[float]], twin: dict[int, float], onset: i
 
 
 class Crossings:
-    """How often a signal comes to lie above a threshold in healthy runs, for any threshold."""
+    """The number of times that a signal rises above a threshold in healthy runs, for any threshold."""
 
     def __init__(self, runs: Iterable[Scored], name: str) -> None:
         pairs = [np.stack([np.concatenate([[-np.inf], v[:-1]]), v]) for v in (run.series[name][1] for run in runs)]
@@ -118,33 +118,33 @@ class Crossings:
         self.before, self.now = np.sort(before[rising]), np.sort(now[rising])
 
     def count(self, threshold: np.ndarray | float) -> np.ndarray:
-        """Return how many times the threshold is passed from below."""
+        """Return how many times the signal rises above the threshold."""
         above = len(self.now) - np.searchsorted(self.now, threshold, side="right")
         already = len(self.before) - np.searchsorted(self.before, threshold, side="right")
         return above - already
 
     def least(self, allowed: float) -> float:
-        """Return the least threshold from which on no threshold is passed more often than allowed."""
+        """Return the smallest threshold such that neither it nor any larger one is passed more often than allowed."""
         if not len(self.now):
             return -np.inf
         candidates = np.unique(self.now[np.isfinite(self.now)])
         if not len(candidates):
             return np.inf
-        wrong = np.flatnonzero(self.count(candidates) > allowed)
-        if not len(wrong):
+        too_often = np.flatnonzero(self.count(candidates) > allowed)
+        if not len(too_often):
             return float(candidates[0])
-        return float(candidates[wrong[-1] + 1]) if wrong[-1] + 1 < len(candidates) else np.inf
+        return float(candidates[too_often[-1] + 1]) if too_often[-1] + 1 < len(candidates) else np.inf
 
 
 @dataclass(frozen=True)
 class Point:
-    """What an alarm did at one threshold, on runs that the threshold was not chosen by.
+    """The score of an alarm at one threshold, on runs that were not used to set it.
 
     Attributes:
-        faults: how many faults showed in the loss.
-        leads: of those that were caught, steps from the alarm to the loss.
-        false: alarms in healthy runs.
-        healthy: steps of healthy runs.
+        faults: the number of faults that showed in the loss.
+        leads: for each caught fault, the steps from the alarm to the loss.
+        false: the number of alarms in healthy runs.
+        healthy: the number of steps of healthy runs.
     """
 
     name: str
@@ -156,17 +156,17 @@ class Point:
 
     @property
     def caught(self) -> float:
-        """Return the share of the faults that showed which was caught before, or as, they did."""
+        """Return the share of shown faults that were caught no later than the loss showed them."""
         return len(self.leads) / self.faults if self.faults else float("nan")
 
     @property
     def rate(self) -> float:
-        """Return false alarms for each 1,000 healthy steps."""
+        """Return the false alarms per 1,000 healthy steps."""
         return 1000 * self.false / self.healthy if self.healthy else float("nan")
 
 
 def measured(runs: Sequence[Scored], name: str, threshold: float) -> Point:
-    """Score one signal, or one rule as shipped, on some runs."""
+    """Return the score of a signal or shipped rule on runs."""
     healthy = [run for run in runs if run.healthy]
     failing = [run for run in runs if run.shows is not None]
     leads = [run.lead(run.alarms(name, threshold)) for run in failing]
@@ -182,13 +182,13 @@ def measured(runs: Sequence[Scored], name: str, threshold: float) -> Point:
 
 
 def halves(runs: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
-    """Return the runs that thresholds are fixed by, of even seeds, and those they are reported on, of odd ones."""
+    """Return the runs for setting thresholds, of even seeds, and those for testing them, of odd seeds."""
     listed = [run for run in runs if run.kind != UNLISTED]
     return [run for run in listed if run.seed % 2 == 0], [run for run in listed if run.seed % 2]
 
 
 def thresholds(fixing: Sequence[Scored], target: float = TARGET) -> dict[str, float]:
-    """Return the least threshold of each signal at which healthy runs have at most `target` false alarms a step."""
+    """Return each signal's smallest threshold at which healthy runs have at most `target` false alarms per step."""
     healthy = [run for run in fixing if run.healthy]
     steps = sum(run.steps for run in healthy)
     names = [name for name in healthy[0].series if name != JUDGED] if healthy else []
@@ -196,8 +196,10 @@ def thresholds(fixing: Sequence[Scored], target: float = TARGET) -> dict[str, fl
 
 
 def sure_threshold(fixing: Sequence[Scored], name: str, target: float = TARGET) -> float:
-    """Return the least threshold at which even the upper end of the interval of a signal's false alarms (Garwood 1936)
-    is at most `target` a step; infinity where there are too few healthy steps to be sure."""
+    """Return the smallest threshold at which the upper end of the interval of false alarms is at most `target` a step.
+
+    The interval is Garwood's (1936). The threshold is infinite if there are too few healthy steps.
+    """
     from scipy import stats
 
     healthy = [run for run in fixing if run.healthy]
@@ -209,7 +211,7 @@ def sure_threshold(fixing: Sequence[Scored], name: str, target: float = TARGET) 
 
 
 def curve(fixing: Sequence[Scored], reported: Sequence[Scored], name: str) -> list[Point]:
-    """Return an operating curve: thresholds fixed on one half at each target, measured on the other."""
+    """Return an operating curve: thresholds set on one half at each target, tested on the other."""
     healthy = [run for run in fixing if run.healthy]
     steps, crossings = sum(run.steps for run in healthy), Crossings(healthy, name)
     return [measured(reported, name, crossings.least(target / 1000 * steps)) for target in TARGETS]
@@ -217,7 +219,7 @@ def curve(fixing: Sequence[Scored], reported: Sequence[Scored], name: str) -> li
 
 @dataclass(frozen=True)
 class Pair:
-    """Two signals of which either raises the alarm, each at half of the false alarms."""
+    """Two signals, either of which raises the alarm, each with half of the allowed false alarms."""
 
     names: tuple[str, str]
     thresholds: tuple[float, float]
@@ -228,12 +230,12 @@ class Pair:
         return " or ".join(self.names)
 
     def alarms(self, run: Scored) -> np.ndarray:
-        """Return the steps at which either came to lie above its threshold."""
+        """Return the steps at which either signal rises above its threshold."""
         both = [run.alarms(name, threshold) for name, threshold in zip(self.names, self.thresholds, strict=True)]
         return np.unique(np.concatenate(both))
 
     def measured(self, runs: Sequence[Scored]) -> Point:
-        """Score the pair; alarms of both at one step count once."""
+        """Return the score of the pair; alarms of both at the same step count once."""
         healthy = [run for run in runs if run.healthy]
         failing = [run for run in runs if run.shows is not None]
         leads = [run.lead(self.alarms(run)) for run in failing]
@@ -243,21 +245,20 @@ class Pair:
 
 
 def best_pair(fixing: Sequence[Scored], names: Sequence[str]) -> Pair | None:
-    """Return the pair that catches most on the half by which thresholds are fixed, at most so many false alarms
-    there."""
+    """Return the pair that catches most on the half for setting thresholds, within the allowed false alarms."""
     fixed = thresholds(fixing, TARGET / 2)
-    found: tuple[float, Pair] | None = None
+    best: tuple[float, Pair] | None = None
     for at, first in enumerate(names):
         for second in names[at + 1 :]:
             pair = Pair((first, second), (fixed[first], fixed[second]))
             point = pair.measured(fixing)
-            if point.rate <= 1000 * TARGET and (found is None or point.caught > found[0]):
-                found = point.caught, pair
-    return None if found is None else found[1]
+            if point.rate <= 1000 * TARGET and (best is None or point.caught > best[0]):
+                best = point.caught, pair
+    return None if best is None else best[1]
 
 
 def lead_interval(leads: Sequence[int]) -> tuple[float, float, float] | None:
-    """Return the median of leads with the interval between two of them that holds it with 95 %; None below six."""
+    """Return the median of leads with its 95 % interval between two order statistics; None for fewer than six."""
     from scipy import stats
 
     if len(leads) < 6:
@@ -272,7 +273,7 @@ def lead_interval(leads: Sequence[int]) -> tuple[float, float, float] | None:
 
 
 def false_interval(point: Point) -> tuple[float, float]:
-    """Return the exact interval of a Poisson rate (Garwood 1936), in alarms for each 1,000 steps."""
+    """Return the exact interval of a Poisson rate (Garwood 1936), in alarms per 1,000 steps."""
     from scipy import stats
 
     low = stats.chi2.ppf(0.025, 2 * point.false) / 2 if point.false else 0.0
@@ -281,7 +282,7 @@ def false_interval(point: Point) -> tuple[float, float]:
 
 
 def quoted(fixed: dict[str, float], runs: Sequence[Scored], shipped: Sequence[str]) -> dict[str, Any]:
-    """Return what alerts quote: each rule and each signal on all runs that no threshold was fixed by."""
+    """Return the scores that alerts quote: of each rule and signal on all runs that were not used to set thresholds."""
     alarms = {name: measured(runs, name, math.nan) for name in shipped}
     alarms |= {name: measured(runs, name, threshold) for name, threshold in fixed.items()}
     return {name.removeprefix("rule: "): _quoted(point) for name, point in alarms.items()}
@@ -289,13 +290,13 @@ def quoted(fixed: dict[str, float], runs: Sequence[Scored], shipped: Sequence[st
 
 def _quoted(point: Point) -> dict[str, Any]:
     lead = lead_interval(point.leads)
-    found = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
+    caught_share = share([1.0] * len(point.leads) + [0.0] * (point.faults - len(point.leads)))
     low, high = false_interval(point) if point.healthy else (None, None)
     return {
         "threshold": point.threshold if math.isfinite(point.threshold) else None,
         "faults": point.faults,
         "caught": len(point.leads),
-        "share": [found.mean, found.low, found.high],
+        "share": [caught_share.mean, caught_share.low, caught_share.high],
         "lead": None if not point.leads else float(np.median(point.leads)),
         "lead_interval": None if lead is None else list(lead[1:]),
         "false_alarms": point.false,
@@ -305,7 +306,7 @@ def _quoted(point: Point) -> dict[str, Any]:
 
 
 def write_csv(path: Path, points: dict[str, tuple[Point, Point, Point]]) -> None:
-    """Write every signal at its operating point, on each part of the runs."""
+    """Write the scores of every signal at its operating point, on each part of the runs."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(

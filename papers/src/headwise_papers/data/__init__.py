@@ -1,1 +1,1 @@
-"""The data sets of the built-in studies: where they come from, how they are checked, how they are read."""
+"""The data sets of the studies: their sources, checks and readers."""

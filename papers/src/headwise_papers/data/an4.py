@@ -1,4 +1,4 @@
-"""AN4 (CMU 1991): people spelling out addresses, names and numbers, as 13 mel cepstra at 100 frames a second."""
+"""AN4 (CMU 1991): spelled addresses, names and numbers, as 13 mel cepstra at 100 frames per second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = Source(
 
 @dataclass(frozen=True)
 class Utterance:
-    """Hold one utterance: its name, its features (T, 13) in fp32 at 100 frames a second, and its words in capitals."""
+    """One utterance: its name, features (T, 13) in fp32 at 100 frames per second, and words in upper case."""
 
     name: str
     features: Tensor
@@ -39,30 +39,29 @@ class Utterance:
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Check the MD5 of the file of features; raise StudyError with where it comes from when it is absent."""
+    """Check the MD5 of the file of features; raise StudyError with its origin if it is missing."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the file."""
+    """Return the file of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> list[Utterance]:
-    """Read "train" or "test"; there is no validation split.
+    """Return the utterances of "train" or "test"; there is no validation split.
 
-    Raises StudyError for a file that is no such archive, lacks an array, or does not fit itself, and that counts and
-    names utterances without words or without frames.
+    Raises StudyError for an invalid or inconsistent file, and for utterances without words or frames.
     """
     if split not in ("train", "test"):
         raise ValueError(f"There is no split {split!r}; there are train, test.")
     (path,) = files(folder)
-    return [utterance for own, utterance in _read(path) if own == split]
+    return [utterance for split_of_utterance, utterance in _read(path) if split_of_utterance == split]
 
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path) -> list[tuple[str, Utterance]]:
-    """Read every utterance with its split."""
+    """Return every utterance with its split."""
     arrays = _arrays(path)
     lengths = arrays["lengths"].tolist()
     columns = [arrays[name].tolist() for name in ("names", "transcripts", "split")]
@@ -75,23 +74,26 @@ def _read(path: Path) -> list[tuple[str, Utterance]]:
     if not np.isfinite(arrays["features"]).all():
         raise StudyError(f"{path}: there are features that are not finite. {AGAIN}")
     parts = torch.from_numpy(arrays["features"].astype(np.float32)).split(lengths)
-    found = [(own, Utterance(name, part, said)) for part, name, said, own in zip(parts, *columns, strict=True)]
+    utterances = [
+        (split, Utterance(name, part, transcript))
+        for part, name, transcript, split in zip(parts, *columns, strict=True)
+    ]
     bad = [
         one.name
-        for own, one in found
-        if not one.transcript.strip() or not len(one.features) or own not in ("train", "test")
+        for split, one in utterances
+        if not one.transcript.strip() or not len(one.features) or split not in ("train", "test")
     ]
     if bad:
         raise StudyError(
             f"{path}: {len(bad)} utterances have an empty transcript, no frames or no split: {', '.join(bad[:5])}. "
             f"{AGAIN}"
         )
-    return found
+    return utterances
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        # a file of our own, which is closed though numpy refuses it
+        # the file is opened here so that it is closed even if numpy refuses it
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in ARRAYS}
     except FileNotFoundError as error:
@@ -106,4 +108,4 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        raise StudyError(f"{path} is no such file of features: {error}. {AGAIN}") from error
+        raise StudyError(f"{path} is not a valid file of features: {error}. {AGAIN}") from error

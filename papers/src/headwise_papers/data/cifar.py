@@ -1,5 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) from the official binary files, or from the Python batches of an earlier
-download."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), from the official binary files or from existing Python batches."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from headwise.study import DataSet, StudyError
 from headwise_papers.data import archive
 
 PIXELS = 3 * 32 * 32
-# what pickletools raises for bytes that are no pickle
+# errors that pickletools raises for bytes that are not a pickle
 NO_PICKLE = (ValueError, KeyError, IndexError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
 class Form:
-    """Hold one published form of a data set: its folder, its files with their MD5, and how a file is read."""
+    """One published form of a data set: its folder, its files with their MD5, and the layout of a file."""
 
     folder: str
     train: dict[str, str]
     test: dict[str, str]
-    # bytes before the pixels of an image, of which the last is its class; 0: a Python batch
+    # number of label bytes before an image's pixels, the last of which is its class; 0: a Python batch
     labels: int
-    # under which a Python batch lists the classes
+    # the key of the classes in a Python batch
     key: str = ""
 
     @property
@@ -40,9 +39,9 @@ class Form:
 
 @dataclass(frozen=True)
 class Source:
-    """Hold where a data set comes from, its number of classes, and the two forms in which it is read.
+    """The address of a data set, its number of classes, and the two forms in which it can be read.
 
-    `binary` is downloaded. `python` is read where a folder holds it already: the same images in the same order.
+    `binary` is downloaded. `python` is read if a folder already contains it; the images and their order are the same.
     """
 
     address: str
@@ -52,14 +51,14 @@ class Source:
     python: Form
 
     def origin(self, form: Form) -> archive.Source:
-        """Return where the files of a form come from and where they lie."""
+        """Return the source of the files of a form."""
         members = {name: f"{self.binary.folder}/{name}" for name in self.binary.files}
         package = archive.Package((self.address,), members, self.archive_md5)
         by_hand = f"Name another folder, where {self.binary.folder} is downloaded, or add the files."
         return archive.Source(form.folder, {**form.files}, (package,) if form is self.binary else (), by_hand)
 
     def held(self, given: Path | None) -> tuple[Form, Path]:
-        """Return the form that the user's folder holds, the binary one where it holds neither, and its folder."""
+        """Return the form in the user's folder, or the binary one if it contains neither, and the form's folder."""
         places = [(form, self.origin(form).find_folder(given)) for form in (self.binary, self.python)]
         return next(((form, at) for form, at in places if any((at / name).is_file() for name in form.files)), places[0])
 
@@ -99,7 +98,7 @@ SOURCES = {
         address="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         archive_md5="03b5dce01913d631647c71ecec9e9cb8",
         classes=100,
-        # the class among twenty stands before the class among a hundred
+        # the coarse class, of twenty, precedes the class of a hundred
         binary=Form(
             folder="cifar-100-binary",
             labels=2,
@@ -118,7 +117,7 @@ SOURCES = {
 
 
 def described(source: Source) -> DataSet:
-    """Return the data set as a task announces it."""
+    """Return the description of the data set."""
     binary, python = source.binary, source.python
     forms = tuple(tuple(f"{form.folder}/{name}" for name in form.files) for form in (binary, python))
     bare = tuple(tuple(form.files) for form in (binary, python))
@@ -126,21 +125,21 @@ def described(source: Source) -> DataSet:
 
 
 def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+    """Download missing files, and check every file against the official MD5."""
     form, folder = source.held(given)
     source.origin(form).prepare(folder, tell)
 
 
 def files(source: Source, given: Path | None) -> list[Path]:
-    """Name the files of the form that the user's folder holds."""
+    """Return the files of the form in the user's folder."""
     form, folder = source.held(given)
     return [folder / name for name in form.files]
 
 
 def read(source: Source, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
-    """Read "train" or "test" into images (N, 3, 32, 32) uint8 and classes (N,) int64.
+    """Return images (N, 3, 32, 32) uint8 and classes (N,) int64 of "train" or "test".
 
-    Raises StudyError naming a file that is of another form.
+    Raises StudyError naming an invalid file.
     """
     form, folder = source.held(given)
     names = form.train if split == "train" else form.test
@@ -153,29 +152,29 @@ def _read(paths: tuple[Path, ...], labels: int, key: str, classes: int) -> tuple
     for path in paths:
         try:
             content = path.read_bytes()
-            images, found = binary_file(content, labels) if labels else python_batch(content, key)
-            if int(found.max()) >= classes:
-                raise ValueError(f"it holds the class {int(found.max())}, of {classes} counted from 0")
+            images, numbers = binary_file(content, labels) if labels else python_batch(content, key)
+            if int(numbers.max()) >= classes:
+                raise ValueError(f"it holds the class {int(numbers.max())}, of {classes} counted from 0")
         except ValueError as error:
-            raise StudyError(f"{path} is no CIFAR file: {error}. Delete it and start again.") from error
-        parts.append((images, found))
-    images, found = (torch.cat(tensors) for tensors in zip(*parts))
-    return images, found
+            raise StudyError(f"{path} is not a CIFAR file: {error}. Delete it and start again.") from error
+        parts.append((images, numbers))
+    images, numbers = (torch.cat(tensors) for tensors in zip(*parts))
+    return images, numbers
 
 
 def binary_file(content: bytes, labels: int) -> tuple[Tensor, Tensor]:
-    """Return the images and classes of a binary file: of each image so many bytes of labels, then its pixels by colour
-    and row."""
+    """Return the images and classes of a binary file, with `labels` bytes before each image's pixels by colour and
+    row."""
     if not content or len(content) % (labels + PIXELS):
-        raise ValueError(f"its {len(content):,} bytes are no whole number of images of {labels + PIXELS:,} bytes")
+        raise ValueError(f"its {len(content):,} bytes are not a whole number of images of {labels + PIXELS:,} bytes")
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, labels + PIXELS)
     return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].long()
 
 
 def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
-    """Return the images and classes of an official Python batch from its marks and texts: nothing is unpickled.
+    """Return the images and classes of an official Python batch from its opcodes, without unpickling.
 
-    The pixels are its one long text, the classes the numbers of the list that follows the word `key`.
+    The pixels are its longest string, the classes the numbers of the list that follows the string `key`.
     """
     pixels: bytes | str = b""
     classes: list[int] = []
@@ -189,7 +188,7 @@ def python_batch(content: bytes, key: str) -> tuple[Tensor, Tensor]:
             elif isinstance(value, int) and word in (key, key.encode()) and operation.name.startswith("BININT"):
                 classes.append(value)
     except NO_PICKLE as error:
-        raise ValueError(f"it is no Python batch ({error})") from error
+        raise ValueError(f"it is not a Python batch ({error})") from error
     raw = pixels if isinstance(pixels, bytes) else pixels.encode("latin-1")
     if not classes or len(raw) != len(classes) * PIXELS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Download a file: resumed where it was cut, shown while it goes on, checked at the end."""
+"""Download of a file with resumption, progress messages and a final check."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pathlib import Path
 
 from headwise.files.errors import StudyError
 
-# seconds before another attempt, each for its own
+# seconds to wait before each further attempt
 WAITS = (1.0, 5.0, 20.0)
-# answers of a server that may have recovered by the next attempt; 408 and 429 ask for it
+# status codes after which another attempt may succeed
 PASSING = (408, 429, 500, 502, 503, 504)
 CHUNK = 1 << 20
-# hexadecimal digits of a SHA-256
+# number of hexadecimal digits of a SHA-256
 SHA256 = 64
-# seconds without a byte before a connection counts as cut
+# seconds without a byte after which a connection counts as interrupted
 SILENCE = 30.0
 
 
 def download(address: str, path: Path, checksum: str | None, tell: Callable[[str], None]) -> None:
-    """Fetch `address` into `path`, going on from what an earlier attempt left, and check its MD5 or SHA-256.
+    """Download `address` into `path`, continuing an earlier attempt, and check its MD5 or SHA-256.
 
-    `checksum` is in hexadecimal; None where none is known: what arrives whole is taken. Raises StudyError when four
-    attempts fail, or when what arrived whole is not the official file.
+    `checksum` is in hexadecimal, or None if unknown: every complete download is then accepted. Raises StudyError if
+    four attempts fail, or if the complete file is not the official one.
     """
     part = path.with_name(path.name + ".part")
     for wait in (*WAITS, None):
         try:
-            whole = _fetch(address, part, tell)
-            name, found = digest(part, checksum or "")
-            if whole or checksum in (None, found):
+            complete = _fetch(address, part, tell)
+            name, actual = digest(part, checksum or "")
+            if complete or checksum in (None, actual):
                 break
-            # the server did not say how much would come
+            # the server did not announce a size, so the file may be incomplete
             reason: Exception = ConnectionError("the connection ended before the whole file was there")
         except urllib.error.HTTPError as error:
             if error.code not in PASSING:
@@ -48,45 +48,44 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
             reason = error
         except (http.client.HTTPException, urllib.error.URLError, TimeoutError, ConnectionError) as error:
             reason = error
-        kept = part.stat().st_size if part.exists() else 0
+        received = part.stat().st_size if part.exists() else 0
         if wait is None:
             raise StudyError(
-                f"{address} could not be downloaded: {reason}. {kept:,} bytes are kept: start again to go on. "
+                f"{address} could not be downloaded: {reason}. {received:,} bytes are kept: start again to go on. "
                 f"{_by_hand(address, path)}"
             ) from reason
-        tell(f"the download was cut after {kept:,} bytes ({reason}); going on from there in {wait:g} s")
+        tell(f"the download was cut after {received:,} bytes ({reason}); going on from there in {wait:g} s")
         time.sleep(wait)
-    if checksum not in (None, found):
+    if checksum not in (None, actual):
         part.unlink()
         raise StudyError(
-            f"{address}: what arrived has {name} {found}, officially it is {checksum}; it was deleted. Start again."
+            f"{address}: what arrived has {name} {actual}, officially it is {checksum}; it was deleted. Start again."
         )
     part.replace(path)
 
 
 def digest(path: Path, like: str) -> tuple[str, str]:
-    """Return the name and the digest of a file: SHA-256 where `like`, the digest to compare with, is one, else MD5."""
+    """Return the name and the digest of a file: SHA-256 if `like`, the digest to compare with, is one, else MD5."""
     name, kind = ("SHA-256", "sha256") if len(like) == SHA256 else ("MD5", "md5")
     with open(path, "rb") as stream:
         return name, hashlib.file_digest(stream, kind).hexdigest()
 
 
 def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
-    """Fetch what is missing of `part`; tell whether it is surely whole, which it is not where the server named no
-    size."""
+    """Download the missing part of a file; return whether it is known to be complete."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         answer = urllib.request.urlopen(request, timeout=SILENCE)
     except urllib.error.HTTPError as error:
         error.close()
-        # 416: nothing lies beyond what is there already
+        # 416: the existing part is already complete
         if error.code == 416 and start:
             return True
         raise
     with answer:
         if answer.status != 206:
-            # the server gives the whole file whatever was asked
+            # the server ignored the requested range and sends the whole file
             start = 0
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
@@ -97,7 +96,7 @@ def _fetch(address: str, part: Path, tell: Callable[[str], None]) -> bool:
         size = part.stat().st_size
     if total is not None and size < total:
         raise ConnectionError(f"{size:,} of {total:,} bytes arrived")
-    # a cut of an answer in chunks is an error of its own
+    # an interrupted chunked answer raises an error, so a chunked answer without one is complete
     return total is not None or answer.chunked
 
 
@@ -118,15 +117,15 @@ def _progress(name: str, start: int, total: int | None, tell: Callable[[str], No
             line = bars.add_task(name, total=total, completed=start)
             yield lambda size: bars.advance(line, size)
         return
-    reached, spoken = start, start
+    received, reported = start, start
 
     def advance(size: int) -> None:
-        nonlocal reached, spoken
-        reached += size
-        # a line for each tenth
-        if total and reached - spoken >= total / 10:
-            spoken = reached
-            tell(f"{name}: {reached / 1e6:.0f} of {total / 1e6:.0f} MB")
+        nonlocal received, reported
+        received += size
+        # one message per tenth
+        if total and received - reported >= total / 10:
+            reported = received
+            tell(f"{name}: {received / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     yield advance
 

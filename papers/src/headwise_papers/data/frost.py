@@ -1,5 +1,4 @@
-"""The photographs of frost that the frost corruption lays over images (Hendrycks & Dietterich 2019, arXiv
-1903.12261)."""
+"""The photographs of frost for the frost corruption (Hendrycks & Dietterich 2019, arXiv 1903.12261)."""
 
 from __future__ import annotations
 
@@ -31,16 +30,15 @@ SOURCE = Source(
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None) -> list[np.ndarray]:
-    """Read the six photographs, (H, W, 3) uint8 each in red, green, blue; of those with transparency the colours
-    alone."""
+    """Return the six photographs as (H, W, 3) uint8 in red, green, blue, without transparency."""
     return [read_picture(path) for path in SOURCE.paths(folder)]

@@ -1,5 +1,4 @@
-"""Multi30k (Elliott et al. 2016, arXiv 1605.00459): captions of pictures in German and English, sentence by
-sentence."""
+"""Multi30k (Elliott et al. 2016, arXiv 1605.00459): pairs of German and English captions of pictures."""
 
 from __future__ import annotations
 
@@ -24,25 +23,25 @@ SOURCE = Source(
     folder="multi30k",
     megabytes=4.3,
     files=FILES,
-    # the packed files' own checksums are not published; each unpacked file's is checked
+    # checksums of the packed files are not published, so those of the unpacked files are checked
     packages=tuple(Package(addresses=(f"{PLACE}/{name}.gz",), members={name: ""}) for name in FILES),
 )
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> list[tuple[str, str]]:
-    """Read "train", "validation" or "test" (Flickr 2016): pairs of a German sentence and its English one.
+    """Return the pairs of German and English sentences of "train", "validation" or "test" (Flickr 2016).
 
-    Raises StudyError when the two files have other numbers of lines, and that names empty sentences.
+    Raises StudyError if the two files have different numbers of lines, and for empty sentences.
     """
     stem = SOURCE.find_folder(folder) / split_name(split, SPLITS)
     sides = []
@@ -53,5 +52,7 @@ def read(folder: Path | None, split: str) -> list[tuple[str, str]]:
         sides.append(lines)
     german, english = sides
     if len(german) != len(english):
-        raise StudyError(f"{stem}.de has {len(german)} lines, {stem.name}.en {len(english)}: no pairs. {AGAIN}")
+        raise StudyError(
+            f"{stem}.de has {len(german)} lines, {stem.name}.en {len(english)}: they form no pairs. {AGAIN}"
+        )
     return list(zip(german, english, strict=True))

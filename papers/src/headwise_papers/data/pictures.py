@@ -1,4 +1,4 @@
-"""Read pictures by name, with Pillow."""
+"""Reading of pictures with Pillow."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from headwise_papers.data.text_files import AGAIN
 
 
 def read_picture(path: Path, size: tuple[int, int] | None = None, *, gray: bool = False) -> np.ndarray:
-    """Read a picture into (H, W, 3) uint8 in red, green, blue, or with `gray` into (H, W); `size` is (W, H) in pixels.
+    """Return a picture as (H, W, 3) uint8 in red, green, blue, or with `gray` as (H, W).
 
-    Raises StudyError that names a file which is absent, no picture, of another size, or not gray where it must be.
+    `size` is the required (W, H) in pixels. Raises StudyError naming a file that is missing, not a picture, of another
+    size, or in colour with `gray`.
     """
     with needing("Reading pictures", "study"):
         from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(path) as picture:
             if size is not None and picture.size != size:
-                raise StudyError(f"{path} is {picture.size} pixels where {size} must stand. {AGAIN}")
+                raise StudyError(f"{path} is {picture.size} pixels instead of {size}. {AGAIN}")
             if gray and picture.mode not in ("L", "P"):
-                raise StudyError(f"{path} holds colours ({picture.mode}) where numbers of classes must stand. {AGAIN}")
+                raise StudyError(f"{path} holds colours ({picture.mode}) instead of class numbers. {AGAIN}")
             return np.asarray(picture if gray else picture.convert("RGB"))
     except FileNotFoundError as error:
         raise StudyError(f"{path} is missing. {AGAIN.replace('Delete it and start', 'Start')}") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise StudyError(f"{path} is no picture: {error}. {AGAIN}") from error
+        raise StudyError(f"{path} is not a picture: {error}. {AGAIN}") from error

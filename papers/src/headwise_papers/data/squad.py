@@ -1,8 +1,7 @@
-"""SQuAD 1.1's development questions (Rajpurkar et al. 2016, arXiv 1606.05250): passages, and answers that stand in
-them.
+"""SQuAD 1.1's development questions (Rajpurkar et al. 2016, arXiv 1606.05250), with passages that contain the answers.
 
-Read from the official file, or from one rebuilt from the official site's pages, in which each answer's place is the
-first at which it occurs.
+They are read from the official file, or from one rebuilt from the official site's pages, in which the position of an
+answer is its first occurrence.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ REBUILT = Source(folder="squad", files={"dev-v1.1.rebuilt.json": "de529e443e02b0
 
 @dataclass(frozen=True)
 class Question:
-    """Hold a question on a passage: its article's title, and every annotator's answer with the character it begins
-    at."""
+    """A question on a passage of an article, with every annotator's answer and the index of its first character."""
 
     article: str
     context: str
@@ -44,32 +42,32 @@ class Question:
 
 
 def source(folder: Path | None) -> Source:
-    """Choose the official file; the rebuilt one where only that is there."""
+    """Return the official file as the source, or the rebuilt one if only that exists."""
     official, rebuilt = OFFICIAL.paths(folder)[0], REBUILT.paths(folder)[0]
     return REBUILT if rebuilt.is_file() and not official.is_file() else OFFICIAL
 
 
 def described() -> DataSet:
-    """Return the data set as a task announces it."""
+    """Return the description of the data set."""
     forms = tuple(tuple(form.files) for form in (OFFICIAL, REBUILT))
     return DataSet(OFFICIAL.folder, forms, OFFICIAL.megabytes)
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download the official file where none is there, and check the MD5 of what is."""
+    """Download the official file if neither exists, and check the MD5 of the existing one."""
     source(folder).prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the file that is read."""
+    """Return the file to read."""
     return source(folder).paths(folder)
 
 
 def read(folder: Path | None) -> list[Question]:
-    """Read all questions in the file's order, so that those of an article stand together.
+    """Return all questions in the file's order, which keeps those of an article together.
 
-    Raises StudyError for what is no such JSON, and that counts and names questions without an answer or whose answer
-    does not stand in its passage at the place given.
+    Raises StudyError for an invalid file, and for questions without an answer or whose answer is not in the passage at
+    the given position.
     """
     (path,) = files(folder)
     try:
@@ -77,20 +75,20 @@ def read(folder: Path | None) -> list[Question]:
             Question(
                 article=article["title"],
                 context=paragraph["context"],
-                question=asked["question"],
-                answers=[_answer(answer) for answer in asked["answers"]],
+                question=entry["question"],
+                answers=[_answer(answer) for answer in entry["answers"]],
             )
             for article in json.loads(read_text(path))["data"]
             for paragraph in article["paragraphs"]
-            for asked in paragraph["qas"]
+            for entry in paragraph["qas"]
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise StudyError(f"{path} is no SQuAD file: {type(error).__name__}: {error}. {AGAIN}") from error
-    wrong = [question for question in questions if not _stands(question)]
-    if wrong or not questions:
-        first = f", first {wrong[0].question!r}" if wrong else ""
+        raise StudyError(f"{path} is not a SQuAD file: {type(error).__name__}: {error}. {AGAIN}") from error
+    invalid = [question for question in questions if not _is_valid(question)]
+    if invalid or not questions:
+        first = f", first {invalid[0].question!r}" if invalid else ""
         raise StudyError(
-            f"{path}: {len(wrong)} of {len(questions)} questions have no answer that stands in its passage{first}. "
+            f"{path}: {len(invalid)} of {len(questions)} questions have no answer that stands in its passage{first}. "
             f"{AGAIN}"
         )
     return questions
@@ -100,6 +98,6 @@ def _answer(answer: dict[str, Any]) -> tuple[str, int]:
     return str(answer["text"]), int(answer["answer_start"])
 
 
-def _stands(question: Question) -> bool:
+def _is_valid(question: Question) -> bool:
     right = all(text and question.context[start : start + len(text)] == text for text, start in question.answers)
     return right and bool(question.answers) and bool(question.question.strip())

@@ -1,7 +1,7 @@
 """SST-2 (Socher et al. 2013, as in GLUE, arXiv 1804.07461): sentences of film reviews, negative or positive.
 
-GLUE keeps the labels of its test sentences to itself. They stand in the treebank that its archive carries along, from
-which the labelled test file is made.
+GLUE does not publish the labels of its test sentences, but its archive includes the treebank, from which the labelled
+test file is made.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ SPLITS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test-labeled.t
 
 
 def label_test(read: Read) -> bytes:
-    """Make the labelled test file: each test sentence of GLUE with the label that the treebank gives the same
-    phrase."""
+    """Return the labelled test file: each test sentence of GLUE with the treebank's label of the same phrase."""
     values = [line.split("|")[1] for line in _lines(read("SST-2/original/sentiment_labels.txt"))[1:]]
     phrases = {}
     for line in _lines(read("SST-2/original/dictionary.txt")):
         phrase, number = line.rsplit("|", 1)
-        # GLUE is in small letters and knows no backslash
+        # GLUE is in lower case and without backslashes
         phrases[phrase.lower().replace("\\", "")] = int(float(values[int(number)]) > 0.5)
     rows = ["\t".join(HEADER)]
     for line in _lines(read("SST-2/test.tsv"))[1:]:
@@ -57,25 +56,25 @@ SOURCE = Source(
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> tuple[list[str], list[int]]:
-    """Read "train", "validation" or "test": sentences in small letters, and 0 for negative or 1 for positive.
+    """Return the sentences of a split in lower case, and their labels, 0 for negative or 1 for positive.
 
-    Raises StudyError that names the line of a row with other columns, of another label, or of an empty sentence.
+    Raises StudyError naming the line of a row with another number of columns, an invalid label or an empty sentence.
     """
     path = SOURCE.find_folder(folder) / split_name(split, SPLITS)
     rows = read_rows(path, 2, header=HEADER)
     for number, (_, label) in enumerate(rows, start=2):
         if label not in ("0", "1"):
-            raise StudyError(f"{path}, line {number}: label {label!r} where 0 or 1 must stand. {AGAIN}")
+            raise StudyError(f"{path}, line {number}: label {label!r} instead of 0 or 1. {AGAIN}")
     sentences = [sentence.strip() for sentence, _ in rows]
     refuse_empty(path, sentences, "sentences")
     return sentences, [int(label) for _, label in rows]

@@ -1,4 +1,4 @@
-"""The attention weights of stories260K (Karpathy 2023, llama2.c): a Llama of 5 layers that tells small stories."""
+"""The attention weights of stories260K (Karpathy 2023, llama2.c), a Llama of 5 layers trained on small stories."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Source
+from headwise_papers.data.text_files import AGAIN
 
 NAME = "stories260K.bin"
 SOURCE = Source(
@@ -37,18 +38,18 @@ TOKENIZER = Source(
         ),
     ),
 )
-# whole numbers before the weights: width, width of the MLP, layers, heads, groups, vocabulary, length
+# integers before the weights: width, width of the MLP, layers, heads, groups, vocabulary, length
 HEADER = struct.Struct("7i")
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Hold the weights of one layer, as llama2.c keeps them: rotary positions turn neighbouring rows of queries and
+    """The weights of one layer in the layout of llama2.c: rotary positions rotate neighbouring rows of queries and
     keys.
 
     Attributes:
         q: (H, d, C).
-        k: (G, d, C), of the groups of heads that share them.
+        k: (G, d, C), shared by groups of heads.
         v: (G, d, C).
         o: (H, d, C), a row for each input of the output projection.
     """
@@ -60,23 +61,22 @@ class Attention:
 
 
 def described() -> DataSet:
-    """Name the model with its tokenizer."""
+    """Return the description of the model with its tokenizer."""
     return DataSet(SOURCE.folder, ((NAME, TOKENS),), megabytes=1.1)
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download the model where it is missing and check its MD5."""
+    """Download the model if it is missing, and check its MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the file."""
+    """Return the file of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None) -> list[Attention]:
-    """Read the attention layers, from the first to the last; raise StudyError where the file is no such model or ends
-    early."""
+    """Return the attention layers in order; raise StudyError if the file is not such a model or is incomplete."""
     path = SOURCE.find_folder(folder) / NAME
     try:
         content = path.read_bytes()
@@ -85,27 +85,28 @@ def read(folder: Path | None) -> list[Attention]:
             f"{path} is missing. Name its folder by --data, or leave --data out to have it downloaded."
         ) from error
     if len(content) < HEADER.size:
-        raise StudyError(f"{path} has {len(content)} bytes: it is no llama2.c model")
+        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model. {AGAIN}")
     width, _, layers, heads, groups, vocabulary, _ = HEADER.unpack_from(content)
     size = width // max(heads, 1)
     sizes = {"q": heads, "k": groups, "v": groups, "o": heads}
-    # behind the embedding and the norms before attention, all layers' queries, then keys, values and output
+    # after the embedding and the norms before attention come all layers' queries, then keys, values and outputs
     start = HEADER.size + 4 * (abs(vocabulary) + layers) * width
     count = layers * width * size * sum(sizes.values())
     if min(width, layers, heads, groups) < 1 or len(content) < start + 4 * count:
         raise StudyError(
-            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is no whole llama2.c model"
+            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is not a complete llama2.c model. "
+            f"{AGAIN}"
         )
     numbers = torch.frombuffer(bytearray(content[start : start + 4 * count]), dtype=torch.float32)
-    found: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
     for name, number in sizes.items():
-        part, numbers = numbers.split(
+        block, numbers = numbers.split(
             [layers * number * size * width, numbers.numel() - layers * number * size * width]
         )
-        # the output projection maps the heads' outputs, so that a head's are columns
-        found[name] = (
-            part.view(layers, width, heads, size).permute(0, 2, 3, 1)
+        # the output projection maps the heads' outputs, so that a head's weights are columns
+        parts[name] = (
+            block.view(layers, width, heads, size).permute(0, 2, 3, 1)
             if name == "o"
-            else part.view(layers, number, size, width)
+            else block.view(layers, number, size, width)
         )
-    return [Attention(**{name: part[layer] for name, part in found.items()}) for layer in range(layers)]
+    return [Attention(**{name: block[layer] for name, block in parts.items()}) for layer in range(layers)]

@@ -14,8 +14,9 @@ from torch import Tensor
 from headwise.files.optional_imports import needing
 from headwise.study import StudyError
 from headwise_papers.data import stories260k
+from headwise_papers.data.text_files import AGAIN
 
-# what transformers calls each weight of a layer, in the order of the file
+# names of a layer's weights in transformers, in the order of the file
 PLACES = {
     "input_layernorm": ("width",),
     "self_attn.q_proj": ("width", "width"),
@@ -31,7 +32,7 @@ SPECIAL = ("<unk>", "<s>", "</s>")
 
 
 def llama(folder: Path | None) -> Any:
-    """Build the model with its trained weights."""
+    """Return the model with its trained weights."""
     return copy.deepcopy(_llama(folder))
 
 
@@ -59,7 +60,7 @@ def _llama(folder: Path | None) -> Any:
 
 @lru_cache(maxsize=2)
 def _read(folder: Path | None) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Return the sizes and the weights under their names in transformers; raise StudyError for a broken file."""
+    """Return the sizes, and the weights by their names in transformers; raise StudyError for a broken file."""
     (path,) = stories260k.files(folder)
     try:
         content = path.read_bytes()
@@ -67,7 +68,7 @@ def _read(folder: Path | None) -> tuple[dict[str, int], dict[str, Tensor]]:
         raise StudyError(f"{path} is missing. Name its folder by --data, or leave --data out to have it.") from error
     names = ("width", "inner", "layers", "heads", "groups", "vocabulary", "length")
     if len(content) < stories260k.HEADER.size:
-        raise StudyError(f"{path} has {len(content)} bytes: it is no llama2.c model")
+        raise StudyError(f"{path} has {len(content)} bytes: it is not a llama2.c model. {AGAIN}")
     sizes = dict(zip(names, stories260k.HEADER.unpack_from(content), strict=True))
     sizes["kv"] = sizes["width"] // max(sizes["heads"], 1) * sizes["groups"]
     numbers, at = torch.frombuffer(bytearray(content[stories260k.HEADER.size :]), dtype=torch.float32), 0
@@ -76,25 +77,25 @@ def _read(folder: Path | None) -> tuple[dict[str, int], dict[str, Tensor]]:
         nonlocal at
         start, at = at, at + torch.Size(shape).numel()
         if at > numbers.numel():
-            raise StudyError(f"{path} ends early: it is no whole llama2.c model")
+            raise StudyError(f"{path} ends early: it is not a complete llama2.c model. {AGAIN}")
         return numbers[start:at].view(shape)
 
-    found = {"model.embed_tokens.weight": take(sizes["vocabulary"], sizes["width"])}
+    weights = {"model.embed_tokens.weight": take(sizes["vocabulary"], sizes["width"])}
     for place, shape in PLACES.items():
         for layer, value in enumerate(take(sizes["layers"], *(sizes[name] for name in shape))):
             heads = {"self_attn.q_proj": sizes["heads"], "self_attn.k_proj": sizes["groups"]}.get(place)
-            found[f"model.layers.{layer}.{place}.weight"] = value if heads is None else _halves(value, heads)
-    found["model.norm.weight"] = take(sizes["width"])
-    return sizes, found | {"lm_head.weight": found["model.embed_tokens.weight"]}
+            weights[f"model.layers.{layer}.{place}.weight"] = value if heads is None else _halves(value, heads)
+    weights["model.norm.weight"] = take(sizes["width"])
+    return sizes, weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
 
 
 def _halves(rows: Tensor, heads: int) -> Tensor:
-    """Put the rows of each head, whose rotary pairs are neighbours, into the two halves that transformers turns."""
+    """Return the rows of each head, whose rotary pairs are neighbours, in the two halves that transformers rotates."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def tokenizer(folder: Path | None) -> Any:
-    """Build the tokenizer: byte pairs merged in the order of their scores, bytes where nothing fits."""
+    """Return the tokenizer: byte pairs merged in the order of their scores, with a fallback to bytes."""
     from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     sizes, _ = _read(folder)
@@ -112,7 +113,7 @@ def tokenizer(folder: Path | None) -> Any:
         merges += [(score, pair) for pair in pairs if pair[0] in words and pair[1] in words]
     merges.sort(key=lambda merge: -merge[0])
     ordered = [pair for _, pair in merges]
-    made = Tokenizer(models.BPE(words, ordered, unk_token=SPECIAL[0], fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
-    return made
+    tokenizer_ = Tokenizer(models.BPE(words, ordered, unk_token=SPECIAL[0], fuse_unk=True, byte_fallback=True))
+    tokenizer_.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer_.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    return tokenizer_

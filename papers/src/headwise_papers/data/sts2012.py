@@ -1,7 +1,7 @@
 """SemEval STS 2012 (Agirre et al. 2012): pairs of sentences with their similarity from 0 to 5, without its MSRvid part.
 
-The video part's text needs an agreement with its publisher, so that it is not in the public copy; a figure over these
-parts is not the published one over five.
+The text of the video part needs an agreement with its publisher and is not in the public copy, so figures over these
+parts are not comparable with the published ones over five.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES: dict[str, str | None] = {
     "SMTeuroparl.test.tsv": "43fbc6c2c242704d175c601240b4df7f",
     "SMTnews.test.tsv": "db38fc8e4b6f739993ef9e0b07e99f0d",
 }
-# the organisers' archive keeps sentences and scores apart; this copy of it has them side by side
+# the organisers' archive has sentences and scores in separate files; this copy has them together
 PLACE = "https://raw.githubusercontent.com/brmson/dataset-sts/master/data/sts/semeval-sts/2012"
 SOURCE = Source(
     folder="sts2012",
@@ -33,19 +33,19 @@ SOURCE = Source(
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> tuple[list[str], list[str], list[float]]:
-    """Read "train" or "test", its parts one after the other: first sentences, second sentences, scores from 0 to 5.
+    """Return first sentences, second sentences and scores from 0 to 5 of "train" or "test", part after part.
 
-    Raises StudyError that names the line of a row with other columns, of another score, or of an empty sentence.
+    Raises StudyError naming the line of a row with another number of columns, an invalid score or an empty sentence.
     """
     paths = [path for path in SOURCE.paths(folder) if path.name.endswith(f".{split}.tsv")]
     if not paths:

@@ -25,24 +25,24 @@ SOURCE = Source(
         ),
     ),
 )
-# genre, file, year, number, score, sentence, sentence; then what a licence asks to be named
+# genre, file, year, number, score, sentence, sentence; then attributions required by a licence
 SCORE, FIRST, SECOND, COLUMNS = 4, 5, 6, 7
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> tuple[list[str], list[str], list[float]]:
-    """Read "train", "validation" or "test": first sentences, second sentences, scores from 0 to 5.
+    """Return first sentences, second sentences and scores from 0 to 5 of a split.
 
-    Raises StudyError that names the line of a row with other columns, of another score, or of an empty sentence.
+    Raises StudyError naming the line of a row with another number of columns, an invalid score or an empty sentence.
     """
     path = SOURCE.find_folder(folder) / split_name(split, SPLITS)
     rows = read_rows(path, COLUMNS, more=True)

@@ -24,15 +24,15 @@ SOURCE = Source(
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download the text where it is missing and check its MD5."""
+    """Download the text if it is missing, and check its MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the file."""
+    """Return the file of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None) -> str:
-    """Read the whole text; it has no splits of its own."""
+    """Return the whole text, which has no predefined splits."""
     return read_text(SOURCE.find_folder(folder) / NAME)

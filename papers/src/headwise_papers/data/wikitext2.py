@@ -1,4 +1,4 @@
-"""WikiText-2 (Merity et al. 2016, arXiv 1609.07843): articles of Wikipedia in words, rare ones as <unk>."""
+"""WikiText-2 (Merity et al. 2016, arXiv 1609.07843): articles of Wikipedia as words, with <unk> for rare words."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ SPLITS = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:
-    """Download what is missing and check every file's MD5."""
+    """Download missing files, and check every file's MD5."""
     SOURCE.prepare(folder, tell)
 
 
 def files(folder: Path | None) -> list[Path]:
-    """Name the files."""
+    """Return the files of the data set."""
     return SOURCE.paths(folder)
 
 
 def read(folder: Path | None, split: str) -> str:
-    """Read "train", "validation" or "test" as one text: words between spaces, a line for each paragraph."""
+    """Return "train", "validation" or "test" as one text: words separated by spaces, one line per paragraph."""
     return read_text(SOURCE.find_folder(folder) / split_name(split, SPLITS))

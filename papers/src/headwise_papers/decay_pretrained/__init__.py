@@ -1,9 +1,8 @@
-"""Pretrained attention: are its factors balanced, and its Frobenius and nuclear norms nearly identical, as weight decay
-would have them?
+"""A study of pretrained attention: are its factors balanced, and its Frobenius and nuclear norms nearly identical?
 
-Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show so of LLaMA-2 7B. Here stories260K and all-MiniLM-L6-v2
-stand beside random weights of the same shapes, and beside their own weights with one factor rotated. `headwise audit`
-reads the same of any checkpoint.
+Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, show this for LLaMA-2 7B and attribute it to weight decay. Here
+stories260K and all-MiniLM-L6-v2 are compared with random weights of the same shapes, and with their own weights with
+one factor rotated. `headwise audit` computes the same figures of any checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ NOTES = (
     "balance, and its heads share keys and values in pairs; MiniLM was distilled and fine-tuned, with what decay is "
     "not known here.",
 )
-# points of a chart at most, of a pretrained and of a random model
+# largest numbers of points in a chart, for a pretrained and a random model
 POINTS = (250, 100)
 
 
@@ -55,8 +54,10 @@ def run(
     progress: Callable[[str], None] | None = None,
     data: Path | None = None,
 ) -> dict[str, Any]:
-    """Read both models, and `seeds` draws of each reference (10 by default), and return the findings; `jobs` and
-    `device` change nothing."""
+    """Return the findings on both models and on `seeds` draws of each reference (default 10).
+
+    `jobs` and `device` have no effect.
+    """
     say, seeds = progress or (lambda text: None), seeds or 10
     figures: dict[str, list[dict[str, float]]] = {}
     charts, norms = [], []
@@ -88,15 +89,15 @@ def run(
     )
 
 
-def subject(model: str, found: Compared) -> str:
-    """Name a comparison: which norms, of which product, in which model."""
+def subject(model: str, comparison: Compared) -> str:
+    """Return the name of a comparison: its product, model and norms."""
     from headwise.auditing.weights import PRODUCTS
 
-    return f"{PRODUCTS[found['product']]} of {model}, {found['first']} against {found['second']}"
+    return f"{PRODUCTS[comparison['product']]} of {model}, {comparison['first']} against {comparison['second']}"
 
 
 def claims(norms: list[str], rows: list[str]) -> list[Claim]:
-    """Return the paper's claims, of norms of heads and of rows, and whether both references leave something of them."""
+    """Return the paper's claims on norms of heads and rows, and claims that compare them with both references."""
     from headwise.auditing.balances import NEARLY
 
     same = "The Frobenius and nuclear norms of heads are nearer to equal than"
@@ -127,12 +128,12 @@ def _nearer(arms: list[str], reference: str) -> list[ClaimTest]:
 
 
 def _figures(own: Compared, random: Compared, turned: Compared) -> dict[str, float]:
-    away = {"apart": own["deviation"], "random": random["deviation"], "rotated": turned["deviation"]}
-    return away | {"correlation": own["correlation"], "chance": random["correlation"]}
+    deviations = {"apart": own["deviation"], "random": random["deviation"], "rotated": turned["deviation"]}
+    return deviations | {"correlation": own["correlation"], "chance": random["correlation"]}
 
 
 def _chart(name: str, model: str, own: Compared, random: Compared) -> dict[str, Any]:
-    """Return pairs of norms, of the model and of one draw of random weights, each as a share of their mean."""
+    """Return the chart of pairs of norms, divided by their mean, of the model and of one draw of random weights."""
     first, second = f"{own['first']} / mean", f"{own['second']} / mean"
     data = []
     for weights, one, most in ((model, own, POINTS[0]), ("random weights", random, POINTS[1])):

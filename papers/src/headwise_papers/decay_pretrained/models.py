@@ -1,4 +1,4 @@
-"""The products of two pretrained models, and what stands beside them."""
+"""The weight products of two pretrained models and of their references."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def load(model: str, data: Path | None, say: Callable[[str], None]) -> list[Prod
     if model == MODELS[0]:
         stories260k.prepare(data, say)
         layers = stories260k.read(data)
-        turned = torch.arange(layers[0].q.shape[1]).view(-1, 2)
-        return [one for a in layers for one in (Product("qk", a.q, a.k, turned), Product("vo", a.o, a.v))]
-    encoder, found = load_encoder(""), []
+        pairs = torch.arange(layers[0].q.shape[1]).view(-1, 2)
+        return [one for a in layers for one in (Product("qk", a.q, a.k, pairs), Product("vo", a.o, a.v))]
+    encoder, products = load_encoder(""), []
     for one in hosts.find(encoder):
         one.site.model = encoder
-        found += list(weight_reading(one.site).products.values())
-    return found
+        products += list(weight_reading(one.site).products.values())
+    return products
 
 
 def drawn(product: Product, seed: int, at: int) -> Product:
@@ -46,8 +46,10 @@ def drawn(product: Product, seed: int, at: int) -> Product:
 
 
 def rotated(product: Product, seed: int, at: int) -> Product:
-    """Return the same weights with the shared factor's rows turned by a random rotation: all norms and spectra of the
-    factors stay."""
+    """Return the same weights with the rows of the shared factor rotated at random.
+
+    This keeps all norms and spectra of the factors.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(1000 * seed + at)
@@ -56,8 +58,7 @@ def rotated(product: Product, seed: int, at: int) -> Product:
 
 
 def compare(products: list[Product]) -> dict[tuple[str, str], Compared]:
-    """Compare norms of rows, and Frobenius with nuclear norms, over all heads of a model; by product and second
-    norm."""
+    """Return, by product and second norm, the comparisons of norms of rows and of Frobenius with nuclear norms."""
     from headwise.auditing.balances import balances_of, compared
 
     records = {

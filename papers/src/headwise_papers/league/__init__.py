@@ -1,2 +1,1 @@
-"""The league of the literature: its entries and worlds as files, and the tasks of the worlds with every control as a
-setting."""
+"""The league of the literature: files of its entries and worlds, and the tasks of the worlds."""

@@ -1,7 +1,7 @@
-"""The tasks of the league's worlds: tasks of the studies, with the controls that everybody forgets as settings, and
-calibration, robustness to weights of 8 bits and the health of heads.
+"""The tasks of the league's worlds: tasks of the studies with control settings and further outcomes.
 
-A control must change the same model by the same recipe, so that it stands beside the methods as an arm.
+The further outcomes are calibration, robustness to 8-bit weights and the health of heads. A control is a setting of the
+same task, so that it can be an arm like the methods.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from headwise_papers.tasks.language_model import LanguageModel
 from headwise_papers.tasks.recall import AssociativeRecall
 from headwise_papers.tasks.speech import Speech
 
-# of confidence, all equally wide: Guo et al. 2017, arXiv 1706.04599
+# number of bins of confidence, of equal width: Guo et al. 2017, arXiv 1706.04599
 BINS = 15
-# what the branches of the models here are called; `layers.N` are those of a model of attention alone
+# names of the models' branches; in a model of attention alone they are `layers.N`
 BRANCHES = ("attn", "self_attn", "mlp")
 
 
 class Controls(Task):
-    """Add residual dropout, label smoothing and an earlier end to a task; at their defaults they change nothing.
+    """A mixin that adds residual dropout, label smoothing and early stopping to a task, all off by default.
 
-    Every run tells the health of its heads, and what it would get on test data with weights of 8 bits.
+    Every run also records the health of its heads, and its test outcomes with 8-bit weights.
     """
 
     head_statistics: tuple[str, ...] = ("attention_entropy", "head_redundancy", "stream_cosine")
@@ -46,7 +46,7 @@ class Controls(Task):
     )
 
     def model(self) -> Any:
-        """Build the model, with dropout at the end of every branch where asked for."""
+        """Return the model, with dropout at the end of every branch if set."""
         model: nn.Module = super().model()  # type: ignore[safe-super]  # of the task that follows
         if self.residual_dropout:
             for branch in branches(model):
@@ -54,23 +54,22 @@ class Controls(Task):
         return model
 
     def phases(self) -> list[Phase]:
-        """Return the one phase, shortened where asked for."""
+        """Return the single phase, shortened if set."""
         (phase,) = super().phases()
         if self.stop_at == 1 or phase.changes:
             return [phase]
         length = (
             {"steps": _part(self.steps, self.stop_at)} if self.steps else {"epochs": _part(self.epochs, self.stop_at)}
         )
-        # the task of the phase is whole again: its length is not cut twice
+        # stop_at is reset for the phase, so that its length is not reduced twice
         return [Phase(phase.name, phase.data, changes={**length, "stop_at": 1.0})]
 
     def evaluations(self) -> list[Evaluation]:
-        """Return the task's own, and the test data with weights of 8 bits."""
+        """Return the task's own evaluations, and one of the test data with 8-bit weights."""
         return [*super().evaluations(), Evaluation("int8", "test", _rounded)]
 
     def loss(self, output: Any, targets: Any) -> Tensor:
-        """Return the loss; while training, mixed with that of uniform targets (Szegedy et al. 2016, arXiv
-        1512.00567)."""
+        """Return the loss, in training with label smoothing if set (Szegedy et al. 2016, arXiv 1512.00567)."""
         loss: Tensor = super().loss(output, targets)
         if not self.label_smoothing or not torch.is_grad_enabled():
             return loss
@@ -82,56 +81,57 @@ class Controls(Task):
 
 
 class Calibrated(Controls):
-    """Tell of a classifier, also of words, by how much its confidence misses its accuracy."""
+    """A mixin that adds the expected calibration error to a task of classification, also of words."""
 
     def all_metrics(self) -> tuple[Metric, ...]:
         """Return the task's metrics and the expected calibration error."""
         return (*super().all_metrics(), Metric("calibration", "expected calibration error", higher_is_better=False))
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count, beside what the task counts, confidence and hits in bins of confidence."""
+        """Return the task's own sums, and confidence and hits in bins of confidence."""
         return super().count(output, targets) | {"bins": in_bins(output, targets)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the metrics, the mean over predictions of |confidence − accuracy| of their bin among them."""
+        """Return the task's metrics, and the mean over predictions of their bin's |confidence − accuracy|."""
         rest = {name: total for name, total in sums.items() if name != "bins"}
         confident, right, size = sums["bins"]
         return super().finish(rest) | {"calibration": (confident - right).abs().sum() / size.sum()}
 
 
 class Dropped:
-    """Drop what a branch gives while it trains, as a hook of its module."""
+    """A forward hook that applies dropout to the output of a branch in training."""
 
     def __init__(self, p: float) -> None:
         self.p = p
 
     def __call__(self, module: nn.Module, given: Any, output: Any) -> Any:
-        """Return the output with single numbers set to zero; of several outputs the first is the branch's."""
+        """Return the output with dropout; of a tuple, the first item is the branch's output."""
         if isinstance(output, tuple):
             return (F.dropout(output[0], self.p, module.training), *output[1:])
         return F.dropout(output, self.p, module.training)
 
 
 class Images(Calibrated, Cifar):
-    """Classify 2,000 images of CIFAR-10, which the plain model memorises; augmentation is a control."""
+    """Classification of 2,000 images of CIFAR-10, which the plain model memorises; augmentation is a control."""
 
     shift: int = Field(
         0, ge=0, le=16, description="augmentation: most pixels of a random shift, beside a random flip; 0: none"
     )
 
     def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
-        """Scale bytes to [-1, 1]; in training, shift and flip each image where asked for."""
+        """Return images scaled to [-1, 1], in training randomly shifted and flipped if set."""
         images = super().batch(inputs, generator)
         return images if generator is None or not self.shift else shifted(images, self.shift, generator)
 
 
 class Words(Calibrated, blog_text.NextWord):
-    """Tell the next word of a piece of WikiText-2 so small that the plain model memorises it."""
+    """Prediction of the next word in a piece of WikiText-2 so small that the plain model memorises it."""
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics, accuracy first; a diverged run counts as a guess among all words.
+        """Return the metrics, accuracy first; a diverged run counts as a uniform guess among all words.
 
-        A model that has memorised its words is so sure of itself that its perplexity lies far above that of a guess.
+        Perplexity is not the first, because a model that has memorised its words is so overconfident that its
+        perplexity is far above that of a guess.
         """
         guess = 1 / (self.vocabulary + 3)
         accuracy, *others = sorted(super().all_metrics(), key=lambda metric: metric.name != "accuracy")
@@ -139,64 +139,64 @@ class Words(Calibrated, blog_text.NextWord):
 
 
 class Sentences(Calibrated, blog_text.Sentiment):
-    """Tell the sentiment of SST-2's sentences."""
+    """Classification of the sentiment of SST-2's sentences."""
 
 
 class Utterances(Controls, Speech):
-    """Write down AN4's utterances; SpecAugment is part of the plain recipe."""
+    """Recognition of AN4's utterances; SpecAugment is part of the plain recipe."""
 
     def uniform_loss(self, output: Tensor, targets: Any) -> Tensor:
-        """Return the cross entropy of uniform targets over the real frames, in nats a frame: CTC has no target of its
-        own there."""
+        """Return the cross entropy of uniform targets over the real frames, in nats per frame, as CTC has no target per
+        frame."""
         frames = targets["frames"].to(output.device)
         real = torch.arange(output.shape[1], device=output.device) < frames[:, None]
         return -output.float().mean(-1)[real].mean()
 
 
 class DeepPostNorm(Calibrated, LanguageModel):
-    """Tell the next word with many post-LN layers and no warm-up: what can be trained at all depends on the rate."""
+    """Prediction of the next word with many post-LN layers and no warm-up, trainable only at low learning rates."""
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test text by segments alone, and measure training and validation data at the end."""
+        """Return the evaluations: the test text by segments only, and training and validation data at the end."""
         own = [one for one in super().evaluations() if one.name == "int8"]
         return [Evaluation("train", limit=200), Evaluation("validation", limit=500), *own]
 
 
 class Characters(Calibrated, CharacterLM):
-    """Tell the next character in one pass over part of the text: the plain model is undertrained."""
+    """Prediction of the next character after one pass over part of the text; the plain model is undertrained."""
 
 
 class Recall(Calibrated, AssociativeRecall):
-    """Return the values behind asked keys; part of the training labels is random."""
+    """Recall of the values of queried keys; part of the training labels is random."""
 
 
 def branches(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose output is added to the stream, in their order."""
+    """Return the modules whose output is added to the residual stream, in order."""
     named = [module for name, module in model.named_modules() if name.rpartition(".")[2] in BRANCHES]
     layers = getattr(model, "layers", None)
-    found = named or ([*layers] if isinstance(layers, nn.ModuleList) else [])
-    if not found:
+    modules = named or ([*layers] if isinstance(layers, nn.ModuleList) else [])
+    if not modules:
         raise ValueError(
             f"residual dropout finds no branch in {type(model).__name__}; known are {', '.join(BRANCHES)} and layers"
         )
-    return found
+    return modules
 
 
 def in_bins(output: Tensor, targets: Tensor) -> Tensor:
-    """Return confidence, hits and predictions summed within each bin of confidence (3, BINS), in double precision."""
-    confidence, said = F.softmax(output.detach().float(), -1).max(-1)
+    """Return the sums (3, BINS) of confidence, hits and predictions in each bin of confidence, in double precision."""
+    confidence, predicted = F.softmax(output.detach().float(), -1).max(-1)
     place = (confidence * BINS).long().clamp(max=BINS - 1).flatten()
     rows = torch.stack(
-        [confidence.flatten(), (said == targets).flatten().float(), torch.ones_like(confidence).flatten()]
+        [confidence.flatten(), (predicted == targets).flatten().float(), torch.ones_like(confidence).flatten()]
     )
     return torch.zeros(3, BINS, dtype=torch.float64, device=rows.device).index_add_(1, place, rows.double())
 
 
 def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Shift each image (B, C, S, S) by up to `most` pixels, what enters being 0, and flip half of them."""
+    """Return images (B, C, S, S) shifted by up to `most` pixels, with new pixels 0, and half of them flipped."""
     count, _, size, _ = images.shape
     padded = F.pad(images, (most, most, most, most))
-    # drawn where the generator lives, so that a device changes nothing
+    # drawn on the generator's device, so that the images' device does not change the result
     moves = torch.randint(2 * most + 1, (2, count), generator=generator, device=generator.device).to(images.device)
     flips = torch.rand(count, generator=generator, device=generator.device).to(images.device) < 0.5
     steps = torch.arange(size, device=images.device)

@@ -1,4 +1,4 @@
-"""The factorised toy of weight decay and low rank: L2 on the factors against the nuclear norm on the product.
+"""A toy problem of weight decay and low rank: L2 on factors compared with the nuclear norm on their product.
 
 Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819. Target M with known singular values, ½‖ABᵀ − M‖² + λ/2(‖A‖² +
 ‖B‖²) under gradient flow (classical Runge–Kutta steps), against ½‖W − M‖² + λ‖W‖_* by proximal gradient steps; then two
@@ -33,9 +33,9 @@ LABELS = {
     "apart": "how far both optimizers end apart, of the way from the minimum without decay",
     "residual": "AdamW's end against its fixed point (decades)",
 }
-# log10 of an error of a singular value, of a course and of a norm: far above rounding, far below what λ changes
+# log10 tolerances of singular values, of trajectories and of norms: far above rounding, far below the effect of λ
 EQUAL, ON_COURSE, NONE_LEFT = -6.0, -4.0, -9.0
-# of how far the regularization moves the minimum
+# tolerance of a distance, as a share of the distance that regularization moves the minimum
 SAME_POINT = 0.01
 FLOWS = {strength: f"λ = {strength:g}" for strength in STRENGTHS}
 DECAYING = tuple(name for strength, name in FLOWS.items() if strength)
@@ -83,8 +83,10 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Carry out the toy on `seeds` random problems (6 by default: fewer give no verdict) and return its findings;
-    `jobs` and `device` change nothing."""
+    """Return the findings on `seeds` random problems (default 6; fewer give no verdict).
+
+    `jobs` and `device` have no effect.
+    """
     say, seeds = progress or (lambda text: None), seeds or 6
     flows: dict[str, list[dict[str, Any]]] = {}
     for seed in range(seeds):
@@ -94,17 +96,20 @@ def run(
         flows.setdefault("λ = 0.5, ‖ABᵀ − M‖² without its ½", []).append(flow(seed, 0.5, loss_factor=2.0))
     say("two scalars under AdamW and Adam with L2")
     paths = {name: two_scalars(epsilon, factorised) for (factorised, epsilon), name in PATHS.items()}
-    figures = {name: [_of_flow(one) for one in found] for name, found in flows.items()}
+    figures = {name: [_figures_of_flow(one) for one in results] for name, results in flows.items()}
     return findings(
         "low-rank-toy",
         TITLE,
         QUESTION,
-        # nothing is drawn for the scalars
-        figures | {name: [_of_path(one)] * seeds for name, one in paths.items()},
+        # the problem of two scalars has nothing random
+        figures | {name: [_figures_of_path(one)] * seeds for name, one in paths.items()},
         CLAIMS,
         labels=LABELS,
         notes=NOTES,
-        charts=[*_of_flows({name: found[0] for name, found in flows.items() if name in FLOWS.values()}), *_of(paths)],
+        charts=[
+            *_flow_charts({name: found[0] for name, found in flows.items() if name in FLOWS.values()}),
+            *_path_charts(paths),
+        ],
         settings={
             "problems": seeds,
             "flow": {
@@ -125,36 +130,36 @@ def run(
     )
 
 
-def _of_flow(found: dict[str, Any]) -> dict[str, float]:
-    away = {key: max(abs(x - y) for x, y in zip(found["end"], found[key])) for key in ("thresholded", "nuclear")}
-    errors = away | {"law": found["law_error"], "gap": found["course"][-1]["gap"]}
-    return {name: decades(error) for name, error in errors.items()} | {"bound": found["bound_used"]}
+def _figures_of_flow(result: dict[str, Any]) -> dict[str, float]:
+    distances = {key: max(abs(x - y) for x, y in zip(result["end"], result[key])) for key in ("thresholded", "nuclear")}
+    errors = distances | {"law": result["law_error"], "gap": result["course"][-1]["gap"]}
+    return {name: decades(error) for name, error in errors.items()} | {"bound": result["bound_used"]}
 
 
-def _of_path(found: dict[str, Any]) -> dict[str, float]:
-    apart = found["distance"] / math.dist(OPTIMUM, found["solution"])
-    return {"apart": apart, "residual": decades(found["residual"])}
+def _figures_of_path(result: dict[str, Any]) -> dict[str, float]:
+    distance = result["distance"] / math.dist(OPTIMUM, result["solution"])
+    return {"apart": distance, "residual": decades(result["residual"])}
 
 
-def _of_flows(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _flow_charts(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the charts of the gradient flow of one problem."""
     balance, gap = "‖AᵀA − BᵀB‖", "½(‖A‖² + ‖B‖²) − ‖ABᵀ‖_*"
     thresholds = [
         {"singular value of M": s, "after training": end, "λ": name.removeprefix("λ = ")}
-        for name, found in flows.items()
-        for s, end in zip(SINGULAR_VALUES, found["end"])
+        for name, flow_ in flows.items()
+        for s, end in zip(SINGULAR_VALUES, flow_["end"])
     ]
     balances = [
         {"time t": point["time"], balance: point[key], "curve": f"{name}, {words}"}
-        for name, found in flows.items()
+        for name, flow_ in flows.items()
         for words, key in (("flow", "balance"), ("e^(−2λt)", "law"))
-        for point in found["course"][:: 1 if found["strength"] else 8]
+        for point in flow_["course"][:: 1 if flow_["strength"] else 8]
         if point["law"] > 1e-8
     ]
     gaps = [
         {"time t": point["time"], gap: point["gap"], "curve": name}
-        for name, found in flows.items()
-        for point in found["course"]
+        for name, flow_ in flows.items()
+        for point in flow_["course"]
         if point["gap"] > 1e-10
     ]
     courses = [
@@ -173,9 +178,9 @@ def _of_flows(flows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _of(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the paths of the two scalars at the smallest and the largest ε."""
-    shown = {kind: [paths[PATHS[kind, epsilon]] for epsilon in (min(DECAYS), max(DECAYS))] for kind in KINDS}
+def _path_charts(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the charts of the two scalars' paths at the smallest and the largest ε."""
+    paths_by_kind = {kind: [paths[PATHS[kind, epsilon]] for epsilon in (min(DECAYS), max(DECAYS))] for kind in KINDS}
     return [
         {
             "title": f"Two scalars, {'as products of two factors' if kind else 'direct'}: the paths",
@@ -183,11 +188,11 @@ def _of(paths: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "y": "w₂",
             "series": "optimizer",
             "data": [
-                {"w₁": x, "w₂": y, "optimizer": f"{optimizer}, ε = {found['epsilon']:g}"}
-                for found in both
+                {"w₁": x, "w₂": y, "optimizer": f"{optimizer}, ε = {path['epsilon']:g}"}
+                for path in both
                 for optimizer in ("AdamW", "Adam + L2")
-                for x, y in found[optimizer]["path"]
+                for x, y in path[optimizer]["path"]
             ],
         }
-        for kind, both in shown.items()
+        for kind, both in paths_by_kind.items()
     ]

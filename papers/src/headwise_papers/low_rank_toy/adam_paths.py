@@ -14,18 +14,17 @@ ADAM_STEPS = 3000
 
 
 def two_scalars(epsilon: float, factorised: bool) -> dict[str, Any]:
-    """Minimise the loss of two scalars with AdamW and with Adam + L2 of strength ε·λ; return the paths, ends and fixed
-    points.
+    """Return the paths and ends of AdamW and of Adam with L2 of strength ε·λ on the loss of two scalars.
 
     `factorised` writes each scalar as a product of two parameters, so that L2 on them acts as L1 on the scalar.
-    "residual" is how far AdamW's end is from its fixed point λw = −g/(|g| + ε), per parameter, at most.
+    "residual" is the largest deviation, over parameters, of AdamW's end from its fixed point λw = −g/(|g| + ε).
     """
     import torch
 
     decay = DECAYS[epsilon]
-    # With a large ε Adam divides the gradient by it: the rate grows along, so that all paths take comparable steps.
+    # Adam divides the gradient by about ε if ε is large; a rate proportional to ε keeps steps comparable.
     settings: dict[str, Any] = {"lr": 0.05 * epsilon if epsilon >= 1 else 0.002, "eps": epsilon, "foreach": False}
-    found: dict[str, Any] = {"epsilon": epsilon, "factorised": factorised, "strength": epsilon * decay}
+    results: dict[str, Any] = {"epsilon": epsilon, "factorised": factorised, "strength": epsilon * decay}
     for kind, optimizer, strength in (
         ("AdamW", torch.optim.AdamW, decay),
         ("Adam + L2", torch.optim.Adam, epsilon * decay),
@@ -34,16 +33,16 @@ def two_scalars(epsilon: float, factorised: bool) -> dict[str, Any]:
             torch.full((2,), x, dtype=torch.float64, requires_grad=True) for x in ((0.9, 0.7) if factorised else (0.6,))
         ]
         path = _descend(parts, optimizer(parts, weight_decay=strength, **settings))
-        found[kind] = {"path": path, "end": path[-1]}
+        results[kind] = {"path": path, "end": path[-1]}
         if kind == "AdamW":
-            left = [decay * part.detach() + _pull(part.grad, epsilon) for part in parts]
-            found["residual"] = max(float(part.abs().max()) for part in left)
-    found["distance"] = sum((x - y) ** 2 for x, y in zip(found["AdamW"]["end"], found["Adam + L2"]["end"])) ** 0.5
-    return found | {"solution": regularized_optimum(found["strength"], factorised)}
+            deviations = [decay * part.detach() + _pull(part.grad, epsilon) for part in parts]
+            results["residual"] = max(float(part.abs().max()) for part in deviations)
+    results["distance"] = sum((x - y) ** 2 for x, y in zip(results["AdamW"]["end"], results["Adam + L2"]["end"])) ** 0.5
+    return results | {"solution": regularized_optimum(results["strength"], factorised)}
 
 
 def _pull(gradient: Tensor | None, epsilon: float) -> Tensor:
-    """Return what AdamW moves a parameter by at rest, over its rate: g/(|g| + ε)."""
+    """Return AdamW's step at a fixed point, divided by its learning rate: g/(|g| + ε)."""
     assert gradient is not None
     return gradient / (gradient.abs() + epsilon)
 
@@ -60,15 +59,14 @@ def _descend(parts: list[Tensor], optimizer: torch.optim.Optimizer) -> list[list
         optimizer.zero_grad()
         difference = w - optimum
         (difference @ curvature @ difference / 2).backward()
-        # The last gradient is kept for the fixed point; no step follows it.
+        # The last gradient is needed for the fixed point, so no step follows it.
         if step < ADAM_STEPS:
             optimizer.step()
     return path
 
 
 def regularized_optimum(strength: float, factorised: bool) -> list[float]:
-    """Return the minimum of the two-scalar loss with λ/2·‖w‖² (direct) or λ·‖w‖₁ (factorised), by coordinate
-    descent."""
+    """Return the minimum of the loss with λ/2·‖w‖² (direct) or λ·‖w‖₁ (factorised), by coordinate descent."""
     (h, c), (_, k) = CURVATURE
     pull = [h * OPTIMUM[0] + c * OPTIMUM[1], c * OPTIMUM[0] + k * OPTIMUM[1]]
     w = [0.0, 0.0]

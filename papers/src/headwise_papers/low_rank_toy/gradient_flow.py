@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 SINGULAR_VALUES = (3.0, 2.0, 1.4, 0.8, 0.4, 0.1)
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
-SHAPE = (12, 10)  # of M; the factors have as many columns as M has singular values
-TIME, STEP, EVERY = 80.0, 0.02, 25  # of the gradient flow; a record every 25 steps
-LAW_UNTIL = 1e-9  # of its start: below, rounding is all that is left of ‖AᵀA − BᵀB‖
+SHAPE = (12, 10)  # of M; the factors have one column per singular value of M
+TIME, STEP, EVERY = 80.0, 0.02, 25  # duration and step of the gradient flow; steps between records
+LAW_UNTIL = 1e-9  # share of the initial ‖AᵀA − BᵀB‖ below which only rounding remains
 
 
 def problem(seed: int) -> tuple[Matrix, Matrix, Matrix]:
@@ -27,14 +27,15 @@ def problem(seed: int) -> tuple[Matrix, Matrix, Matrix]:
     rank = len(SINGULAR_VALUES)
     left, right = (np.linalg.qr(rng.standard_normal((rows, rank)))[0] for rows in SHAPE)
     target = left * np.array(SINGULAR_VALUES) @ right.T
-    # A starts larger than B: a balanced start would leave nothing to decay.
+    # A starts larger than B, because a balanced start has nothing to decay.
     return target, 0.5 * rng.standard_normal((SHAPE[0], rank)), 0.2 * rng.standard_normal((SHAPE[1], rank))
 
 
 def flow(seed: int, strength: float, loss_factor: float = 1.0) -> dict[str, Any]:
-    """Follow the gradient flow of loss_factor·½‖ABᵀ − M‖² + λ/2(‖A‖² + ‖B‖²) and return its course and its end.
+    """Return the trajectory and end of the gradient flow of loss_factor·½‖ABᵀ − M‖² + λ/2(‖A‖² + ‖B‖²).
 
-    Also the end of the nuclear-norm problem on the product, and the largest ratio of the norms' gap to its bound.
+    The result also has the solution of the nuclear-norm problem on the product, and the largest ratio of the gap of the
+    norms to its bound.
     """
     import numpy as np
 
@@ -91,7 +92,7 @@ def _record(time: float, a: Matrix, b: Matrix, start: float, strength: float) ->
 
 
 def _nuclear(target: Matrix, strength: float) -> list[float]:
-    """Minimise ½‖W − M‖² + λ‖W‖_* by proximal gradient steps, without using its closed form."""
+    """Return the singular values of the minimum of ½‖W − M‖² + λ‖W‖_*, by proximal gradient steps."""
     import numpy as np
 
     w = np.zeros_like(target)

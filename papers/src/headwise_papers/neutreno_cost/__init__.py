@@ -1,9 +1,8 @@
-"""What NeuTRENO costs in inference: operations, memory and time of a DeiT-tiny with it, over those of the same model
-without; no training.
+"""A study of the costs of NeuTRENO in inference: operations, memory and time of a DeiT-tiny with it and without it.
 
 Nguyen et al. 2023, arXiv 2312.00751, section G.4. DeiT-tiny on images of 224 pixels: 12 layers, width 192, 3 heads, 197
-tokens. All figures are ratios of one model's two forms in one run. Times are those of the processor (on a GPU: of the
-clock), taken in turns, in every other round the second form first.
+tokens; no training. All figures are ratios of the two forms of one model in one run. Times are processor times (on a
+GPU: wall-clock times), measured alternately, with the order of the forms reversed every round.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LABELS = {
     "activations": "memory without the weights, ratio",
     "time": "time, ratio",
 }
-# a ratio within it counts as 1.00: of what is counted, and of what a clock measures beside other programs
+# margins within which a ratio counts as 1.00, wider for time, which other programs disturb
 WITHIN = {"operations": 0.005, "memory": 0.005, "time": 0.05}
 CLAIMS = tuple(
     Claim(
@@ -56,8 +55,7 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure both forms, their times in `seeds` rounds (12 by default), and return the findings; `jobs` changes
-    nothing."""
+    """Return the findings on both forms, with times measured in `seeds` rounds (default 12); `jobs` has no effect."""
     say, rounds = progress or (lambda text: None), seeds or 12
     return findings(
         "neutreno-cost",

@@ -1,4 +1,4 @@
-"""Measure what one forward of a model takes, without NeuTRENO and with it."""
+"""Measurement of a forward pass with and without NeuTRENO: operations, memory and time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SHAPE = {
     "image_size": 224,
     "classes": 1000,
 }
-# "per sample" may be meant of one image at a time or of a batch
+# the paper's "per sample" may mean one image at a time or a batch
 BATCHES, STRENGTH = (1, 8), 0.6
-# forwards of a round, of which the quickest counts: what disturbs it never makes it quicker
+# forward passes per round, of which the fastest counts, because disturbances only slow them down
 TRIES = 5
 
 
 class Cost(NamedTuple):
-    """Hold what one forward takes: operations of matrix products and attention, elements that all others write,
-    bytes."""
+    """The cost of a forward pass: FLOPs of matrix products and attention, elements written by other operations, bytes
+    of memory."""
 
     flops: int
     others: int
@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
 
 def measure(batch: int, rounds: int, device: str, say: Callable[[str], None]) -> list[dict[str, float]]:
-    """Return the ratios of both forms' costs on so many images, a round each; only times differ between rounds."""
+    """Return the ratios of both forms' costs on `batch` images for each round; only times differ between rounds."""
     import torch
 
     plain, fitted, images = build(SHAPE, batch, torch.device(device))
@@ -54,7 +54,7 @@ def measure(batch: int, rounds: int, device: str, say: Callable[[str], None]) ->
 
 
 def build(shape: dict[str, int], batch: int, device: torch.device) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Return a random model in evaluation, the same with NeuTRENO, and random images."""
+    """Return a random model in evaluation mode, the same model with NeuTRENO, and random images."""
     import copy
 
     import torch
@@ -74,14 +74,14 @@ def build(shape: dict[str, int], batch: int, device: torch.device) -> tuple[nn.M
 
 
 def cost(model: nn.Module, images: Tensor) -> Cost:
-    """Count what one forward takes, by torch's counter of operations and by the allocator."""
+    """Return the cost of a forward pass, by torch's operation counter and the allocator."""
     import torch
 
     from headwise.training.measuring import MemoryOfAStep, counter
 
     memory, others = MemoryOfAStep(), _others()
     with torch.no_grad():
-        # what is made once, such as what a method learns from a first call, is no part of a forward
+        # a first pass excludes what happens only once, such as a method's initialisation
         model(images)
         with counter() as counted:
             model(images)
@@ -94,34 +94,34 @@ def cost(model: nn.Module, images: Tensor) -> Cost:
 
 
 def _others() -> Any:
-    """Return a mode that counts the elements written by operations which are no matrix product or attention."""
+    """Return a mode that counts the elements written by operations other than matrix products and attention."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import flop_registry
 
     from headwise.training.measuring import OF_THE_CPU
 
-    known = {**flop_registry, **OF_THE_CPU}
+    counted = {**flop_registry, **OF_THE_CPU}
 
     class Others(TorchDispatchMode):
         elements = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = func(*args, **(kwargs or {}))
-            if func.overloadpacket not in known and not func.is_view:
-                self.elements += sum(x.numel() for x in tree_leaves(found) if hasattr(x, "numel"))
-            return found
+            result = func(*args, **(kwargs or {}))
+            if func.overloadpacket not in counted and not func.is_view:
+                self.elements += sum(x.numel() for x in tree_leaves(result) if hasattr(x, "numel"))
+            return result
 
     return Others()
 
 
 def times(plain: nn.Module, fitted: nn.Module, images: Tensor, rounds: int) -> list[float]:
-    """Return the ratio of both forwards' quickest times in each round, after one that warms up."""
+    """Return the ratio of both forms' fastest times in each round, after a warm-up round."""
     import torch
 
     def now() -> float:
         if images.device.type != "cuda":
-            # what other programs take of the processor is not in it
+            # processor time excludes the time of other programs
             return time.process_time()
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -131,11 +131,11 @@ def times(plain: nn.Module, fitted: nn.Module, images: Tensor, rounds: int) -> l
         model(images)
         return now() - start
 
-    found = []
+    ratios = []
     with torch.no_grad():
         for at in range(rounds + 1):
             order = (plain, fitted) if at % 2 else (fitted, plain)
-            taken = [[once(model) for model in order] for _ in range(TRIES)]
-            first, second = (min(column) for column in zip(*taken))
-            found.append(second / first if at % 2 else first / second)
-    return found[1:]
+            durations = [[once(model) for model in order] for _ in range(TRIES)]
+            first, second = (min(column) for column in zip(*durations))
+            ratios.append(second / first if at % 2 else first / second)
+    return ratios[1:]

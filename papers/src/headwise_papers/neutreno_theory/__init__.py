@@ -1,9 +1,8 @@
-"""The theory of NeuTRENO, in numbers: attention as a random walk and as descent on J, without and with the fidelity
-term; no training.
+"""A numerical study of NeuTRENO's theory: attention as a random walk and as gradient descent on J, without training.
 
-Nguyen et al. 2023, arXiv 2312.00751, sections 2 and 3. One layer's queries and keys are random and stay as they are,
-and its values go through it again and again: u ← Au + λ(u⁰ − u), with λ = 0 for softmax attention. A = softmax(kkᵀ/√d)
-is the paper's symmetric case, softmax(qkᵀ/√d) attention itself. Everything in float64 on the CPU, whatever the device.
+Nguyen et al. 2023, arXiv 2312.00751, sections 2 and 3. One layer has fixed random queries and keys, and its values pass
+through it repeatedly: u ← Au + λ(u⁰ − u), with λ = 0 for softmax attention. A = softmax(kkᵀ/√d) is the paper's
+symmetric case, softmax(qkᵀ/√d) attention itself. All computations are in float64 on the CPU, whatever the device.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ QUESTION = (
     "walk, and does the fidelity term prevent it?"
 )
 SOURCE = "Nguyen et al. 2023, arXiv 2312.00751"
-# log10 of an error that is rounding alone
+# largest log10 of an error due to rounding
 EXACT = -9.0
-# passes over which J is followed: later it is rounding
+# passes over which J is compared: after them, rounding dominates
 FOLLOWED = 30
 ERRORS = {
     "walk_error": "passes against walks (decades)",
@@ -90,23 +89,25 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Check every statement on `seeds` random layers (10 by default) and return the findings; `jobs` and `device`
-    change nothing."""
+    """Return the findings on every statement from `seeds` random layers (default 10).
+
+    `jobs` and `device` have no effect.
+    """
     say, seeds = progress or (lambda text: None), seeds or 10
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    layers_by_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for seed in range(seeds):
         say(f"random layer {seed + 1} of {seeds}")
         for kind in KINDS:
-            found[kind].append(measure(seed, kind))
+            layers_by_kind[kind].append(measure(seed, kind))
     return findings(
         "neutreno-theory",
         TITLE,
         QUESTION,
-        {kind: [figures(one) for one in layers] for kind, layers in found.items()},
+        {kind: [figures(one) for one in layers] for kind, layers in layers_by_kind.items()},
         CLAIMS,
         labels=LABELS,
         notes=NOTES,
-        charts=[_chart(found["attention"])],
+        charts=[_chart(layers_by_kind["attention"])],
         settings={
             "layers": seeds,
             "tokens": TOKENS,
@@ -118,20 +119,20 @@ def run(
 
 
 def figures(layer: dict[str, Any]) -> dict[str, float]:
-    """Return what one random layer gave, by the names of `LABELS`."""
+    """Return the figures of one random layer by the names of `LABELS`."""
     path = [value for value in layer["functional"][:FOLLOWED] if value > 1e-20]
-    found = {name: decades(layer[name]) for name in ERRORS if name in layer}
-    found |= {"second": layer["second"], "least": layer["least"]}
-    # below 1e-20 of its beginning J is rounding
-    found["falls"] = sum(after < before for before, after in pairwise(path)) / max(len(path) - 1, 1)
+    results = {name: decades(layer[name]) for name in ERRORS if name in layer}
+    results |= {"second": layer["second"], "least": layer["least"]}
+    # below 1e-20 of its initial value, J is only rounding
+    results["falls"] = sum(after < before for before, after in pairwise(path)) / max(len(path) - 1, 1)
     if layer["ends"][0.6] is not None:
-        found["end_error"] = decades(layer["ends"][0.6])
-    found |= {f"left {at:g}": left[-1] for at, left in layer["spreads"].items() if at < 1}
-    return found | {f"converges {at:g}": float(end is not None) for at, end in layer["ends"].items()}
+        results["end_error"] = decades(layer["ends"][0.6])
+    results |= {f"left {at:g}": left[-1] for at, left in layer["spreads"].items() if at < 1}
+    return results | {f"converges {at:g}": float(end is not None) for at, end in layer["ends"].items()}
 
 
 def _chart(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the spread of tokens by passes for the strengths at which it may stay bounded."""
+    """Return the chart of the spread of tokens by passes, for the strengths at which it may stay bounded."""
     data = [
         {"passes": at, "spread left": sum(one["spreads"][strength][at] for one in layers) / len(layers)}
         | {"λ": f"{strength:g}"}

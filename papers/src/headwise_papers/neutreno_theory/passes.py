@@ -1,5 +1,4 @@
-"""Values that pass through one layer's attention again and again, and how far each statement of the theory is from the
-numbers."""
+"""Repeated passes of values through one layer's attention, and the errors of the theory's statements on them."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS, SIZE, STRENGTHS = 32, 16, (0.0, 0.2, 0.4, 0.6, 1.0, 2.0)
-# passes that are followed one by one, and those after which a limit is read
+# passes that are recorded one by one, and the number of passes that stands for the limit
 DEPTH, LIMIT = 200, 1 << 14
-# so small that every walk can be followed
+# tokens and steps of random walks, few enough to enumerate every walk
 WALKERS, STEPS = 5, 4
 KINDS = ("symmetric", "attention")
 
@@ -27,7 +26,7 @@ def layer(seed: int, kind: str, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
 
 
 def measure(seed: int, kind: str) -> dict[str, Any]:
-    """Return what one random layer does to its values, and how far each statement is from it."""
+    """Return the trajectories of one random layer's values, and the errors of all statements on them."""
     import torch
 
     kernel, values = layer(seed, kind)
@@ -61,7 +60,7 @@ def stationary_of(attention: Tensor) -> Tensor:
 
 
 def walk_error(seed: int, kind: str) -> float:
-    """Return how far u after four passes is from the mean value of all walks of four steps, each walk followed (Lemma
+    """Return the deviation of u after four passes from the expected value of all enumerated four-step walks (Lemma
     1)."""
     import torch
 
@@ -76,20 +75,19 @@ def walk_error(seed: int, kind: str) -> float:
 
 
 def spreads(attention: Tensor, values: Tensor, strength: float) -> list[float]:
-    """Return ‖u − mean of tokens‖ over that of the values, before the first pass and after each."""
-    whole, u = float((values - values.mean(0)).norm()), values
-    found = [1.0]
+    """Return ‖u − mean of tokens‖ divided by its initial value, before the first pass and after each."""
+    initial, u = float((values - values.mean(0)).norm()), values
+    ratios = [1.0]
     for _ in range(DEPTH):
         u = attention @ u + strength * (values - u)
-        found.append(float((u - u.mean(0)).norm()) / whole)
-    return found
+        ratios.append(float((u - u.mean(0)).norm()) / initial)
+    return ratios
 
 
 def fixed_point_error(attention: Tensor, values: Tensor, strength: float) -> float | None:
-    """Return how far u after all passes is from λ((1 + λ)I − A)⁻¹u⁰, relative to its size; None where the passes do not
-    converge.
+    """Return the relative deviation of u after all passes from λ((1 + λ)I − A)⁻¹u⁰; None if the passes do not converge.
 
-    They do where no eigenvalue of A − λI is 1 or more in size.
+    They converge if all eigenvalues of A − λI are below 1 in absolute value.
     """
     import torch
 
@@ -109,8 +107,10 @@ def functional(u: Tensor, kernel: Tensor) -> Tensor:
 
 
 def step_error(kernel: Tensor, values: Tensor) -> float:
-    """Return how far attention is from u − ∇J/ΣK, with J's gradient by autograd; the symmetric part of a kernel is what
-    J sees."""
+    """Return the deviation of attention from u − ∇J/ΣK, with J's gradient by autograd.
+
+    J depends only on the symmetric part of a kernel.
+    """
     u = values.clone().requires_grad_()
     functional(u, kernel).backward()  # type: ignore[no-untyped-call]  # torch's own
     assert u.grad is not None
@@ -120,9 +120,9 @@ def step_error(kernel: Tensor, values: Tensor) -> float:
 
 
 def functional_path(kernel: Tensor, values: Tensor) -> list[float]:
-    """Return J, under the layer's own kernel, before the first pass and after each, relative to its beginning."""
-    attention, u, found = kernel / kernel.sum(1, keepdim=True), values, []
+    """Return J with the layer's own kernel, before the first pass and after each, relative to its initial value."""
+    attention, u, values_of_j = kernel / kernel.sum(1, keepdim=True), values, []
     for _ in range(DEPTH + 1):
-        found.append(float(functional(u, (kernel + kernel.T) / 2)))
+        values_of_j.append(float(functional(u, (kernel + kernel.T) / 2)))
         u = attention @ u
-    return [value / found[0] for value in found]
+    return [value / values_of_j[0] for value in values_of_j]

@@ -1,7 +1,7 @@
-"""The entropy floor of Theorem 3.1, and how fast spectral norms grow with the width; no data, no training to an end.
+"""A study of the entropy floor of Theorem 3.1 and of the growth of spectral norms with the width, without data.
 
-Zhai et al. 2023, arXiv 2303.06296. Float64 on the CPU for the floor, whatever the device; a few steps of Adam on random
-images for the norms.
+Zhai et al. 2023, arXiv 2303.06296. The floor is computed in float64 on the CPU, whatever the device; the norms come
+from a few steps of Adam on random images.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUESTION = (
     "SigmaReparam keep the growth of spectral norms from depending on the width?"
 )
 SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
-# a minimum is reached within this share of the floor, a rate within this share of the theorem's
+# relative tolerances: of a minimum to the floor, and of a rate to the theorem's
 REACHED, ALIKE = 1e-3, 0.01
-# an exponent within this is none
+# a smaller exponent counts as 0
 FLAT = 0.1
 LABELS = {
     "least": "least of what is reached above the floor, share of the floor",
@@ -50,8 +50,11 @@ def run(
     device: str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Minimise entropies, and take a few steps of Adam on `seeds` random models of each width (10 by default); `jobs`
-    and `device` change nothing."""
+    """Return the findings: minimise entropies, and take a few steps of Adam on `seeds` models of each width (default
+    10).
+
+    `jobs` and `device` have no effect.
+    """
     from headwise_papers.sigma_bound import least_entropy as floor
     from headwise_papers.sigma_bound import update_growth as growth
 
@@ -61,18 +64,18 @@ def run(
         say(f"least entropies of {tokens} keys")
         sizes = [size for beyond in floor.BEYOND if (size := math.log(tokens) + beyond) > 0]
         least[f"{tokens} keys"] = [floor.least_entropies(0, tokens, size) for size in sizes]
-    moved: dict[str, list[dict[int, tuple[float, float]]]] = {arm: [] for arm in growth.ARMS}
+    changes: dict[str, list[dict[int, tuple[float, float]]]] = {arm: [] for arm in growth.ARMS}
     for seed in range(seeds):
         say(f"steps of Adam, model {seed + 1} of {seeds}")
         for arm in growth.ARMS:
-            moved[arm].append({width: growth.moves(seed, width, arm) for width in growth.WIDTHS})
-    # the minima depend on no model
-    figures = {keys: [_above(found)] * seeds for keys, found in least.items()}
+            changes[arm].append({width: growth.moves(seed, width, arm) for width in growth.WIDTHS})
+    # the minima do not depend on the seed of a model
+    figures = {keys: [_above(minima)] * seeds for keys, minima in least.items()}
     return findings(
         "sigma-bound",
         TITLE,
         QUESTION,
-        figures | {arm: [_exponents(one) for one in found] for arm, found in moved.items()},
+        figures | {arm: [_exponents(one) for one in by_width] for arm, by_width in changes.items()},
         claims(list(least)),
         labels=LABELS,
         notes=NOTES,
@@ -87,11 +90,11 @@ def run(
                     "reached, over inputs, weights",
                 ],
                 "rows": [
-                    [k, one.size, one.floor, one.logits, one.weights] for k, found in least.items() for one in found
+                    [k, one.size, one.floor, one.logits, one.weights] for k, minima in least.items() for one in minima
                 ],
             }
         ],
-        charts=_charts(least, {arm: found[0] for arm, found in moved.items()}),
+        charts=_charts(least, {arm: by_seed[0] for arm, by_seed in changes.items()}),
         settings={
             "models": seeds,
             "keys": list(floor.TOKENS),
@@ -109,12 +112,12 @@ def run(
 
 
 def claims(keys: list[str]) -> list[Claim]:
-    """Return what the theorem says of the minima, and what the paper says of the width."""
+    """Return the theorem's claims on the minima and the paper's claims on the width."""
     return [
         Claim(
             text="The entropy of attention has the floor of Theorem 3.1, and inputs and weights exist that reach it.",
             source=SOURCE,
-            # a minimum that was not found is no bound that is not tight, but one below the floor is none
+            # a failed search does not refute that the floor is tight, but a minimum below it refutes the floor
             tests=(*each(keys, "least", "higher", -1e-9), *each(keys, "most", "lower", REACHED)),
         ),
         Claim(
@@ -135,11 +138,11 @@ def claims(keys: list[str]) -> list[Claim]:
     ]
 
 
-def _above(found: list[Least]) -> dict[str, float]:
+def _above(minima: list[Least]) -> dict[str, float]:
     from headwise_papers.sigma_bound.least_entropy import falls_as, rate
 
-    above = [value / one.floor - 1 for one in found for value in (one.logits, one.weights)]
-    fall = falls_as(found, lambda one: one.logits) / rate(found[0].tokens)
+    above = [value / one.floor - 1 for one in minima for value in (one.logits, one.weights)]
+    fall = falls_as(minima, lambda one: one.logits) / rate(minima[0].tokens)
     return {"least": min(above), "most": max(above), "rate": fall}
 
 
@@ -153,12 +156,12 @@ def _exponents(by_width: dict[int, tuple[float, float]]) -> dict[str, float]:
 
 
 def _charts(least: dict[str, list[Least]], first: dict[str, dict[int, tuple[float, float]]]) -> list[dict[str, Any]]:
-    """Draw the least entropies against the norm, and the change of norms of the first model against the width."""
+    """Return the charts of least entropy against norm, and of the first model's change of norms against width."""
     kinds = {"floor": "floor", "logits": "reached over logits", "weights": "reached over inputs and weights"}
     entropy = [
         {"norm σ": one.size, "entropy (nats)": getattr(one, field), "what": f"{keys}, {words}"}
-        for keys, found in least.items()
-        for one in found
+        for keys, minima in least.items()
+        for one in minima
         for field, words in kinds.items()
     ]
     change = [

@@ -1,4 +1,4 @@
-"""How far a few steps of Adam move the matrices of a transformer, against its width, with and without SigmaReparam."""
+"""The change of a transformer's matrices in a few steps of Adam, by width, with and without SigmaReparam."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ARMS = {"plain": None, "SigmaReparam": SigmaReparam(layers="all")}
 
 
 def moves(seed: int, width: int, arm: str) -> tuple[float, float]:
-    """Take ten steps of Adam on one batch of random images and classes; give two means over the matrices of the blocks.
+    """Return two means over the blocks' matrices after ten steps of Adam on one batch of random images and classes.
 
-    The spectral norm of a matrix's first update, and by how much its spectral norm changed after all: of what the
-    layers compute with.
+    They are the spectral norm of a matrix's first update, and the change of its spectral norm after all steps; the
+    matrices are the ones that the layers compute with.
     """
     torch.manual_seed(seed)
     model = VisionTransformer(
@@ -39,15 +39,15 @@ def moves(seed: int, width: int, arm: str) -> tuple[float, float]:
     regularized = None if method is None else regularize(model, method, example=images)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     before = _matrices(model)
-    first: list[Tensor] = []
+    first_step: list[Tensor] = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), classes).backward()
         optimizer.step()
         if regularized is not None:
             regularized.after_step()
-        first = first or _matrices(model)
-    updates = [_norm(b - a) for a, b in zip(before, first, strict=True)]
+        first_step = first_step or _matrices(model)
+    updates = [_norm(b - a) for a, b in zip(before, first_step, strict=True)]
     changes = [abs(_norm(b) - _norm(a)) for a, b in zip(before, _matrices(model), strict=True)]
     return sum(updates) / len(updates), sum(changes) / len(changes)
 
@@ -62,9 +62,9 @@ def exponent(values: dict[int, float]) -> float:
 
 @torch.no_grad()
 def _matrices(model: nn.Module) -> list[Tensor]:
-    """Return what the layers inside the blocks compute with, in double precision."""
-    found = Matrices(model, sites(model)).found
-    return [one.weight().double() for one in found if one.depth != OUTSIDE]
+    """Return the matrices that the layers inside the blocks compute with, in double precision."""
+    matrices = Matrices(model, sites(model)).found
+    return [one.weight().double() for one in matrices if one.depth != OUTSIDE]
 
 
 def _norm(matrix: Tensor) -> float:

@@ -1,1 +1,1 @@
-"""The data and models of the built-in studies."""
+"""The tasks of the studies: their data, models and metrics."""

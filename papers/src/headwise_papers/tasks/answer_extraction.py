@@ -1,5 +1,4 @@
-"""Answers that stand in a passage: a pretrained encoder finds their first and last token, on SQuAD's development
-questions."""
+"""Answer extraction from passages: a pretrained encoder finds the first and last token, on SQuAD's development set."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from headwise_papers.tasks.pretrained import load_encoder, pretrained_files
 
 
 class Targets(NamedTuple):
-    """Hold what windows are judged by: first and last token of the answer (N, 2), the question's number (N,), places
-    (N, T, 2)."""
+    """The targets of windows: first and last token of the answer (N, 2), question number (N,), places (N, T, 2)."""
 
     tokens: Tensor
     number: Tensor
@@ -30,10 +28,10 @@ class Targets(NamedTuple):
 
 
 class AnswerExtraction(Task):
-    """Fine-tune a pretrained encoder to find the answer of a question in its passage; train and test share no article.
+    """Fine-tuning of a pretrained encoder to find a question's answer in its passage; splits share no article.
 
-    Exact match and F1 by the official rules, best over the annotators' answers. A passage that does not fit is read in
-    several windows, of which the surest gives the answer.
+    Exact match and F1 follow the official rules, best over the annotators' answers. A passage that does not fit is
+    divided into several windows, and the window with the highest score gives the answer.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -58,21 +56,21 @@ class AnswerExtraction(Task):
     head_statistics: tuple[str, ...] = ("stream_cosine", "final_cosine")
 
     def model(self) -> Extractor:
-        """Load the encoder and give it a head."""
+        """Return the loaded encoder with a new head."""
         return Extractor(load_encoder(self.pretrained, random=self.random_weights))
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Return the windows of a split's questions, as `passages.windows` makes them."""
-        asked = questions(self.folder, self.passage)
-        own = {number: asked[number] for number in numbers(asked, split)}
-        return windows(own, self.pretrained, self.tokens, self.shared_tokens)
+        """Return the windows of a split's questions; see `passages.windows`."""
+        all_questions = questions(self.folder, self.passage)
+        of_split = {number: all_questions[number] for number in numbers(all_questions, split)}
+        return windows(of_split, self.pretrained, self.tokens, self.shared_tokens)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Return the tokens of each window."""
+        """Return the number of tokens of each window."""
         return examples["attention_mask"].sum(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding to the longest window of the batch."""
+        """Return the batch with its padding cut to the longest window."""
         longest = int(self.lengths(examples).max())
         names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in examples]
         inputs = {name: examples[name][:, :longest] for name in names}
@@ -83,26 +81,25 @@ class AnswerExtraction(Task):
         return F.cross_entropy(output.flatten(0, 1), targets.tokens.flatten())
 
     def count(self, output: Tensor, targets: Targets) -> Sums:
-        """Keep the surest answer of each window: its question, how sure it is, its first character and the one behind
-        it."""
-        sure, first, last = surest(output.double(), targets.places[..., 0] >= 0, self.answer_tokens)
-        each = torch.arange(len(sure), device=sure.device)
-        found = (targets.number, sure, targets.places[each, first, 0], targets.places[each, last, 1])
-        windows_read = torch.as_tensor(len(sure))
+        """Return each window's best answer (question, score, first character, end of the last one) and the loss."""
+        scores, first, last = surest(output.double(), targets.places[..., 0] >= 0, self.answer_tokens)
+        each = torch.arange(len(scores), device=scores.device)
+        columns = (targets.number, scores, targets.places[each, first, 0], targets.places[each, last, 1])
+        windows_read = torch.as_tensor(len(scores))
         return {
-            "answers": Rows(torch.stack([part.double() for part in found], dim=1)),
+            "answers": Rows(torch.stack([part.double() for part in columns], dim=1)),
             "loss": self.loss(output, targets).double() * windows_read,
             "windows": windows_read,
         }
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Return F1, exact match and loss: each question is answered by its surest window."""
-        asked = questions(self.folder, self.passage)
+        """Return F1, exact match and loss; the window with the highest score answers each question."""
+        all_questions = questions(self.folder, self.passage)
         best: dict[int, tuple[float, str]] = {}
-        for number, sure, first, last in sums["answers"].tolist():
-            text = asked[int(number)].context[int(first) : int(last)]
-            best[int(number)] = max(best.get(int(number), (float("-inf"), "")), (sure, text))
-        pairs = [(text, [answer for answer, _ in asked[number].answers]) for number, (_, text) in best.items()]
+        for number, score, first, last in sums["answers"].tolist():
+            text = all_questions[int(number)].context[int(first) : int(last)]
+            best[int(number)] = max(best.get(int(number), (float("-inf"), "")), (score, text))
+        pairs = [(text, [answer for answer, _ in all_questions[number].answers]) for number, (_, text) in best.items()]
         return {
             "f1": sum(best_f1(*pair) for pair in pairs) / len(pairs),
             "exact": sum(exact_match(*pair) for pair in pairs) / len(pairs),
@@ -110,30 +107,29 @@ class AnswerExtraction(Task):
         }
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test questions; those of the training are not asked again."""
+        """Return the evaluations without the training split."""
         return [Evaluation("train", when="never"), Evaluation("validation", when="end")]
 
     def phases(self) -> list[Phase]:
-        """Fine-tune everything but the table of words, half of all weights, which a few hundred questions hardly
-        touch."""
+        """Return one phase that trains all but the word embeddings, half of all weights, which few questions change."""
         return [Phase("fine-tune", learn=("encoder.encoder.*", "encoder.embeddings.LayerNorm.*", "head.*"))]
 
     def files(self) -> list[Path]:
-        """List the questions, and what makes the encoder."""
+        """Return the files of the questions and of the encoder."""
         return [*squad.files(self.folder), *pretrained_files(self.pretrained)]
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [squad.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Find the questions, or download them; the encoder must be there."""
+        """Find or download the questions, and check that the encoder exists."""
         pretrained_files(self.pretrained)
         squad.prepare(self.folder, tell)
 
 
 class Extractor(nn.Module):
-    """Return each token's logit to be an answer's first and its last: (B, 2, T)."""
+    """A model that returns the logits (B, 2, T) of each token to be the first or last of an answer."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
@@ -145,10 +141,10 @@ class Extractor(nn.Module):
 
 
 def surest(logits: Tensor, allowed: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum of logits, the first and the last token (B,) of the best span of at most `longest` allowed tokens.
+    """Return score, first and last token (B,) of the best span of at most `longest` allowed tokens.
 
-    How sure it is, against the class token's sum, which says that the window has no answer (Devlin et al. 2018, arXiv
-    1810.04805).
+    The score is the span's sum of logits minus that of the class token, which stands for "no answer in this window"
+    (Devlin et al. 2018, arXiv 1810.04805).
     """
     first, last = logits.masked_fill(~allowed[:, None], float("-inf")).unbind(1)
     spans = first[:, :, None] + last[:, None, :]

@@ -1,4 +1,4 @@
-"""BLEU of a whole split from sums over its batches, by sacrebleu (Post 2018, arXiv 1804.08771)."""
+"""BLEU of a whole split from sums over batches, by sacrebleu (Post 2018, arXiv 1804.08771)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from headwise.files.optional_imports import needing
 
 
-def count_bleu(said: Sequence[str], meant: Sequence[str]) -> dict[str, Tensor]:
-    """Return the sums of a batch of sentences: matched and written n-grams (4,) each, and the words of both sides.
+def count_bleu(predicted: Sequence[str], references: Sequence[str]) -> dict[str, Tensor]:
+    """Return the sums over a batch of sentences: matched and predicted n-grams (4,) each, and the words of both sides.
 
     Raises:
-        ValueError: where there are not as many sentences on both sides, or none.
+        ValueError: if there are no sentences, or not as many predictions as references.
     """
-    if not said or len(said) != len(meant):
-        raise ValueError(f"{len(said)} sentences were written for {len(meant)} references")
-    found = bleu()().corpus_score(list(said), [list(meant)])
+    if not predicted or len(predicted) != len(references):
+        raise ValueError(f"{len(predicted)} sentences were written for {len(references)} references")
+    score = bleu()().corpus_score(list(predicted), [list(references)])
     return {
-        "matched": torch.tensor(found.counts),
-        "written": torch.tensor(found.totals),
-        "words": torch.tensor([found.sys_len, found.ref_len]),
+        "matched": torch.tensor(score.counts),
+        "written": torch.tensor(score.totals),
+        "words": torch.tensor([score.sys_len, score.ref_len]),
     }
 
 
@@ -34,7 +34,7 @@ def finish_bleu(sums: dict[str, Tensor]) -> float:
 
 
 def bleu() -> Any:
-    """Return sacrebleu's class of the metric; raise ImportError naming the extra where it is not installed."""
+    """Return sacrebleu's BLEU class; raise ImportError naming the extra if it is not installed."""
     with needing("BLEU", "study"):
         from sacrebleu.metrics import BLEU
     return BLEU

@@ -1,8 +1,7 @@
-"""The blog's claims (Meindl 2023), sentence by sentence, each with what must be seen of it; the blog's studies share
-them.
+"""The blog's claims (Meindl 2023), sentence by sentence with their tests, which the studies of the blog share.
 
-The blog shows curves of one seed and few figures, so that no effect has a published size. Where it says "similar" or
-"no significant effect", a margin says what counts as none; the margins were fixed before the reported runs.
+The blog shows curves of one seed and few figures, so no effect has a published size. Where it says "similar" or "no
+significant effect", a margin defines it; the margins were fixed before the reported runs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headwise_papers.tasks.blog_images import ACTING
 BLOG = "Meindl 2023, a blog on regularizing attention"
 DROPOUT = ("DropColumn(p=0.2)", "DropHead(p=0.2)")
 DECORRELATION = "Decorrelation(strength=1.0)"
-# relaxation, noise and norm: what the blog finds to change nothing
+# relaxation, noise and norm: methods without an effect according to the blog
 IDLE = (
     "RelaxedAttention(gamma=0.1)",
     "InputNoise(scale=0.01)",
@@ -25,10 +24,10 @@ IDLE = (
 )
 OTHERS = (*IDLE, DECORRELATION)
 ALL = (*DROPOUT, *OTHERS)
-# margins of "same": accuracies as shares, losses in nats; DRAMATIC is what a dramatic change exceeds, AROUND what
-# "around 60 %" leaves open
+# margins of "same": accuracies as shares, losses in nats; DRAMATIC is the smallest dramatic change, AROUND the
+# tolerance of "around 60 %"
 TEST_ACCURACY, TRAIN_ACCURACY, TRAIN_LOSS, DRAMATIC, AROUND = 0.015, 0.01, 0.05, 0.1, 0.05
-# premises: of what models remember, of what they know of unseen examples, and of losses on these
+# premises of claims on memorised examples, on unseen examples, and on the loss of unseen examples
 REMEMBERS, KNOWS, BELOW_CHANCE = ("memorised",), ("learned",), ("learned", "test loss below chance")
 Tests = tuple[ClaimTest, ...]
 
@@ -40,21 +39,23 @@ def say(
     margin: float | None = None,
     against: str = "baseline",
 ) -> Tests:
-    """Say the same of several arms."""
+    """Return the same test for several arms."""
     return tuple(ClaimTest(arm=arm, outcome=outcome, says=says, against=against, margin=margin) for arm in arms)
 
 
 def claim(
     where: str, text: str, *said: Tests, published: dict[str, str] | None = None, needs: tuple[str, ...] | None = None
 ) -> Claim:
-    """Make a claim of the section `where` of the blog; it needs these premises, None: all."""
+    """Return a claim of the blog's section `where`; `needs` names its premises, None: all."""
     every = tuple(test for part in said for test in part)
     return Claim(text=text, source=f"{BLOG}, {where}", published=published or {}, tests=every, needs=needs)
 
 
 def below_chance(chance: float) -> Premise:
-    """State that the dropout methods' test loss is below that of the trivial predictor, `chance` nats: a lower loss of
-    models that are worse than chance says nothing of how well they generalise."""
+    """Return the premise that the dropout methods' test loss is below `chance` nats, that of a trivial predictor.
+
+    Of models that are worse than chance, a lower loss does not show better generalisation.
+    """
     return Premise(
         name=BELOW_CHANCE[1],
         text=f"The dropout methods' test loss is below that of the trivial predictor, {chance:.4g} nats",
@@ -63,8 +64,10 @@ def below_chance(chance: float) -> Premise:
 
 
 def results(where: str, similar: float) -> tuple[Claim, ...]:
-    """Return what the results say of both data sets: training, test loss, test accuracy; losses within `similar` nats
-    are similar."""
+    """Return the claims of the blog's results on training, test loss and test accuracy.
+
+    Losses within `similar` nats count as similar.
+    """
     return (
         claim(
             where,
@@ -103,7 +106,7 @@ def results(where: str, similar: float) -> tuple[Claim, ...]:
 
 
 def improved(where: str) -> Claim:
-    """Return the claim of who improves the test accuracy and who leaves it."""
+    """Return the claim on which methods improve the test accuracy and which do not change it."""
     return claim(
         where,
         "The two dropout methods and Decorrelation improve the test accuracy; the others are about the same as "
@@ -122,21 +125,21 @@ def best(where: str, arm: str) -> Claim:
 
 
 def level(where: str, accuracy: float) -> Claim:
-    """Return the claim of the plain model's level, which only the blog's own settings on all images can show."""
+    """Return the claim on the plain model's accuracy, which only the blog's own settings on all images can test."""
     text = (
         f"The model without regularization gets near-zero training error, but only around {accuracy:.0%} test accuracy."
     )
-    held = {"arm": "baseline", "says": "same", "scale": "paper"}
-    shown = (
-        ClaimTest(**held, outcome="train/accuracy", level=1.0, margin=TRAIN_ACCURACY),
-        ClaimTest(**held, outcome="test/accuracy", level=accuracy, margin=AROUND),
+    common = {"arm": "baseline", "says": "same", "scale": "paper"}
+    tests = (
+        ClaimTest(**common, outcome="train/accuracy", level=1.0, margin=TRAIN_ACCURACY),
+        ClaimTest(**common, outcome="test/accuracy", level=accuracy, margin=AROUND),
     )
     published = {"test accuracy": f"around {accuracy:.0%}"}
-    return claim(where, text, shown, published=published, needs=(*KNOWS, *REMEMBERS))
+    return claim(where, text, tests, published=published, needs=(*KNOWS, *REMEMBERS))
 
 
 def conclusion(similar: float) -> tuple[Claim, ...]:
-    """Return what the conclusion says; losses within `similar` nats are similar."""
+    """Return the claims of the blog's conclusion; losses within `similar` nats count as similar."""
     where = "conclusion"
     return (
         claim(
@@ -164,13 +167,13 @@ def conclusion(similar: float) -> tuple[Claim, ...]:
 
 
 def on_text(tested: str, similar: float) -> tuple[Claim, ...]:
-    """Return what the blog finds on images, asked of text: its further research."""
+    """Return the blog's claims on images, applied to text as its further research suggests."""
     where = f"found on images; its further research asks for text, here {tested}"
     return (*results(where, similar), improved(where), *conclusion(similar))
 
 
 def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Claim, ...]:
-    """Return what the blog supposes of other parameters; the texts are sweeps."""
+    """Return the blog's conjectures on other parameters; the arguments are texts of sweeps."""
     rising = (ClaimTest(arm=axis, outcome="train/loss", says="rises") for axis in (decorrelation, norm))
     drop_head = DROPOUT[1]
     plainly = drop_head.replace(")", ", rescale=False)")

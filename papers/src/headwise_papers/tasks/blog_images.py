@@ -1,8 +1,8 @@
-"""The blog's task: CIFAR's images, the blog's block, and who memorises the training images."""
+"""The blog's task: CIFAR's images, the blog's block, and whether runs memorise the training images."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -12,9 +12,9 @@ from headwise.study import Evaluation, Metric, Scale
 from headwise.training.batches import run_model
 from headwise_papers.tasks.cifar import Cifar
 
-# share of the training images that a model which has memorised them gets right
+# training accuracy from which a model counts as having memorised the images
 MEMORISED = 0.99
-# evaluates the training images as the blog's curves of training show them; its name stands first in outcomes
+# evaluation of the training images with methods active, as in the blog's curves; the first part of its outcomes' names
 ACTING = "train with methods"
 # the blog's published settings
 PAPER: dict[str, Any] = {
@@ -27,7 +27,7 @@ PAPER: dict[str, Any] = {
     "warmup": 0,
     "train_size": None,
     "test_size": None,
-    # kept for tuning trials; final runs train on all 50,000 images
+    # held out in tuning trials; final runs train on all 50,000 images
     "held_out": 5000,
     "depth": 6,
     "heads": 5,
@@ -37,7 +37,7 @@ PAPER: dict[str, Any] = {
     "mlp_dim": 128,
     "curve": True,
 }
-# searched with other seeds for the least time in which the plain model memorises its images
+# found with other seeds: the shortest training in which the plain model memorises its images
 SMALL: dict[str, Any] = PAPER | {
     "batch_size": 50,
     "learning_rate": 3e-3,
@@ -63,7 +63,7 @@ NOTES = (
 
 
 class BlogImages(Cifar):
-    """Classify CIFAR's images with the blog's model, and tell which runs memorise their training images."""
+    """Classification of CIFAR's images with the blog's model, with an outcome for memorised training images."""
 
     test_curve: ClassVar[bool] = False
 
@@ -73,26 +73,26 @@ class BlogImages(Cifar):
     )
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return accuracy, loss, and whether the images are memorised: 0 or 1 for a run."""
+        """Return accuracy, loss, and whether the images are memorised, 0 or 1 for a run."""
         return (*super().all_metrics(), Metric("memorised", unit="%"))
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate the training images with the methods at work too, at the end; draw curves where they are wanted."""
-        when = "epoch" if self.curve else "end"
+        """Return the evaluations, after every epoch with `curve`, and of training images also with methods active."""
+        when: Literal["epoch", "end"] = "epoch" if self.curve else "end"
         acting = Evaluation(ACTING, split="train", output=in_training_mode)
         return [Evaluation("train", when=when), Evaluation("test", when=when), acting]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Say of both evaluations of the training images whether they are memorised."""
+        """Return for both evaluations of the training images whether they are memorised."""
         return {
-            f"{where}/memorised": float(outcomes[f"{where}/accuracy"] >= MEMORISED)
-            for where in ("train", ACTING)
-            if f"{where}/accuracy" in outcomes
+            f"{evaluation}/memorised": float(outcomes[f"{evaluation}/accuracy"] >= MEMORISED)
+            for evaluation in ("train", ACTING)
+            if f"{evaluation}/accuracy" in outcomes
         }
 
 
 def in_training_mode(model: nn.Module, inputs: Any) -> Any:
-    """Return the outputs of a model in training mode, in which methods act, and put it back into evaluation mode."""
+    """Return the outputs of a model in training mode, in which methods act, and reset it to evaluation mode."""
     model.train()
     try:
         return run_model(model, inputs)

@@ -1,5 +1,4 @@
-"""The blog's methods on text: its block on words, padded for the sentences of SST-2 and causal for the articles of
-WikiText-2."""
+"""The blog's block on text: with padding for the sentences of SST-2, and causal for the articles of WikiText-2."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ PAD, UNKNOWN, CLASS = 0, 1, 2
 
 
 class WordAttention(nn.Module):
-    """Attend with fused scaled dot-product attention, without bias, to real tokens or to those before."""
+    """Fused scaled dot-product attention without bias, causal or to all real tokens."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, causal: bool) -> None:
         super().__init__()
@@ -38,8 +37,7 @@ class WordAttention(nn.Module):
 
 
 class WordBlock(nn.Module):
-    """Add attention, then an MLP on its normed input: the blog's block; `norm="pre"` norms what enters attention
-    too."""
+    """The blog's block: attention, then an MLP with a norm before it; `norm="pre"` has a norm before attention too."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int, causal: bool, norm: NormPlace) -> None:
         super().__init__()
@@ -54,7 +52,7 @@ class WordBlock(nn.Module):
 
 
 class WordModel(nn.Module):
-    """Read words with the blog's block; learned positions and words begin as N(0, 1)."""
+    """A transformer over words with the blog's block; positions and words are learned from N(0, 1)."""
 
     def __init__(
         self,
@@ -79,8 +77,10 @@ class WordModel(nn.Module):
         self.head = nn.Linear(dim, outputs)
 
     def forward(self, words: Tensor, real: Tensor | None = None) -> Tensor:
-        """Return logits of each place (B, T, outputs) where causal, else of the first, the class word (B, outputs);
-        `real` (B, T) says what is no padding."""
+        """Return the logits of each position (B, T, outputs) if causal, else of the class word (B, outputs).
+
+        `real` (B, T) is True for words that are not padding.
+        """
         x = self.words(words) + self.positions[: words.shape[1]]
         allowed = None if real is None else real[:, None, None, :]
         for block in self.blocks:
@@ -89,8 +89,7 @@ class WordModel(nn.Module):
 
 
 class Words(Task):
-    """Hold what both tasks on text share: the model's shape, and training examples evaluated with the methods at work
-    too."""
+    """The base of both tasks on text: the model's shape, and evaluations of training examples with methods active."""
 
     vocabulary: int = 2000
     longest: int = 64
@@ -102,55 +101,54 @@ class Words(Task):
     norm: NormPlace = "mlp"
 
     def build(self, outputs: int, *, causal: bool) -> WordModel:
-        """Build the model over the most frequent words, padding, the unknown and the class word."""
+        """Return the model over the most frequent words, padding, the unknown word and the class word."""
         shape = self.model_dump(include={"longest", "dim", "depth", "heads", "head_dim", "mlp_dim", "norm"})
         return WordModel(words=self.vocabulary + 3, outputs=outputs, causal=causal, **shape)
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate the training examples with the methods at work too; validation, which only trials need, at the
-        end."""
+        """Return the evaluations, including one of the training examples with methods active."""
         return [Evaluation("validation", limit=500), Evaluation(ACTING, split="train", output=in_training_mode)]
 
 
 class Sentiment(Words):
-    """Tell the sentiment of SST-2's sentences from a class word before them; the padding is masked."""
+    """Classification of the sentiment of SST-2's sentences from a class word before them, with padding masked."""
 
-    # chance of two classes
+    # chance for two classes
     failure: ClassVar[float | None] = 0.5
 
     def files(self) -> list[Path]:
-        """Name the files."""
+        """Return the files of the texts."""
         return sst2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [sst2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing, and check it."""
+        """Download missing files, and check them."""
         sst2.prepare(self.folder, tell)
 
     def model(self) -> WordModel:
-        """Build the model."""
+        """Return the model."""
         return self.build(2, causal=False)
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Return words (B, T), which of them are real, and 0 or 1."""
+        """Return words (B, T), a mask of real words, and labels 0 or 1."""
         words, labels = sentences(self.folder, split, self.vocabulary, self.longest)
         return {"words": words, "real": words != PAD, "labels": labels}
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Count the real words: sentences of similar length share a batch."""
+        """Return the numbers of real words, by which sentences are batched."""
         return examples["real"].sum(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding to the longest sentence of the batch."""
+        """Return the batch with its padding cut to the longest sentence."""
         longest = int(self.lengths(examples).max())
         return Batch({name: examples[name][:, :longest] for name in ("words", "real")}, examples["labels"])
 
 
 class NextWord(Words):
-    """Tell the next word of WikiText-2 in pieces of `longest` words; rare words are one unknown word."""
+    """Prediction of the next word of WikiText-2 in pieces of `longest` words; rare words are one unknown word."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("perplexity", higher_is_better=False),
@@ -161,51 +159,51 @@ class NextWord(Words):
     evaluation_batch_size: int = 100
 
     def files(self) -> list[Path]:
-        """Name the files."""
+        """Return the files of the texts."""
         return wikitext2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing, and check it."""
+        """Download missing files, and check them."""
         wikitext2.prepare(self.folder, tell)
 
     def model(self) -> WordModel:
-        """Build the model."""
+        """Return the model."""
         return self.build(self.vocabulary + 3, causal=True)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return pieces of words (B, T) and the words that follow each of them (B, T)."""
+        """Return pieces of words (B, T) and each next word (B, T)."""
         words = running_words(self.folder, split, self.vocabulary)
         pieces = words.unfold(0, self.longest + 1, self.longest)
         return pieces[:, :-1], pieces[:, 1:]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return nats per word."""
+        """Return the mean cross entropy per word, in nats."""
         return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def count(self, output: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Count words, their loss and those that were foreseen."""
+        """Return the numbers of words and of correct predictions, and the summed loss."""
         words = torch.tensor(float(targets.numel()))
         right = (output.argmax(-1) == targets).sum()
         return {"weight": words, "loss": self.loss(output, targets) * words, "accuracy": right}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
         """Return means over all words, and the perplexity."""
-        found = super().finish(sums)
-        return found | {"perplexity": found["loss"].exp()}
+        metrics = super().finish(sums)
+        return metrics | {"perplexity": metrics["loss"].exp()}
 
 
 def numbered(text: str, known: dict[str, int]) -> list[int]:
-    """Return the number of each word between spaces."""
+    """Return the index of each word of a text."""
     return [known.get(word, UNKNOWN) for word in text.split()]
 
 
 @cache
 def sentences(folder: Path | None, split: str, vocabulary: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Read SST-2's sentences as words (N, longest), padded, each after the class word, and their labels (N,)."""
+    """Return SST-2's sentences as padded words (N, longest) after the class word, and their labels (N,)."""
     read, labels = sst2.read(folder, split)
     known = frequent(sst2.read(folder, "train")[0], vocabulary)
     rows = [[CLASS, *numbered(sentence, known)][:longest] for sentence in read]
@@ -215,13 +213,13 @@ def sentences(folder: Path | None, split: str, vocabulary: int, longest: int) ->
 
 @cache
 def running_words(folder: Path | None, split: str, vocabulary: int) -> Tensor:
-    """Read all words of a split of WikiText-2 in their order (N,)."""
+    """Return all words (N,) of a split of WikiText-2 in order."""
     return torch.tensor(
         numbered(wikitext2.read(folder, split), frequent([wikitext2.read(folder, "train")], vocabulary))
     )
 
 
 def frequent(texts: list[str], count: int) -> dict[str, int]:
-    """Number the most frequent words of texts, the most frequent first."""
+    """Return the indices of the most frequent words of texts, the most frequent first."""
     counts = Counter(word for text in texts for word in text.split())
     return {word: number for number, (word, _) in enumerate(counts.most_common(count), CLASS + 1)}

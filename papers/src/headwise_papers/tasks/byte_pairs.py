@@ -1,5 +1,4 @@
-"""Byte-pair encoding trained on a corpus: the same text gives the same vocabulary, which a model can carry as a
-number."""
+"""Byte-pair encoding trained on a corpus, with a digest of the vocabulary that a model can store."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ LEAST = len(SPECIAL) + 256
 
 
 class BytePairs:
-    """Code sentences as tokens of a vocabulary of `size`, trained on `lines` (Sennrich et al. 2016, arXiv 1508.07909).
+    """A byte-pair encoding of `size` tokens, trained on `lines` (Sennrich et al. 2016, arXiv 1508.07909).
 
-    Raises StudyError for a size below that of all bytes, and for a text too small to give so many tokens.
+    Raises StudyError for a size too small for all bytes, and for a text too small for this number of tokens.
     """
 
     def __init__(self, lines: Sequence[str], size: int) -> None:
@@ -35,31 +34,30 @@ class BytePairs:
                 f"vocabulary={size} holds fewer than the {LEAST} bytes and marks. Choose at least {LEAST}."
             )
         self.coder = _trained(lines, size)
-        if (found := self.coder.get_vocab_size()) != size:
+        if (available := self.coder.get_vocab_size()) != size:
             raise StudyError(
-                f"vocabulary={size}, and the training text has only {found} byte pairs that recur. Choose {found} or "
-                "fewer."
+                f"vocabulary={size}, and the training text has only {available} byte pairs that recur. Choose "
+                f"{available} or fewer."
             )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each sentence, END behind them."""
+        """Return the tokens of each sentence, followed by END."""
         return [[*code.ids, END] for code in self.coder.encode_batch(list(lines))]
 
     def decode(self, tokens: Tensor) -> list[str]:
-        """Write the sentences of tokens (B, T), each to its END."""
+        """Return the sentences of tokens (B, T), each up to its END."""
         return [self.coder.decode(row[: row.index(END)] if END in row else row) for row in tokens.tolist()]
 
     @cached_property
     def digest(self) -> Tensor:
-        """Return four numbers that tell this vocabulary from every other, to be kept with the weights that are learned
-        on it."""
-        whole = hashlib.sha256(self.coder.to_str().encode()).digest()
-        return torch.tensor([int.from_bytes(whole[at : at + 7], "big") for at in range(0, 28, 7)])
+        """Return four numbers that identify this vocabulary, to be stored with the weights learned on it."""
+        digest = hashlib.sha256(self.coder.to_str().encode()).digest()
+        return torch.tensor([int.from_bytes(digest[at : at + 7], "big") for at in range(0, 28, 7)])
 
 
 def _trained(lines: Sequence[str], size: int) -> ByteLevelBPETokenizer:
     with needing("Translation", "study"):
         from tokenizers import ByteLevelBPETokenizer
-    made = ByteLevelBPETokenizer()
-    made.train_from_iterator(lines, vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
-    return made
+    coder = ByteLevelBPETokenizer()
+    coder.train_from_iterator(lines, vocab_size=size, special_tokens=list(SPECIAL), show_progress=False)
+    return coder

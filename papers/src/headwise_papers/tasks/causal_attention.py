@@ -1,5 +1,4 @@
-"""Causal attention with separate projections, as the studies of weight decay and low rank read it: no bias, no
-rotation."""
+"""Causal attention with separate projections, without bias or rotary positions, for studies of decay and low rank."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from torch.nn import functional as F
 
 
 class CausalAttention(nn.Module):
-    """Attend to a token and those before it: (B, T, C) to (B, T, C)."""
+    """Causal self-attention, from (B, T, C) to (B, T, C)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A causal transformer over numbered words: learned positions, norms before or behind each branch."""
+"""A causal transformer over word indices: learned positions, pre-norm or post-norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NormOrder = Literal["pre", "post"]
 
 
 class CausalAttention(nn.Module):
-    """Attend to the words before and to the word itself, by fused scaled dot-product attention."""
+    """Causal self-attention by fused scaled dot-product attention."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class CausalAttention(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """Add attention, then an MLP, each with its norm before it or behind the sum."""
+    """A block of attention and MLP, each with a norm before it or after the sum."""
 
     def __init__(self, dim: int, heads: int, mlp_dim: int, norm: NormOrder, dropout: float) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CausalBlock(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Return the logits (B, T, words) of the word behind each of (B, T), T at most `context`."""
+    """A language model that returns the logits (B, T, words) of each next word; T is at most `context`."""
 
     def __init__(
         self,

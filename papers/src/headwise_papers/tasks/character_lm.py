@@ -1,4 +1,4 @@
-"""A character language model of tiny Shakespeare, whose attention and MLPs can be decayed apart."""
+"""A character language model of tiny Shakespeare, whose attention and MLPs can have separate weight decay."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headwise.study import DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import tinyshakespeare
 from headwise_papers.tasks.causal_attention import CausalAttention
 
-# of the text, in its order
+# the parts of the text in each split, in order
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
-# of training and validation data that are measured at the end
+# number of training and validation windows that are evaluated at the end
 WINDOWS = 200
-# different characters of the text
+# number of different characters in the text
 CHARACTERS = 65
 
 
 class CharacterLM(Task):
-    """Predict the next character of tiny Shakespeare."""
+    """Prediction of the next character of tiny Shakespeare."""
 
-    # a model that says nothing has the perplexity of a uniform guess
+    # the perplexity of a uniform guess
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("perplexity", "perplexity per character", higher_is_better=False, failure=float(CHARACTERS)),
         Metric("loss", higher_is_better=False, unit="nats per character"),
@@ -38,55 +38,57 @@ class CharacterLM(Task):
     mlp_ratio: int = 4
 
     def model(self) -> CharacterModel:
-        """Build a decoder with a norm before attention and MLP."""
+        """Return a pre-norm decoder."""
         return CharacterModel(CHARACTERS, self.context, self.dim, self.heads, self.depth, self.mlp_ratio)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return characters (N, context) as numbers, and those that follow them: the first 80 % of the text to train,
-        the last 10 % to test."""
+        """Return characters (N, context) as indices, and the characters that follow them.
+
+        The first 80 % of the text are for training, the next 10 % for validation and the last 10 % for the test.
+        """
         text = tinyshakespeare.read(self.folder)
-        known = sorted(set(text))
-        if len(known) != CHARACTERS:
+        characters = sorted(set(text))
+        if len(characters) != CHARACTERS:
             raise StudyError(
-                f"the text has {len(known)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
+                f"the text has {len(characters)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
             )
-        numbers = {character: number for number, character in enumerate(known)}
+        numbers = {character: number for number, character in enumerate(characters)}
         first, last = (int(share * len(text)) for share in SHARES[split])
         windows = torch.tensor([numbers[c] for c in text[first:last]]).unfold(0, self.context + 1, self.context)
         return windows[:, :-1], windows[:, 1:]
 
     def evaluations(self) -> list[Evaluation]:
-        """Measure the training data on fewer windows; nothing is chosen by the validation data while training."""
+        """Return the evaluations, with fewer windows of the training and validation data."""
         return [Evaluation("train", limit=WINDOWS), Evaluation("validation", limit=WINDOWS)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy of a character, in nats."""
+        """Return the mean cross entropy per character, in nats."""
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count nats and characters."""
+        """Return the summed loss and the number of characters."""
         return {"nats": self.loss(output, targets) * targets.numel(), "characters": torch.tensor(targets.numel())}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return nats per character and e to their power."""
+        """Return the loss in nats per character, and the perplexity."""
         loss = sums["nats"] / sums["characters"]
         return {"loss": loss, "perplexity": loss.exp()}
 
     def files(self) -> list[Path]:
-        """Name the text."""
+        """Return the files of the text."""
         return tinyshakespeare.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download the text where it is missing and check it."""
+        """Download the text if it is missing, and check it."""
         tinyshakespeare.prepare(self.folder, tell)
 
 
 class CharacterModel(nn.Module):
-    """Predict the next token from those before it: tokens (B, T) to logits (B, T, symbols)."""
+    """A causal language model, from tokens (B, T) to logits (B, T, symbols)."""
 
     def __init__(self, symbols: int, context: int, dim: int, heads: int, depth: int, mlp_ratio: int) -> None:
         super().__init__()
@@ -95,13 +97,13 @@ class CharacterModel(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, symbols, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the token behind each."""
+        """Return the logits of each next token."""
         x = self.symbols(tokens) + self.positions.weight[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(x)))
 
 
 class DecoderBlock(nn.Module):
-    """Add causal attention, then an MLP, each on its normalised input."""
+    """A pre-norm block of causal attention and MLP."""
 
     def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
         super().__init__()
@@ -110,6 +112,6 @@ class DecoderBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tokens after the block."""
+        """Return the output of the block."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))

@@ -16,7 +16,7 @@ from headwise_papers.data.cifar import SOURCES, described, prepare, read
 
 
 class Cifar(Task):
-    """Classify the images of CIFAR with the blog's vision transformer."""
+    """Classification of CIFAR's images with the blog's vision transformer."""
 
     test_curve: ClassVar[bool] = True
 
@@ -31,7 +31,7 @@ class Cifar(Task):
     norm: NormPlace = "pre"
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return accuracy and loss; a diverged run counts as chance, which the number of classes decides."""
+        """Return accuracy and loss; a diverged run counts as chance for the number of classes."""
         chance = 1 / SOURCES[self.name].classes
         return tuple(
             dataclasses.replace(metric, failure=chance) if metric.name == self.metric_name else metric
@@ -39,7 +39,7 @@ class Cifar(Task):
         )
 
     def model(self) -> VisionTransformer:
-        """Build the blog's ViT."""
+        """Return the blog's ViT."""
         shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim", "patch", "norm"})
         return VisionTransformer(classes=SOURCES[self.name].classes, image_size=32, **shape)
 
@@ -49,15 +49,15 @@ class Cifar(Task):
             return None
         return read(SOURCES[self.name], split, self.folder)
 
-    # its first argument is named `inputs`: it gets and gives the inputs alone
+    # the argument named `inputs` means that it receives and returns the inputs without targets
     def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
-        """Scale bytes to [-1, 1]."""
+        """Return images scaled to [-1, 1]."""
         return inputs.float().div_(127.5).sub_(1.0)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [described(SOURCES[self.name])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        """Download missing files, and check every file against the official MD5."""
         prepare(SOURCES[self.name], self.folder, tell)

@@ -1,4 +1,4 @@
-"""SimCLR on CIFAR-10: two views of each image find each other, then a linear probe reads the frozen encoder."""
+"""SimCLR on CIFAR-10: contrastive training on two views of each image, then a linear probe of the frozen encoder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headwise_papers.tasks.image_views import view
 from headwise_papers.tasks.nt_xent import found, nt_xent
 
 SOURCE = SOURCES["cifar10"]
-# training images that the closing pass over the training split reads: enough for a mean
+# training images that are evaluated at the end: enough for a mean
 READ_AGAIN = 1000
 
 
 class Contrast(Task):
-    """Learn from pairs of views without labels, then classify with a linear layer on what was learned."""
+    """Contrastive learning from pairs of views without labels, then classification by a linear probe."""
 
     metrics = (Metric("accuracy", unit="%", failure=0.1),)
 
@@ -43,19 +43,19 @@ class Contrast(Task):
     probe_learning_rate: float = Field(1e-2, gt=0)
 
     def files(self) -> list[Path]:
-        """List the batches of CIFAR-10."""
+        """Return the files of CIFAR-10."""
         return files(SOURCE, self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [described(SOURCE)]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file against the official MD5."""
+        """Download missing files, and check every file against the official MD5."""
         prepare(SOURCE, self.folder, tell)
 
     def model(self) -> ContrastModel:
-        """Build the encoder with a projector, or with a linear layer for the probe."""
+        """Return the encoder with a projector, or for the probe with a linear layer."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch", "norm"})
         head = nn.Linear(self.dim, SOURCE.classes) if self.stage == "probe" else projector(self.dim, self.projection)
         return ContrastModel(
@@ -71,14 +71,14 @@ class Contrast(Task):
         return read(SOURCE, split, self.folder)
 
     def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
-        """Return two views of each image, or the image itself to the probe, in [-1, 1]."""
+        """Return two views of each image, or for the probe the image itself, in [-1, 1]."""
         images, labels = examples[0].float() / 255, examples[1]
         if self.stage == "probe":
             return Batch((2 * images - 1,), labels)
-        # views are views in evaluation too, the same in every pass
-        drawn = generator or torch.Generator().manual_seed(0)
+        # evaluation uses random views too, the same in every pass
+        view_generator = generator or torch.Generator().manual_seed(0)
         settings = self.model_dump(include={"least_area", "colour", "grey"})
-        return Batch(tuple(2 * view(images, drawn, **settings) - 1 for _ in range(2)), labels)
+        return Batch(tuple(2 * view(images, view_generator, **settings) - 1 for _ in range(2)), labels)
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         """Return NT-Xent of two views, or the probe's cross entropy, in nats."""
@@ -88,17 +88,17 @@ class Contrast(Task):
         return nt_xent(one, other, self.temperature)
 
     def count(self, output: Any, targets: Tensor) -> Sums:
-        """Add what is right: classes, or views that find each other."""
+        """Return the numbers of examples and of correct classes or matched views, and the summed loss."""
         right = (output.argmax(-1) == targets).float().mean() if self.stage == "probe" else found(*output)
         weight = torch.tensor(float(len(targets)))
         return {"weight": weight, "loss": self.loss(output, targets) * weight, "accuracy": right * weight}
 
     def evaluations(self) -> list[Evaluation]:
-        """Read only a part of the training split again; look at the contrast too, before the probe."""
+        """Return the evaluations: part of the training split, and the matching of views before the probe."""
         return [Evaluation("train", limit=READ_AGAIN), Evaluation("views", "test", when="phase", limit=READ_AGAIN)]
 
     def phases(self) -> list[Phase]:
-        """Contrast, then probe the frozen encoder with a plain linear layer and Adam."""
+        """Return two phases: contrast, then a linear probe of the frozen encoder, trained by Adam."""
         probe = {
             "stage": "probe",
             "epochs": self.probe_epochs,
@@ -113,18 +113,17 @@ class Contrast(Task):
             "warmup": 0,
             "weight_decay": 0.0,
         }
-        learned = Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",))
-        return [Phase("contrast"), learned]
+        probe_phase = Phase("probe", changes=probe, methods=False, carry=("encoder.*",), learn=("head.*",))
+        return [Phase("contrast"), probe_phase]
 
 
 class ContrastModel(nn.Module):
-    """Encode views by the class token of a vision transformer, then project or classify them: one tensor for each
-    view."""
+    """A model that encodes views by a vision transformer's class token and applies a head: one tensor per view."""
 
     def __init__(self, encoder: VisionTransformer, head: nn.Module, frozen_patch: bool) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
-        # the encoder's own classifier has no place here
+        # the encoder's own classifier is not used
         encoder.add_module("head", nn.Identity())
         encoder.patch.requires_grad_(not frozen_patch)
 
@@ -134,5 +133,5 @@ class ContrastModel(nn.Module):
 
 
 def projector(dim: int, outputs: int) -> nn.Sequential:
-    """Build the MLP between encoder and loss, which the probe leaves out."""
+    """Return the MLP between encoder and loss, which the probe omits."""
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, outputs))

@@ -1,4 +1,4 @@
-"""CIFAR-10 read by a DeiT-like transformer, judged on corrupted test images."""
+"""CIFAR-10 with a DeiT-like transformer, evaluated on corrupted test images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headwise_papers.data import frost
 from headwise_papers.data.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt
 from headwise_papers.tasks.cifar import Cifar
 
-# Errors of the plain model on each corruption, by which the mean corruption error (mCE) is scaled: means over the
-# search's seeds 1000 and 1001, 300 steps. The same numbers for every arm and seed, as AlexNet's are for ImageNet-C.
+# The plain model's error on each corruption, which scales the mean corruption error (mCE) of every arm and seed, as
+# AlexNet's errors do for ImageNet-C: means over seeds 1000 and 1001 of the search, 300 steps.
 REFERENCE: dict[str, float] = {
     "gaussian_noise": 0.627,
     "shot_noise": 0.628,
@@ -40,7 +40,7 @@ REFERENCE: dict[str, float] = {
 
 
 class CorruptedCifar(Cifar):
-    """Classify CIFAR-10; the outcomes "corrupted/..." are of test images under the fifteen corruptions of CIFAR-10-C.
+    """Classification of CIFAR-10; outcomes "corrupted/..." are of test images under CIFAR-10-C's fifteen corruptions.
 
     Each corruption's error is the mean over its five severities, `error` the mean over the corruptions, and `mce` the
     mean of these errors over the reference's (Hendrycks & Dietterich 2019, arXiv 1903.12261, equation 1).
@@ -69,13 +69,12 @@ class CorruptedCifar(Cifar):
         return (*self.metrics, Metric("loss", higher_is_better=False, unit="nats"))
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge on clean and on corrupted images; the pass over all training images costs more than it tells here."""
+        """Return the evaluations on clean and corrupted images, without the training split."""
         corrupted = Evaluation("corrupted", count=self.count_corrupted, finish=self.finish_corrupted)
         return [Evaluation("train", when="never"), Evaluation("test", limit=self.clean_images), corrupted]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 3, 32, 32) as bytes, and classes; of "corrupted", (B, 2): the class, and which corruption
-        it is."""
+        """Return images (B, 3, 32, 32) as bytes, and classes; for "corrupted", class and corruption (B, 2)."""
         if split != "corrupted":
             return super().data(split)
         _, classes = cast(tuple[Tensor, Tensor], super().data("test"))
@@ -85,13 +84,13 @@ class CorruptedCifar(Cifar):
         return corrupted_images(self.name, self.folder, self.images_each, self.corruption_seed), targets
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count the images, the wrong ones, and the loss in nats."""
+        """Return the numbers of images and errors, and the summed loss in nats."""
         wrong = (output.argmax(-1) != targets).sum()
         loss = torch.nn.functional.cross_entropy(output, targets, reduction="sum")
         return {"weight": torch.tensor(len(targets)), "error": wrong, "loss": loss}
 
     def count_corrupted(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count the images and the wrong ones of each corruption and severity."""
+        """Return the numbers of images and errors by corruption and severity."""
         classes, kinds = targets.unbind(1)
         many = len(CORRUPTIONS) * len(SEVERITIES)
         wrong = kinds[output.argmax(-1) != classes]
@@ -107,24 +106,26 @@ class CorruptedCifar(Cifar):
         return {"error": errors.mean(), "mce": (by_corruption / reference).mean(), **named}
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [*super().data_sets(), frost.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing of CIFAR-10 and of the photographs of frost, and check them."""
+        """Download missing files of CIFAR-10 and photographs of frost, and check them."""
         super().prepare(tell)
         frost.prepare(self.folder, tell)
 
 
 @functools.lru_cache(maxsize=1)
 def corrupted_images(name: str, folder: Path | None, count: int, seed: int) -> Tensor:
-    """Return the first `count` test images under each corruption and severity in turn, (75·count, 3, 32, 32); made once
-    in a process."""
+    """Return the first `count` test images under each corruption and severity, (75·count, 3, 32, 32).
+
+    They are computed once per process.
+    """
     images, _ = cast(tuple[Tensor, Tensor], Cifar(name=name).located(folder).data("test"))
     pixels, photographs = images[:count].permute(0, 2, 3, 1).numpy(), frost.read(folder)
-    made = [
+    corrupted = [
         corrupt(pixels, corruption, severity, seed=seed, photographs=photographs)
         for corruption in CORRUPTIONS
         for severity in SEVERITIES
     ]
-    return torch.from_numpy(np.concatenate(made)).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(np.concatenate(corrupted)).permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The character language model, judged again after its heads' products were cut to their pseudo-rank."""
+"""The character language model, also evaluated after its heads are cut to their pseudo-rank."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from headwise.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric
 from headwise_papers.tasks.character_lm import CharacterLM
 
-# windows of a batch on which forwards are timed
+# number of windows in the batch of timed forward passes
 TIMED = 16
 
 
 class Outcome(NamedTuple):
-    """Hold what the cut model says, what the plain one says, and what the cut left."""
+    """The logits of the cut and of the plain model, and the shares that the cut left."""
 
     cut: Tensor
     plain: Tensor
-    # shares of the plain model's
+    # ratios to the plain model's
     projections: float
     parameters: float
     time: float
 
 
 class CutCharacterLM(CharacterLM):
-    """Predict the next character; at the end also with every head cut at several shares of its singular values."""
+    """Prediction of the next character, finally also with every head cut at several shares of its singular values."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         *CharacterLM.metrics,
@@ -42,7 +42,7 @@ class CutCharacterLM(CharacterLM):
     energies: tuple[float, ...] = (0.8, 0.9, 0.95, 0.99)
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test data once more after each cut."""
+        """Return the evaluations, including the test data after each cut."""
         return super().evaluations() + [
             Evaluation(name_of(energy), split="test", output=self._output(energy), count=self._count, finish=_finish)
             for energy in self.energies
@@ -51,25 +51,31 @@ class CutCharacterLM(CharacterLM):
     def _output(self, energy: float) -> Any:
         def output(model: nn.Module, inputs: Tensor) -> Outcome:
             cut = copy.deepcopy(model)
-            done = compress(cut, energy, example=inputs[:TIMED])
-            assert done.seconds is not None
-            return Outcome(cut(inputs), model(inputs), done.attention.ratio, done.parameters.ratio, done.seconds.ratio)
+            compression = compress(cut, energy, example=inputs[:TIMED])
+            assert compression.seconds is not None
+            return Outcome(
+                cut(inputs),
+                model(inputs),
+                compression.attention.ratio,
+                compression.parameters.ratio,
+                compression.seconds.ratio,
+            )
 
         return output
 
     def _count(self, output: Outcome, targets: Tensor) -> Sums:
         plain = self.count(output.plain, targets)
         shares = {name: torch.tensor(getattr(output, name)) for name in ("projections", "parameters", "time")}
-        # batches count alike in what does not depend on them
+        # these shares do not depend on the batch, so batches have equal weight
         return {**self.count(output.cut, targets), "plain": plain["nats"], "batches": torch.tensor(1), **shares}
 
 
 def name_of(energy: float) -> str:
-    """Name the evaluation after a cut."""
+    """Return the name of the evaluation after a cut."""
     return f"cut at {energy:g}"
 
 
 def _finish(sums: dict[str, Tensor]) -> dict[str, Tensor]:
     loss = sums["nats"] / sums["characters"]
-    found = {"loss": loss, "perplexity": loss.exp(), "lost": loss - sums["plain"] / sums["characters"]}
-    return found | {name: sums[name] / sums["batches"] for name in ("projections", "parameters", "time")}
+    metrics = {"loss": loss, "perplexity": loss.exp(), "lost": loss - sums["plain"] / sums["characters"]}
+    return metrics | {name: sums[name] / sums["batches"] for name in ("projections", "parameters", "time")}

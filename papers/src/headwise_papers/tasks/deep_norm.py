@@ -1,4 +1,4 @@
-"""DeepNorm: how a residual is weighed and weights are initialised by depth (Wang et al. 2022, arXiv 2203.00555)."""
+"""DeepNorm: weights of residuals and initialisation by depth (Wang et al. 2022, arXiv 2203.00555)."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from torch import nn
 
 @dataclass(frozen=True)
 class DeepNorm:
-    """Hold the weight `alpha` of a layer's input in its sums, and the gain `beta` of its initial weights."""
+    """The weight `alpha` of a layer's input in its sums, and the gain `beta` of its initial weights."""
 
     alpha: float
     beta: float
 
 
 def encoder_alone(layers: int) -> DeepNorm:
-    """Return the constants of an encoder, or of a decoder alone, of so many layers."""
+    """Return the constants of an encoder alone, or of a decoder alone, with this number of layers."""
     return DeepNorm((2 * layers) ** 0.25, (8 * layers) ** -0.25)
 
 
 def encoder_and_decoder(encoder: int, decoder: int) -> tuple[DeepNorm, DeepNorm]:
-    """Return the constants of an encoder and of the decoder that reads it."""
+    """Return the constants of an encoder and of its decoder."""
     root = (encoder**4 * decoder) ** (1 / 16)
     return DeepNorm(0.81 * root, 0.87 / root), DeepNorm((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
 
 
 @torch.no_grad()
 def initialise(layer: nn.Module, beta: float) -> None:
-    """Draw the weights of a layer anew: Xavier's normal, with gain `beta` in MLP, value and output projections, 1 in q
-    and k."""
+    """Initialise the weights of a layer by Xavier's normal, with gain 1 in q and k, and `beta` in all other layers."""
     for module in layer.modules():
         if isinstance(module, nn.MultiheadAttention):
             for part, gain in zip(module.in_proj_weight.chunk(3), (1.0, 1.0, beta), strict=True):
                 nn.init.xavier_normal_(part, gain)
             nn.init.xavier_normal_(module.out_proj.weight, beta)
-        # the output projection of attention is a linear layer of a class of its own
+        # the output projection of attention is a subclass of nn.Linear, initialised above
         elif type(module) is nn.Linear:
             nn.init.xavier_normal_(module.weight, beta)

@@ -1,5 +1,4 @@
-"""Images of CIFAR-10 read by a DeiT-like transformer (Touvron et al. 2021, arXiv 2012.12877), the model of NeuTRENO's
-experiments."""
+"""CIFAR-10 with NeuTRENO's model, a DeiT-like transformer (Touvron et al. 2021, arXiv 2012.12877)."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, Visi
 from headwise_papers.data.cifar import SOURCES, described, prepare, read
 from headwise_papers.tasks.top_k import in_top
 
-# pixels by which a crop may be moved, as is usual for CIFAR
+# largest shift of a crop in pixels, as is usual for CIFAR
 SHIFT = 4
 
-# what two cores train in a quarter of a minute
+# settings that two cores train in a quarter of a minute
 SMALL: dict[str, Any] = {
     "dim": 48,
     "mlp_dim": 96,
@@ -31,7 +30,7 @@ SMALL: dict[str, Any] = {
     "warmup": 0.1,
     "test_size": 2000,
 }
-# DeiT-tiny's shape and recipe, without the RandAugment, mixing, erasing and stochastic depth that it has for ImageNet
+# DeiT-tiny's shape and recipe, without its RandAugment, mixing, erasing and stochastic depth for ImageNet
 PUBLISHED: dict[str, Any] = {
     "dim": 192,
     "mlp_dim": 768,
@@ -52,11 +51,10 @@ PUBLISHED: dict[str, Any] = {
 
 
 class DeiT(Task):
-    """Classify CIFAR-10 with a DeiT-like transformer: a norm before attention and MLP, a class token, learned
-    positions.
+    """Classification of CIFAR-10 with a DeiT-like transformer: pre-norm, a class token, learned positions.
 
-    With `adapt` a run has a second phase, a third as long, with a learning rate of its own, and the arm's methods act
-    in it alone: a plain model is trained first and adapted then.
+    With `adapt`, a plain model is trained first; a second phase, a third as long and with its own learning rate, then
+    adapts it, and the arm's methods act in that phase only.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -77,12 +75,12 @@ class DeiT(Task):
     adapt_learning_rate: float = Field(1e-3, gt=0)
 
     def model(self) -> VisionTransformer:
-        """Build the transformer."""
+        """Return the transformer."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch"})
         return VisionTransformer(classes=10, image_size=32, head_dim=self.dim // self.heads, **shape)
 
     def phases(self) -> list[Phase]:
-        """Return one phase, or the training of a plain model and its adaptation."""
+        """Return the single phase, or with `adapt` the training of a plain model and its adaptation."""
         if not self.adapt:
             return [Phase("train")]
         length = {"epochs": max(1, self.epochs // 3)} if self.steps is None else {"steps": max(1, self.steps // 3)}
@@ -90,7 +88,7 @@ class DeiT(Task):
         return [Phase("train", methods=False), Phase("adapt", changes=changes)]
 
     def evaluations(self) -> list[Evaluation]:
-        """Leave out the pass over all training images, which costs more than the training of a small study."""
+        """Return the evaluations without the training split, which would cost more than a small study's training."""
         return [Evaluation("train", when="never")]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
@@ -100,17 +98,17 @@ class DeiT(Task):
         return read(SOURCES["cifar10"], split, self.folder)
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
-        """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""
+        """Return images scaled to [-1, 1]; in training with `augment`, flipped and shifted at random."""
         images, classes = examples
         images = images.float().div_(127.5).sub_(1.0)
         return Batch(moved(images, generator) if self.augment and generator is not None else images, classes)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy in nats, with smoothed labels where that is set."""
+        """Return the cross entropy in nats, with label smoothing if set."""
         return F.cross_entropy(output, targets, label_smoothing=self.label_smoothing)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count the images, the right ones by the first and by the first five classes, and their loss in nats."""
+        """Return the numbers of images and of top-1 and top-5 hits, and the summed loss in nats."""
         right = {"accuracy": in_top(output, targets, 1).sum(), "top5": in_top(output, targets, 5).sum()}
         return {
             "weight": torch.tensor(len(targets)),
@@ -119,24 +117,23 @@ class DeiT(Task):
         }
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [described(SOURCES["cifar10"])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        """Download missing files, and check every file against the official MD5."""
         prepare(SOURCES["cifar10"], self.folder, tell)
 
 
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Flip half of the images (B, C, S, S) and move each by up to 4 pixels; what comes in is black (-1 after
-    scaling)."""
+    """Return images (B, C, S, S), half of them flipped and all shifted by up to 4 pixels; new pixels are -1, black."""
     count, size = len(images), images.shape[-1]
     flips = torch.rand(count, generator=generator) < 0.5
     moves = torch.randint(2 * SHIFT + 1, (2, count), generator=generator)
-    wide = F.pad(images, (SHIFT,) * 4, value=-1.0)
-    places = torch.arange(size)
-    rows = (moves[0][:, None] + places).to(images.device)
-    columns = moves[1][:, None] + torch.where(flips[:, None], size - 1 - places, places)
+    padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
+    positions = torch.arange(size)
+    rows = (moves[0][:, None] + positions).to(images.device)
+    columns = moves[1][:, None] + torch.where(flips[:, None], size - 1 - positions, positions)
     columns = columns.to(images.device)
     samples = torch.arange(count, device=images.device)[:, None, None]
-    return wide.movedim(1, -1)[samples, rows[:, :, None], columns[:, None]].movedim(-1, 1).contiguous()
+    return padded.movedim(1, -1)[samples, rows[:, :, None], columns[:, None]].movedim(-1, 1).contiguous()

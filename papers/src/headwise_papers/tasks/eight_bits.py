@@ -1,4 +1,4 @@
-"""What weights of 8 bits would change: a model computes for a moment with rounded ones."""
+"""Simulation of 8-bit weights: within a context a model computes with rounded weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """Return a weight (rows, …) whose rows are whole multiples, up to 127, of a scale of their own."""
+    """Return a weight (rows, …) with each row rounded to integers of at most 127 times the row's scale."""
     rows = weight.flatten(1)
     scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
     return ((rows / scale).round() * scale).view_as(weight)
@@ -21,17 +21,19 @@ def rounded(weight: Tensor) -> Tensor:
 
 @contextmanager
 def in_8_bits(model: nn.Module) -> Iterator[None]:
-    """Let linear layers, convolutions, embeddings and torch's attention compute with rounded weights, reparametrized
-    ones with what they compute; afterwards all are as they were."""
-    seen: set[int] = set()
+    """Round the weights of linear layers, convolutions, embeddings and torch's attention within the context.
+
+    Of a reparametrized weight, the computed value is rounded. All weights are restored at the end.
+    """
+    done: set[int] = set()
     with torch.no_grad(), ExitStack() as stack:
         for module in model.modules():
             if not isinstance(module, ROUNDED):
                 continue
             for name, weight in module.named_parameters(recurse=False):
                 # a tied weight is rounded once
-                if weight.ndim > 1 and name.endswith("weight") and id(weight) not in seen:
-                    seen.add(id(weight))
+                if weight.ndim > 1 and name.endswith("weight") and id(weight) not in done:
+                    done.add(id(weight))
                     stack.callback(weight.copy_, weight.clone())
                     weight.copy_(rounded(weight))
             if parametrize.is_parametrized(module):

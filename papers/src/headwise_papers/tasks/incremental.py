@@ -1,5 +1,4 @@
-"""Incremental learning of CIFAR-100: five tasks of twenty classes, one after the other, each seen once and never
-again."""
+"""Incremental learning of CIFAR-100: five tasks of twenty classes, trained one after the other."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ TASKS, EACH = 5, 20
 
 
 class Incremental(Task):
-    """Learn five tasks of twenty classes in five phases of one model, whose head has twenty outputs for each task.
+    """Five tasks of twenty classes, learned in five phases by one model with twenty outputs per task.
 
-    Which task an image is of is known in training and evaluation, so that an answer is one of its twenty classes. After
-    every phase all tasks are evaluated: "after 3/task 1/accuracy" is an entry of the accuracy matrix. The mean over
-    tasks after the last phase decides; forgetting is the mean fall of each earlier task from its best (Chaudhry et al.
-    2018, arXiv 1801.10112).
+    The task of an image is known in training and evaluation, so the answer is one of its twenty classes. After every
+    phase all tasks are evaluated: "after 3/task 1/accuracy" is an entry of the accuracy matrix. The primary metric is
+    the mean over tasks after the last phase; forgetting is the mean fall of each earlier task from its best (Chaudhry
+    et al. 2018, arXiv 1801.10112).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -45,7 +44,7 @@ class Incremental(Task):
     augment: bool = Field(False, description="training images are flipped and moved by up to 4 pixels")
 
     def model(self) -> VisionTransformer:
-        """Build the transformer of the study on CIFAR-10, with a hundred outputs."""
+        """Return the transformer of the study on CIFAR-10, with a hundred outputs."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch"})
         return VisionTransformer(classes=TASKS * EACH, image_size=32, head_dim=self.dim // self.heads, **shape)
 
@@ -54,7 +53,7 @@ class Incremental(Task):
         return [Phase(f"after {task}", data=f"train {task}") for task in range(TASKS)]
 
     def evaluations(self) -> list[Evaluation]:
-        """Evaluate each task after every phase, and all of them at the end."""
+        """Return the evaluations: each task after every phase, and all tasks at the end."""
         tasks = [Evaluation(f"task {task}", split=f"test {task}", when="phase") for task in range(TASKS)]
         return [
             *tasks,
@@ -63,38 +62,43 @@ class Incremental(Task):
         ]
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
-        """Return images (B, 3, 32, 32) as bytes and the places (B,) of their outputs, of all tasks ("test") or of one
-        ("test 3")."""
+        """Return images (B, 3, 32, 32) as bytes and the indices (B,) of their outputs.
+
+        A split is of all tasks ("test") or of one ("test 3").
+        """
         if split == "validation":
             return None
         part, _, task = split.partition(" ")
         images, classes = read(SOURCES["cifar100"], part, self.folder)
         places = _order()[classes]
-        # the classes of CIFAR's files are in random order
+        # the images of CIFAR's files are in random order of their classes
         most = self.test_each if part == "test" else None
-        wanted = [int(task)] if task else range(TASKS)
-        chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in wanted])
+        tasks = [int(task)] if task else range(TASKS)
+        chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in tasks])
         return images[chosen], places[chosen]
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
-        """Scale bytes to [-1, 1], after a flip and a moved crop where training images are changed."""
+        """Return images scaled to [-1, 1]; in training with `augment`, flipped and shifted at random."""
         images, places = examples
         images = images.float().div_(127.5).sub_(1.0)
         return Batch(moved(images, generator) if self.augment and generator is not None else images, places)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy in nats among the classes of each image's own task."""
+        """Return the cross entropy in nats over the classes of each image's own task."""
         return F.cross_entropy(_of_own_task(output, targets), targets % EACH)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count the images, those answered right among the classes of their task, and their loss in nats."""
-        own, wanted = _of_own_task(output, targets), targets % EACH
-        loss = F.cross_entropy(own, wanted, reduction="sum")
-        return {"weight": torch.tensor(len(targets)), "loss": loss, "accuracy": (own.argmax(-1) == wanted).sum()}
+        """Return the numbers of images and of correct answers within their task, and the summed loss in nats."""
+        own, targets_in_task = _of_own_task(output, targets), targets % EACH
+        loss = F.cross_entropy(own, targets_in_task, reduction="sum")
+        return {
+            "weight": torch.tensor(len(targets)),
+            "loss": loss,
+            "accuracy": (own.argmax(-1) == targets_in_task).sum(),
+        }
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return forgetting: how far each task but the last has fallen from its best after an earlier phase, on the
-        mean."""
+        """Return forgetting: the mean fall of each task but the last from its best after an earlier phase."""
         last = TASKS - 1
         falls = [
             max(outcomes[_entry(phase, task)] for phase in range(task, last)) - outcomes[_entry(last, task)]
@@ -103,11 +107,11 @@ class Incremental(Task):
         return {"final/forgetting": sum(falls) / len(falls)}
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [described(SOURCES["cifar100"])]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check every file against the official MD5, naming each corrupt one."""
+        """Download missing files, and check every file against the official MD5."""
         prepare(SOURCES["cifar100"], self.folder, tell)
 
 
@@ -116,10 +120,10 @@ def _entry(phase: int, task: int) -> str:
 
 
 def _order() -> Tensor:
-    """Return the place of each class among the outputs: the classes' own order is that of the alphabet."""
+    """Return the output of each class, in random order, because the classes' own order is alphabetical."""
     return torch.randperm(TASKS * EACH, generator=torch.Generator().manual_seed(0))
 
 
 def _of_own_task(output: Tensor, places: Tensor) -> Tensor:
-    """Choose from the outputs (B, 100) the twenty of each image's task (B, 20)."""
+    """Return the twenty outputs (B, 20) of each image's task from all outputs (B, 100)."""
     return output.view(-1, TASKS, EACH)[torch.arange(len(output), device=output.device), places // EACH]

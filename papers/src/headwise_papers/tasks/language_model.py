@@ -1,4 +1,4 @@
-"""A small causal language model on WikiText-2 (Merity et al. 2016, arXiv 1609.07843), judged by segments and by a
+"""A small causal language model on WikiText-2 (Merity et al. 2016, arXiv 1609.07843), tested by segments and by a
 sliding window."""
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from headwise_papers.data import wikitext2
 from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder
 
 UNKNOWN, NOT_COUNTED = 0, -100
-# nats that a word of WikiText-2 costs by its frequency alone, with a vocabulary of 2,000 words
+# loss in nats per word of a model that knows only word frequencies, with a vocabulary of 2,000 words
 UNIGRAM = 4.694
 
 
 class LanguageModel(Task):
-    """Predict the next word of WikiText-2, or its next character.
+    """Prediction of the next word or character of WikiText-2.
 
-    Words beyond the most frequent ones of the training text are all read, predicted and counted as one unknown word, so
-    that perplexities compare at the same `vocabulary` alone. The share of unknown words is an outcome.
+    Words beyond the most frequent ones of the training text are one unknown word, so perplexities are comparable only
+    at the same `vocabulary`. The share of unknown words is an outcome.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -61,18 +61,17 @@ class LanguageModel(Task):
     dropout: float = Field(0.0, ge=0, lt=1, description="of what enters the blocks and of every branch")
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics; a diverged run counts as a guess among all words, whose perplexity is their number."""
+        """Return the metrics; a diverged run counts as a uniform guess, whose perplexity is the number of words."""
         guess = float(self.vocabulary)
         return tuple(dataclasses.replace(m, failure=guess) if m.name == "perplexity" else m for m in self.metrics)
 
     def model(self) -> CausalTransformer:
-        """Build the model."""
+        """Return the model."""
         shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
         return CausalTransformer(self.vocabulary, **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return segments (N, context) of the text and the word behind each of theirs; "window" those of the sliding
-        window."""
+        """Return segments (N, context) of the text and each next word; for "window", those of the sliding window."""
         codes = self._codes("test" if split == "window" else split)
         if split == "window":
             return sliding(codes if self.window_words is None else codes[: self.window_words + 1], self.context)
@@ -80,15 +79,15 @@ class LanguageModel(Task):
         return parts[:, :-1], parts[:, 1:]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy of the counted words, in nats."""
+        """Return the mean cross entropy of the words that count, in nats."""
         return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED)
 
     def weight(self, targets: Tensor) -> Tensor:
-        """Count the words that are predicted."""
+        """Return the number of words that count."""
         return (targets != NOT_COUNTED).sum()
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Sum the loss over words, and count them and the unknown ones among them."""
+        """Return the summed loss and the numbers of words and of unknown words."""
         words = self.weight(targets)
         return {
             "loss": self.loss(output, targets).double() * words,
@@ -102,19 +101,19 @@ class LanguageModel(Task):
         return {"perplexity": loss.exp(), "loss": loss, "unknown": sums["unknown"] / sums["words"]}
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test text by segments ("test") and by a sliding window that predicts its last word ("window")."""
+        """Return the evaluations: the test text by segments ("test") and by a sliding window ("window")."""
         return [Evaluation("train", when="never"), Evaluation("validation", when="end"), Evaluation("window")]
 
     def files(self) -> list[Path]:
-        """List the texts."""
+        """Return the files of the texts."""
         return wikitext2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [wikitext2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Find the texts, or download them."""
+        """Find or download the texts."""
         wikitext2.prepare(self.folder, tell)
 
     def _codes(self, split: str) -> Tensor:
@@ -122,10 +121,9 @@ class LanguageModel(Task):
 
 
 def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Return windows (N, context) that move by one word; only their last word counts, and all words of the first
-    window.
+    """Return windows (N, context) shifted by one word each; only the last word counts, except in the first window.
 
-    Al-Rfou et al. 2019 (arXiv 1808.04444): every counted word but the first ones is predicted from a whole context.
+    Al-Rfou et al. 2019 (arXiv 1808.04444): every word that counts, but for the first ones, has a full context.
     """
     parts = codes.unfold(0, context + 1, 1)
     inputs, targets = parts[:, :-1], parts[:, 1:].clone()
@@ -135,22 +133,22 @@ def sliding(codes: Tensor, context: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def symbols(folder: Path | None, level: str, vocabulary: int) -> dict[str, int]:
-    """Number the most frequent words or characters of the training text, behind the unknown one.
+    """Return the indices of the most frequent words or characters of the training text, after the unknown one.
 
     The end of a line counts as a word, as in the published results on WikiText.
     """
-    read = Counter(split_text(wikitext2.read(folder, "train"), level)).most_common()
-    known = [symbol for symbol, _ in read if symbol != "<unk>"]
-    return {symbol: number for number, symbol in enumerate(["<unk>", *known[: vocabulary - 1]])}
+    counts = Counter(split_text(wikitext2.read(folder, "train"), level)).most_common()
+    kept_symbols = [symbol for symbol, _ in counts if symbol != "<unk>"]
+    return {symbol: number for number, symbol in enumerate(["<unk>", *kept_symbols[: vocabulary - 1]])}
 
 
 @lru_cache(maxsize=8)
 def encode(folder: Path | None, split: str, level: str, vocabulary: int) -> Tensor:
-    """Return a split of the text as numbers (N,)."""
-    known = symbols(folder, level, vocabulary)
-    return torch.tensor([known.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
+    """Return a split of the text as indices (N,)."""
+    indices = symbols(folder, level, vocabulary)
+    return torch.tensor([indices.get(symbol, UNKNOWN) for symbol in split_text(wikitext2.read(folder, split), level)])
 
 
 def split_text(text: str, level: str) -> list[str]:
-    """Split a text into its words, the ends of lines among them, or into its characters."""
+    """Return the words of a text, with ends of lines as words, or its characters."""
     return list(text) if level == "characters" else text.replace("\n", " <eos> ").split()

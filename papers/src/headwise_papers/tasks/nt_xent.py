@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def similarities(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosines (2B, 2B) of all views, -inf with itself, and the place (2B,) of each view's other one."""
+    """Return the cosines (2B, 2B) of all views, -inf on the diagonal, and the index (2B,) of each view's partner."""
     views = nn.functional.normalize(torch.cat([one, other]).float(), dim=-1)
     itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
     partner = torch.arange(len(views), device=views.device).roll(len(one))
@@ -21,6 +21,6 @@ def nt_xent(one: Tensor, other: Tensor, temperature: float) -> Tensor:
 
 
 def found(one: Tensor, other: Tensor) -> Tensor:
-    """Return the share of views whose nearest one is their other, in [0, 1]."""
+    """Return the share of views whose nearest view is their partner, in [0, 1]."""
     cosines, partner = similarities(one, other)
     return (cosines.argmax(1) == partner).float().mean()

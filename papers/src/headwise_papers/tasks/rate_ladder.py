@@ -1,5 +1,4 @@
-"""A character language model that is trained anew at each of several learning rates: its critical rate is one figure of
-one run."""
+"""A character language model trained from scratch at each of several learning rates in one run."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from headwise.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric, Phase
 from headwise_papers.tasks.character_lm import CharacterLM, CharacterModel
 
-# nats of a character of the test text under the shares of characters in the training text: what a model knows that
-# attends to nothing
+# loss in nats per character, on the test text, of a model that knows only the characters' frequencies in the training
+# text
 UNIGRAM = 3.348
-# sequences of test data on which heads and stream are read
+# number of test sequences on which heads and stream are measured
 READ = 32
 STATISTICS = ["entropy_share", "max_logit"]
 
 
 class RateLadder(CharacterLM):
-    """Train an untrained model at each rate of a ladder, and tell where it fails.
+    """Training from scratch at each rate of a ladder, with the rate at which training fails as an outcome.
 
-    A model has failed at a rate when its test loss lies above `level`. The critical rate is where the loss, a straight
-    line in the logarithm of the rate between two rungs, first passes `level` above the arm's best rate; the highest
-    rung where it never does. The sensitivity is the mean over rungs of how far the loss lies above the best one, at
-    most at `unigram` (Wortsman et al. 2023, arXiv 2309.14322).
+    A model has failed at a rate if its test loss is above `level`. The critical rate is the first rate above the arm's
+    best one at which the loss, interpolated linearly in the logarithm of the rate between rungs, exceeds `level`; the
+    highest rung if it never does. The sensitivity is the mean over rungs of the loss, capped at `UNIGRAM`, minus the
+    best loss (Wortsman et al. 2023, arXiv 2309.14322).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -58,17 +57,17 @@ class RateLadder(CharacterLM):
         return rates
 
     def phases(self) -> list[Phase]:
-        """Return a phase for each rate, each from weights that no other has seen."""
+        """Return a phase for each rate, each with new weights."""
         return [Phase(_rung(rate), changes={"learning_rate": rate}, start="fresh") for rate in self.rates]
 
     def evaluations(self) -> list[Evaluation]:
-        """Measure the test loss at every rate, and heads and stream on a few test sequences."""
+        """Return the evaluations: the test loss at every rate, and heads and stream on a few test sequences."""
         health = Evaluation("health", "test", _health, None, _counted, _mean, when="phase", limit=READ)
         never = [Evaluation(name, when="never") for name in ("train", "validation")]
         return [Evaluation("test", when="phase"), health, *never]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return critical rate, best rate, loss at the best rate and sensitivity of the ladder."""
+        """Return the ladder's critical rate, best rate, loss at the best rate and sensitivity."""
         losses = [outcomes[f"{_rung(rate)}/test/loss"] for rate in self.rates]
         best = min(range(len(losses)), key=lambda at: losses[at])
         excess = [min(loss, UNIGRAM) - losses[best] for loss in losses]
@@ -81,27 +80,27 @@ class RateLadder(CharacterLM):
 
 
 def critical_rate(rates: tuple[float, ...], losses: list[float], level: float) -> float:
-    """Return log10 of the rate above the best one at which the loss first passes `level`: a line between rungs, in
-    log10 of the rate.
+    """Return log10 of the first rate above the best one at which the loss exceeds `level`.
 
-    The highest rung where it never does, the lowest where the best loss itself lies above `level`.
+    The loss is interpolated linearly in log10 of the rate. It is the highest rung if the loss never exceeds `level`,
+    the lowest if the best loss itself does.
     """
     best = min(range(len(losses)), key=lambda at: losses[at])
-    places = [math.log10(rate) for rate in rates]
+    logs = [math.log10(rate) for rate in rates]
     if losses[best] > level:
-        return places[0]
+        return logs[0]
     for low in range(best, len(losses) - 1):
         if losses[low + 1] > level:
             share = (level - losses[low]) / (losses[low + 1] - losses[low])
-            return places[low] + share * (places[low + 1] - places[low])
-    return places[-1]
+            return logs[low] + share * (logs[low + 1] - logs[low])
+    return logs[-1]
 
 
 def effective_rank(tokens: Tensor) -> Tensor:
-    """Return e to the entropy of the normalised singular values of each sequence's tokens (B, T, C): (B,) (Roy and
-    Vetterli 2007).
+    """Return the effective rank (B,) of each sequence's tokens (B, T, C), from Roy and Vetterli 2007.
 
-    It is 1 where all tokens point one way, as in rank collapse (Dong et al. 2021, arXiv 2103.03404).
+    It is e to the entropy of the normalised singular values, and 1 if all tokens are parallel, as in rank collapse
+    (Dong et al. 2021, arXiv 2103.03404).
     """
     values = torch.linalg.svdvals(tokens.float())
     shares = values / values.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -113,13 +112,13 @@ def _rung(rate: float) -> str:
 
 
 def _health(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """Run the model once under a watch of its heads, and keep the stream that enters the last norm."""
+    """Return statistics of the heads and the effective rank of the last norm's input, from one forward pass."""
     assert isinstance(model, CharacterModel)
     stream: list[Tensor] = []
-    hook = model.norm.register_forward_pre_hook(lambda module, given: stream.append(given[0].detach()))
+    hook = model.norm.register_forward_pre_hook(lambda module, arguments: stream.append(arguments[0].detach()))
     watched = headwise.watch(model, every=1, on_alert=None, statistics=STATISTICS)
     try:
-        # a watch reads forwards of training; nothing in this model draws
+        # a watch reads forward passes in training mode; this model has nothing random
         model.train()
         model(inputs)
         watched.step()
@@ -130,8 +129,8 @@ def _health(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         hook.remove()
     values = {name: [float(r["value"]) for r in records if r["statistic"] == name] for name in STATISTICS}
     shares, logits = values["entropy_share"], values["max_logit"]
-    found = {"entropy_share": sum(shares) / len(shares), "least_entropy_share": min(shares), "max_logit": max(logits)}
-    return {"rank": effective_rank(stream[0]).mean(), **{name: torch.tensor(value) for name, value in found.items()}}
+    figures = {"entropy_share": sum(shares) / len(shares), "least_entropy_share": min(shares), "max_logit": max(logits)}
+    return {"rank": effective_rank(stream[0]).mean(), **{name: torch.tensor(value) for name, value in figures.items()}}
 
 
 def _counted(output: dict[str, Tensor], targets: Any) -> Sums:

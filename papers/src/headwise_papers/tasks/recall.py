@@ -1,4 +1,4 @@
-"""Associative recall: pairs of a key and a value, then keys whose values are asked for; layers of attention alone."""
+"""Associative recall: pairs of a key and a value, then keys whose values are to be recalled, by attention alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headwise.study import Evaluation, Task
 from headwise_papers.tasks.causal_attention import CausalAttention
 
 KEYS, VALUES = 32, 16
-# sequences to draw from
+# numbers of training and test sequences
 TRAIN, TEST = 40_000, 1000
 
 
 class AssociativeRecall(Task):
-    """Return the values that stood behind the asked keys; part of the training labels is random."""
+    """Recall of the values that follow the queried keys; part of the training labels is random."""
 
     failure: ClassVar[float | None] = 1 / VALUES
 
@@ -29,7 +29,7 @@ class AssociativeRecall(Task):
     depth: int = 2
 
     def model(self) -> AttentionAlone:
-        """Build a transformer without MLPs."""
+        """Return a transformer without MLPs."""
         tokens = 2 * self.pairs + self.queries
         return AttentionAlone(KEYS + VALUES, VALUES, tokens, self.queries, self.dim, self.heads, self.depth)
 
@@ -43,26 +43,26 @@ class AssociativeRecall(Task):
         count = TEST if split == "test" else TRAIN
         keys = _drawn(count, KEYS, self.pairs, generator)
         values = torch.randint(VALUES, (count, self.pairs), generator=generator)
-        asked = _drawn(count, self.pairs, self.queries, generator)
-        targets = values.gather(1, asked)
+        queried = _drawn(count, self.pairs, self.queries, generator)
+        targets = values.gather(1, queried)
         if split == "train":
             wrong = torch.rand(targets.shape, generator=generator) < self.random_labels
             targets = torch.where(wrong, torch.randint(VALUES, targets.shape, generator=generator), targets)
-        told = torch.stack([keys, values + KEYS], dim=2).flatten(1)
-        return torch.cat([told, keys.gather(1, asked)], dim=1), targets
+        pairs = torch.stack([keys, values + KEYS], dim=2).flatten(1)
+        return torch.cat([pairs, keys.gather(1, queried)], dim=1), targets
 
     def evaluations(self) -> list[Evaluation]:
-        """Measure the training data on as many examples as the test data."""
+        """Return the evaluations, with as many training examples as test examples."""
         return [Evaluation("train", limit=TEST)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy of an asked key, in nats."""
+        """Return the mean cross entropy per queried key, in nats."""
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
 class AttentionAlone(nn.Module):
-    """Layers of attention with a norm before each and nothing else between: the logits (B, asked, values) of the last
-    tokens."""
+    """Layers of attention, each with a norm before it, without MLPs; the output are logits (B, asked, values) of the
+    last tokens."""
 
     def __init__(self, symbols: int, values: int, tokens: int, asked: int, dim: int, heads: int, depth: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class AttentionAlone(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, values)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the values behind the asked keys."""
+        """Return the logits of the queried keys' values."""
         x = self.symbols(tokens) + self.positions.weight
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(norm(x))
@@ -81,5 +81,5 @@ class AttentionAlone(nn.Module):
 
 
 def _drawn(count: int, among: int, chosen: int, generator: torch.Generator) -> Tensor:
-    """Return `chosen` different numbers below `among`, for each of `count` sequences."""
+    """Return `chosen` different numbers below `among` for each of `count` sequences."""
     return torch.rand(count, among, generator=generator).argsort(1)[:, :chosen]

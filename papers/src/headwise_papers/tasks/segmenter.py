@@ -1,5 +1,4 @@
-"""Segmenter (Strudel et al. 2021, arXiv 2105.05633): a vision transformer whose decoder makes masks from class
-tokens."""
+"""Segmenter (Strudel et al. 2021, arXiv 2105.05633): a vision transformer with a decoder of masks by class tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from headwise.studies.vision_transformer import Block
 
 
 class Encoder(nn.Module):
-    """Encode images (B, 3, H, W) into patch tokens (B, rows·columns, dim), with learned positions for one size."""
+    """A vision transformer from images (B, 3, H, W) to patch tokens (B, rows·columns, dim), with learned positions."""
 
     def __init__(self, size: tuple[int, int], patch: int, dim: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -26,14 +25,13 @@ class Encoder(nn.Module):
         x = self.patches(images)
         positions: Tensor = self.positions
         if positions.shape[2:] != x.shape[2:]:
-            # as the authors do for images of another size than those trained on
+            # as the authors do for images of another size than in training
             positions = F.interpolate(positions, x.shape[2:], mode="bilinear")
         return self.norm(self.blocks((x + positions).flatten(2).transpose(1, 2)))
 
 
 class MaskDecoder(nn.Module):
-    """Attend over patches and one token for each class; a mask is the product of a patch and a class: (B, classes,
-    N)."""
+    """A transformer over patches and one token per class; the masks (B, classes, N) are products of both."""
 
     def __init__(self, classes: int, dim: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -54,7 +52,7 @@ class MaskDecoder(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """Return every patch of images (B, 3, H, W) a logit for each class: (B, classes, H / patch, W / patch)."""
+    """A model from images (B, 3, H, W) to the class logits of patches, (B, classes, H / patch, W / patch)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Similarity of two sentences: a pretrained encoder's mean tokens, whose cosine is fitted to human scores."""
+"""Similarity of two sentences: the cosine of a pretrained encoder's mean tokens, fitted to human scores."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BEST_SCORE = 5.0
 
 
 class SentenceSimilarity(Task):
-    """Fine-tune a pretrained encoder so that the cosine of two sentences tells how alike people find them.
+    """Fine-tuning of a pretrained encoder so that the cosine of two sentences predicts their human similarity score.
 
-    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); what
-    decides is Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
+    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); the
+    primary metric is Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
-        # a constant answer has no order
+        # a constant answer has no rank correlation
         Metric("spearman", "Spearman correlation", failure=0.0),
         Metric("loss", "squared error", higher_is_better=False),
     )
@@ -48,7 +48,7 @@ class SentenceSimilarity(Task):
     head_statistics: tuple[str, ...] = ("stream_cosine", "final_cosine")
 
     def model(self) -> SentencePairs:
-        """Load the encoder."""
+        """Return the model with the loaded encoder."""
         return SentencePairs(load_encoder(self.pretrained, random=self.random_weights))
 
     def data(self, split: str) -> dict[str, Tensor] | None:
@@ -62,7 +62,7 @@ class SentenceSimilarity(Task):
         return examples["attention_mask"].sum(2).amax(1)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding to the longest sentence of the batch."""
+        """Return the batch with its padding cut to the longest sentence."""
         longest = int(self.lengths(examples).max())
         inputs = {name: examples[name][:, :, :longest] for name in ("input_ids", "attention_mask")}
         return Batch(inputs, examples["labels"])
@@ -72,42 +72,42 @@ class SentenceSimilarity(Task):
         return F.mse_loss(output, targets)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Keep what each pair was given beside its score."""
+        """Return each pair's prediction and score."""
         return {"pairs": Rows(torch.stack([output, targets], dim=1).double())}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
-        """Return Spearman's correlation, 0 where all answers or all scores are the same, and the squared error."""
+        """Return Spearman's correlation, 0 if all predictions or all scores are equal, and the squared error."""
         from scipy.stats import spearmanr
 
-        given, scores = sums["pairs"].cpu().T
-        ordered = min(len(given.unique()), len(scores.unique())) > 1
-        correlation = spearmanr(given.numpy(), scores.numpy()).statistic if ordered else 0.0
-        return {"spearman": correlation, "loss": F.mse_loss(given, scores)}
+        predictions, scores = sums["pairs"].cpu().T
+        defined = min(len(predictions.unique()), len(scores.unique())) > 1
+        correlation = spearmanr(predictions.numpy(), scores.numpy()).statistic if defined else 0.0
+        return {"spearman": correlation, "loss": F.mse_loss(predictions, scores)}
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test pairs; those of the training are not read again."""
+        """Return the evaluations without the training split."""
         return [Evaluation("train", when="never"), Evaluation("validation", when="end")]
 
     def phases(self) -> list[Phase]:
-        """Fine-tune everything but the table of words, half of all weights, which a few hundred pairs hardly touch."""
+        """Return one phase that trains all but the word embeddings, half of all weights, which few pairs change."""
         return [Phase("fine-tune", learn=("encoder.encoder.*", "encoder.embeddings.LayerNorm.*"))]
 
     def files(self) -> list[Path]:
-        """List the pairs, and what makes the encoder."""
+        """Return the files of the pairs and of the encoder."""
         return [*SETS[self.data_set].files(self.folder), *pretrained_files(self.pretrained)]
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [SETS[self.data_set].SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Find the pairs, or download them; the encoder must be there."""
+        """Find or download the pairs, and check that the encoder exists."""
         pretrained_files(self.pretrained)
         SETS[self.data_set].prepare(self.folder, tell)
 
 
 class SentencePairs(nn.Module):
-    """Return the cosine of the mean tokens of two sentences, (B,), from tokens and mask (B, 2, T)."""
+    """A model that returns the cosine (B,) of two sentences' mean tokens from tokens and mask (B, 2, T)."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SentencePairs(nn.Module):
 
 @lru_cache(maxsize=4)
 def pairs(folder: Path | None, data_set: str, split: str, pretrained: str, tokens: int) -> dict[str, Tensor]:
-    """Read a split of pairs into tokens (N, 2, tokens), mask and scores in [0, 1]."""
+    """Return a split of pairs as tokens (N, 2, tokens), mask and scores in [0, 1]."""
     first, second, scores = SETS[data_set].read(folder, split)
     tokenizer = load_tokenizer(pretrained)
     coded = [

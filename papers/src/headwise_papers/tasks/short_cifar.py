@@ -1,4 +1,4 @@
-"""CIFAR-10 in a few hundred steps, for studies of how a training begins and whether it stays stable."""
+"""CIFAR-10 in a few hundred steps, for studies of early training and of stability."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwise_papers.tasks.cifar import Cifar
 
 
 class ShortCifar(Cifar):
-    """Classify CIFAR-10's images after few steps of a small ViT; the training split is not read again at the end."""
+    """Classification of CIFAR-10 by a small ViT after few steps, not evaluated on the training split."""
 
     test_curve: ClassVar[bool] = False
 
@@ -20,7 +20,7 @@ class ShortCifar(Cifar):
     head_dim: int = 16
     mlp_dim: int = 128
     patch: int = 8
-    # each training image is seen once
+    # each training image is used once
     train_size: int | None = 12_800
     test_size: int | None = 3000
     batch_size: int = 32
@@ -29,10 +29,10 @@ class ShortCifar(Cifar):
     warmup: float = 0.1
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt", "plateau"] = "cosine"
     weight_decay: float = 0.05
-    # a loss that rises by half over its minimum is near or above that of chance
+    # a loss 1.5 times its minimum is near or above that of chance
     divergence_factor: float | None = 1.5
     watch_examples: int = 64
 
     def evaluations(self) -> list[Evaluation]:
-        """Leave the pass over the training split out."""
+        """Return the evaluations without the training split."""
         return [Evaluation("train", when="never")]

@@ -1,5 +1,4 @@
-"""SpecAugment: bands of frequencies and stretches of time that a batch does not show (Park et al. 2019, arXiv
-1904.08779)."""
+"""SpecAugment: masks over bands of frequencies and stretches of time (Park et al. 2019, arXiv 1904.08779)."""
 
 from __future__ import annotations
 
@@ -18,25 +17,24 @@ def spec_augment(
     stretch: int,
     share: float,
 ) -> Tensor:
-    """Return features (B, T, F) with masked parts at 0, which is the mean of normalised features; without time warping.
+    """Return features (B, T, F) with masked parts set to 0, the mean of normalised features; without time warping.
 
-    `bands` masks of 0 to `band` coefficients each, and `stretches` masks of 0 to `stretch` frames each, but of at most
-    `share` of an utterance's own frames (`lengths`). Draws are made on the CPU from `generator`.
+    There are `bands` masks of 0 to `band` coefficients each, and `stretches` masks of 0 to `stretch` frames each, at
+    most `share` of an utterance's own frames (`lengths`). Random numbers are drawn on the CPU from `generator`.
     """
     lengths = lengths.cpu()
     count, _, coefficients = features.shape
     hidden_bands = _masks(
         torch.full((count,), coefficients), torch.full((count,), band), bands, coefficients, generator
     )
-    most = (share * lengths).long().clamp(max=stretch)
-    hidden_times = _masks(lengths, most, stretches, features.shape[1], generator)
-    hidden = hidden_bands[:, None, :] | hidden_times[:, :, None]
-    return features.masked_fill(hidden.to(features.device), 0.0)
+    longest = (share * lengths).long().clamp(max=stretch)
+    hidden_times = _masks(lengths, longest, stretches, features.shape[1], generator)
+    masked = hidden_bands[:, None, :] | hidden_times[:, :, None]
+    return features.masked_fill(masked.to(features.device), 0.0)
 
 
 def _masks(sizes: Tensor, most: Tensor, number: int, places: int, generator: torch.Generator) -> Tensor:
-    """Return (B, places), True in `number` stretches of 0 to `most` (B,) places that lie within the first `sizes`
-    (B,)."""
+    """Return a mask (B, places), True in `number` stretches of 0 to `most` (B,) of the first `sizes` (B,) places."""
     draws = torch.rand(2, number, len(sizes), generator=generator)
     width = (draws[0] * (most.clamp(max=sizes) + 1)).long()
     start = (draws[1] * (sizes - width + 1)).long()

@@ -21,12 +21,12 @@ from headwise_papers.tasks.speech_encoder import SpeechEncoder, shorter
 from headwise_papers.tasks.transformer_layers import SumNorm
 
 LETTERS = " ABCDEFGHIJKLMNOPQRSTUVWXYZ'"
-# training utterances that the closing pass over the training split reads: enough for a mean
+# training utterances that are evaluated at the end: enough for a mean
 READ_AGAIN = 130
 
 
 class Speech(Task):
-    """Write down what is said, letter by letter."""
+    """Speech recognition, letter by letter."""
 
     dim: int = 64
     depth: int = 8
@@ -55,33 +55,32 @@ class Speech(Task):
         return an4.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [an4.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Check the data, then every utterance of it: what cannot be learned is refused before any run."""
+        """Check the data and every utterance, so that one that cannot be learned is refused before any run."""
         an4.prepare(self.folder, tell)
         for split in ("train", "test"):
             self.data(split)
 
     def model(self) -> SpeechEncoder:
-        """Build the encoder; one output is CTC's blank."""
+        """Return the encoder, one of whose outputs is CTC's blank."""
         names = {"dim", "depth", "heads", "mlp_dim", "norm", "stride", "dropout", "layer_drop"}
         return SpeechEncoder(an4.CEPSTRA, LETTERS, **self.model_dump(include=names))
 
     def data(self, split: str) -> dict[str, Tensor] | None:
-        """Return normalised features (N, T, 13), their lengths, labels (N, L) and theirs; AN4 has no validation
-        split."""
+        """Return normalised features (N, T, 13), labels (N, L), and the lengths of both; None for "validation"."""
         if split == "validation":
             return None
         return examples(self.folder, split, self.stride, self.longest)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Return the frames of 10 ms of each utterance."""
+        """Return the number of 10 ms frames of each utterance."""
         return examples["lengths"]
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding to the batch; in training, mask with SpecAugment."""
+        """Return the batch with its padding cut, in training masked by SpecAugment."""
         lengths, counts = examples["lengths"], examples["label_lengths"]
         features = examples["features"][:, : int(lengths.max())]
         if generator is not None:
@@ -99,42 +98,42 @@ class Speech(Task):
         return total / counts.sum()
 
     def weight(self, targets: dict[str, Tensor]) -> Tensor:
-        """Count the letters: what the loss is a mean over."""
+        """Return the number of letters, over which the loss is a mean."""
         return targets["label_lengths"].sum()
 
     def count(self, output: Tensor, targets: dict[str, Tensor]) -> Sums:
-        """Add the edits of what the best path says to the loss."""
-        said = [spell(labels) for labels in best_path(output, targets["frames"])]
+        """Return the summed loss and the edits of the best path."""
+        predictions = [spell(labels) for labels in best_path(output, targets["frames"])]
         pairs = zip(targets["labels"].tolist(), targets["label_lengths"].tolist(), strict=True)
-        meant = [spell(labels[:count]) for labels, count in pairs]
+        references = [spell(labels[:count]) for labels, count in pairs]
         weight = self.weight(targets)
-        return {"loss": self.loss(output, targets) * weight, "weight": weight, **count_errors(said, meant)}
+        return {"loss": self.loss(output, targets) * weight, "weight": weight, **count_errors(predictions, references)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
         """Return the error rates and the loss of a split."""
         return finish_errors(sums) | {"loss": sums["loss"] / sums["weight"]}
 
     def evaluations(self) -> list[Evaluation]:
-        """Read only a part of the training split again."""
+        """Return the evaluations, with only part of the training split."""
         return [Evaluation("train", limit=READ_AGAIN)]
 
 
 def spell(labels: Sequence[int]) -> str:
-    """Write the letters of labels, which count from 1."""
+    """Return the letters of labels, which start at 1."""
     return "".join(LETTERS[label - 1] for label in labels)
 
 
 @cache
 def examples(folder: Path | None, split: str, stride: int, longest: int) -> dict[str, Tensor]:
-    """Read a split of AN4 as padded tensors, each coefficient of an utterance with mean 0 and deviation 1 over time.
+    """Return a split of AN4 as padded tensors; coefficients have mean 0 and deviation 1 over an utterance's time.
 
-    Raises StudyError, naming the utterances, for an empty transcript, a letter that is none of `LETTERS`, more than
-    `longest` frames, and a transcript that CTC cannot reach in the frames that are left.
+    Raises StudyError, naming the utterances, for an empty transcript, a letter outside `LETTERS`, no frame or more than
+    `longest`, and a transcript too long for CTC in the frames after the convolution.
     """
-    found = an4.read(folder, split)
-    refuse(found, stride, longest)
-    features = [normalised(one.features) for one in found]
-    labels = [torch.tensor(labels_of(one.transcript)) for one in found]
+    utterances = an4.read(folder, split)
+    refuse(utterances, stride, longest)
+    features = [normalised(one.features) for one in utterances]
+    labels = [torch.tensor(labels_of(one.transcript)) for one in utterances]
     pad = nn.utils.rnn.pad_sequence
     return {
         "features": pad(features, batch_first=True),
@@ -145,24 +144,24 @@ def examples(folder: Path | None, split: str, stride: int, longest: int) -> dict
 
 
 def refuse(utterances: Sequence[an4.Utterance], stride: int, longest: int) -> None:
-    """Raise StudyError for utterances that cannot be learned, with what is wrong, which and how many they are."""
+    """Raise StudyError for utterances that cannot be learned, with the faults and the utterances' names."""
     faults: dict[str, list[str]] = {}
     for one in utterances:
         if (fault := fault_of(one, stride, longest)) is not None:
             faults.setdefault(fault, []).append(one.name)
     if faults:
-        told = "; ".join(
+        faults_in_words = "; ".join(
             f"{len(names)} with {fault}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
             for fault, names in faults.items()
         )
         raise StudyError(
-            f"utterances that cannot be learned: {told}. Leave them out of the data, or set longest (now {longest}) "
-            f"higher or stride (now {stride}) lower."
+            f"utterances that cannot be learned: {faults_in_words}. Leave them out of the data, or set longest (now "
+            f"{longest}) higher or stride (now {stride}) lower."
         )
 
 
 def fault_of(one: an4.Utterance, stride: int, longest: int) -> str | None:
-    """Say what is wrong with an utterance, None where nothing is."""
+    """Return what is wrong with an utterance, or None."""
     if not one.transcript.strip():
         return "an empty transcript"
     if foreign := sorted(set(one.transcript) - set(LETTERS)):
@@ -178,11 +177,11 @@ def fault_of(one: an4.Utterance, stride: int, longest: int) -> str | None:
 
 
 def labels_of(transcript: str) -> list[int]:
-    """Number the letters of a transcript from 1; 0 is the blank."""
+    """Return the labels of a transcript's letters, from 1; 0 is the blank."""
     return [1 + LETTERS.index(letter) for letter in transcript]
 
 
 def normalised(features: Tensor) -> Tensor:
-    """Return features (T, F) with mean 0 and deviation 1 over time; one that never changes stays 0."""
+    """Return features (T, F) with mean 0 and deviation 1 over time; a constant feature becomes 0."""
     deviation, mean = torch.std_mean(features, 0, correction=0)
     return (features - mean) / deviation.clamp(min=1e-5)

@@ -1,4 +1,4 @@
-"""A transformer that reads cepstra and scores letters, frame by frame, for CTC."""
+"""A transformer from cepstra to scores of letters, frame by frame, for CTC."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from torch import Tensor, nn
 from headwise_papers.tasks import deep_norm
 from headwise_papers.tasks.transformer_layers import EncoderLayer, SumNorm, sinusoids
 
-# frames that a convolution sees at once, as in the model of Zhai et al. 2023
+# width of the convolution in frames, as in the model of Zhai et al. 2023
 KERNEL = 7
 
 
 class SpeechEncoder(nn.Module):
-    """Score CTC's blank and letters (B, frames, 1 + letters) as log probabilities from features (B, T, F) and their
-    lengths (B,).
+    """A model that returns log probabilities (B, frames, 1 + letters) of CTC's blank and the letters.
 
-    A gated convolution of stride `stride` makes `shorter(lengths, stride)` frames; sinusoids are their positions. A
-    pre-LN stack ends in a norm of its own.
+    The input are features (B, T, F) and their lengths (B,). A gated convolution of stride `stride` gives
+    `shorter(lengths, stride)` frames with sinusoidal positions. A pre-LN stack has a final norm.
     """
 
-    # a checkpoint of other letters is refused, though as many may fit
+    # a checkpoint of other letters is refused, even if their number is equal
     same_in_checkpoints = ("letters",)
     letters: Tensor
 
@@ -63,5 +62,5 @@ class SpeechEncoder(nn.Module):
 
 
 def shorter(lengths: Tensor, stride: int) -> Tensor:
-    """Return the number of frames that the convolution makes of so many."""
+    """Return the numbers of frames after the convolution."""
     return (lengths - 1) // stride + 1

@@ -1,5 +1,4 @@
-"""A small trained Llama, stories260K, fine-tuned on plays: what a method does to a model that was trained without
-it."""
+"""A small trained Llama, stories260K, fine-tuned on plays with methods that it was trained without."""
 
 from __future__ import annotations
 
@@ -20,21 +19,20 @@ from headwise_papers.data import stories260k, tinyshakespeare
 from headwise_papers.data.stories260k_llama import llama, tokenizer
 from headwise_papers.tasks.eight_bits import in_8_bits
 
-# of the text, in its order
+# the parts of the text in each split, in order
 SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
-# the phase in which methods are switched on and nothing learns
+# the phase in which methods are switched on and no weight changes
 SWITCHED_ON = "switched on"
-# stories that the model as loaded tells itself: what it knows, and may forget
+# number of stories sampled from the loaded model, to measure what it forgets
 STORIES = 64
 
 
 class StoryTeller(Task):
-    """Fine-tune stories260K on tiny Shakespeare, in the model's own 512 tokens.
+    """Fine-tuning of stories260K on tiny Shakespeare, in the model's own 512 tokens.
 
-    In the first phase nothing learns: what stands behind it is the trained model with the methods switched on. In the
-    second one it is fine-tuned. `kept` compares the predictions with those of the model as it was loaded, `int8` has
-    the weights of linear layers and of the embedding rounded to 8 bits, each row with a scale of its own, and `reset`
-    puts what a method brought along back to where it began.
+    The first phase changes no weight: after it, the trained model is evaluated with the methods switched on. The second
+    phase fine-tunes the model. The evaluation `int8` rounds the weights of linear layers and of the embedding to 8
+    bits, with a scale per row, and `reset` resets the parameters that a method added to their initial values.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -47,24 +45,24 @@ class StoryTeller(Task):
     context: int = 64
 
     def phases(self) -> list[Phase]:
-        """Return the switch and the fine-tuning."""
-        still = {"steps": 1, "learning_rate": 1e-30, "weight_decay": 0.0, "warmup": 0.0}
-        return [Phase(SWITCHED_ON, changes=still), Phase("fine-tuned")]
+        """Return two phases: switching methods on, and fine-tuning."""
+        frozen = {"steps": 1, "learning_rate": 1e-30, "weight_decay": 0.0, "warmup": 0.0}
+        return [Phase(SWITCHED_ON, changes=frozen), Phase("fine-tuned")]
 
     def model(self) -> nn.Module:
-        """Build the model with its trained weights."""
+        """Return the model with its trained weights."""
         return llama(self.folder)
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Return tokens (N, context) and those that follow them: 80 % of the plays to train, the last 10 % to test."""
+        """Return tokens (N, context) and the tokens that follow them, of the plays or of the model's own stories."""
         if split == "stories":
-            told = stories(self.folder, self.context + 1)
-            return {"input_ids": told[:, :-1], "labels": told[:, 1:]}
+            tokens = stories(self.folder, self.context + 1)
+            return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
         windows = plays(self.folder, split, self.context)
         return {"input_ids": windows[:, :-1], "labels": windows[:, 1:]}
 
     def evaluations(self) -> list[Evaluation]:
-        """Measure the losses on plays and on stories when the methods are on and at the end, the rest at the end."""
+        """Return the evaluations: losses on plays and stories after each phase, all others at the end."""
         return [
             Evaluation("test", when="phase"),
             Evaluation("stories", when="phase"),
@@ -75,40 +73,40 @@ class StoryTeller(Task):
         ]
 
     def summary(self, outcomes: dict[str, float]) -> dict[str, float]:
-        """Return what 8-bit weights, and what methods brought along put back, add to the loss."""
+        """Return the increases of the loss by 8-bit weights, and by resetting the methods' parameters."""
         loss = outcomes["test/loss"]
         return {"int8/rise": outcomes["int8/loss"] - loss, "reset/worth": outcomes["reset/loss"] - loss}
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy of a token, in nats."""
+        """Return the mean cross entropy per token, in nats."""
         return F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
 
     def count(self, output: Any, targets: Tensor) -> Sums:
-        """Count nats and tokens."""
+        """Return the summed loss and the number of tokens."""
         return {"loss": self.loss(output, targets) * targets.numel(), "weight": torch.tensor(targets.numel())}
 
     def files(self) -> list[Path]:
-        """Name the model, its tokenizer and the text."""
+        """Return the files of the model, its tokenizer and the text."""
         return [*stories260k.files(self.folder), *tokenizer_files(self.folder), *tinyshakespeare.files(self.folder)]
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [stories260k.described(), tinyshakespeare.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download what is missing and check it."""
+        """Download missing files, and check them."""
         for source in (stories260k.SOURCE, stories260k.TOKENIZER, tinyshakespeare.SOURCE):
             source.prepare(self.folder, tell)
 
     def _start(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return where what methods brought along began: the same methods on the model as loaded."""
+        """Return the initial values of the methods' parameters, from the same methods on the loaded model."""
         handle = model.__dict__.get(HANDLE)
         if handle is None or not handle.brought:
             return {}
         fresh = llama(self.folder)
-        begun = headwise.regularize(fresh, *handle.methods, seed=handle.shared.seed)
+        new_handle = headwise.regularize(fresh, *handle.methods, seed=handle.shared.seed)
         values = dict(fresh.named_parameters())
-        return {name: values[name].detach() for name in begun.brought}
+        return {name: values[name].detach() for name in new_handle.brought}
 
     def _put_back(self, model: nn.Module, inputs: Any) -> Any:
         own, start = dict(model.named_parameters()), self._start(model)
@@ -126,7 +124,7 @@ class StoryTeller(Task):
 
 
 def tokenizer_files(folder: Path | None) -> list[Path]:
-    """Name the tokenizer's file."""
+    """Return the tokenizer's file."""
     return stories260k.TOKENIZER.paths(folder)
 
 
@@ -134,8 +132,8 @@ def tokenizer_files(folder: Path | None) -> list[Path]:
 def encoded(folder: Path | None) -> Tensor:
     """Return tiny Shakespeare as tokens (N,), encoded line by line."""
     lines = tinyshakespeare.read(folder).splitlines(keepends=True)
-    found = tokenizer(folder).encode_batch(lines, add_special_tokens=False)
-    return torch.tensor([token for line in found for token in line.ids])
+    lines_encoded = tokenizer(folder).encode_batch(lines, add_special_tokens=False)
+    return torch.tensor([token for line in lines_encoded for token in line.ids])
 
 
 @lru_cache(maxsize=4)
@@ -149,16 +147,16 @@ def plays(folder: Path | None, split: str, context: int) -> Tensor:
 @lru_cache(maxsize=2)
 @torch.no_grad()
 def stories(folder: Path | None, length: int) -> Tensor:
-    """Return stories (N, length) as the model as loaded tells them: every token drawn as it is likely."""
+    """Return stories (N, length) sampled from the loaded model."""
     model, generator = llama(folder), torch.Generator().manual_seed(0)
-    # the beginning of a story
-    told, cache = torch.ones(STORIES, 1, dtype=torch.long), None
+    # token 1 begins a story
+    tokens, cache = torch.ones(STORIES, 1, dtype=torch.long), None
     for _ in range(length - 1):
-        found = model(input_ids=told[:, -1:], past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
-        drawn = torch.multinomial(found.logits[:, -1].softmax(-1), 1, generator=generator)
-        told = torch.cat([told, drawn], 1)
-    return told
+        output = model(input_ids=tokens[:, -1:], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        sampled = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, sampled], 1)
+    return tokens
 
 
 def _in_8_bits(model: nn.Module, inputs: Any) -> Any:

@@ -23,9 +23,9 @@ HEIGHT, WIDTH = 180, 240
 
 
 class StreetScenes(Task):
-    """Tell the class of every pixel of a street scene; pixels that nobody labelled (void) count nowhere."""
+    """Classification of every pixel of a street scene; unlabelled pixels (void) are ignored."""
 
-    # a fixed guess, road: 0.267 of the labelled test pixels, and nothing of the other ten classes
+    # of the constant answer "road": IoU 0.267 for road, the share of its test pixels, and 0 for ten other classes
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("miou", "mean IoU", unit="%", failure=0.024),)
 
     steps: int | None = 150
@@ -47,37 +47,37 @@ class StreetScenes(Task):
     multi_scale_images: int | None = Field(40, description="test images that are seen at all scales; None: all")
 
     def model(self) -> Segmenter:
-        """Build the Segmenter."""
+        """Return the Segmenter."""
         shape = self.model_dump(include={"patch", "dim", "depth", "heads", "decoder_depth"})
         return Segmenter(classes=CLASSES, size=(HEIGHT, WIDTH), **shape)
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240), those of the test in mixed
-        order."""
+        """Return images (N, 3, 180, 240) as bytes and the class of each pixel (N, 180, 240); test images are
+        shuffled."""
         images, labels = camvid.read(self.folder, split)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        # the drives lie one after the other, and the first images stand for all where fewer are seen
+        # the files are ordered by drive; shuffled, the first images represent all if fewer are evaluated
         return (images[order], labels[order]) if split == "test" else (images, labels)
 
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
-        """Scale bytes to [-1, 1]; in training, enlarge, cut and mirror at random; keep every stride-th pixel's
-        class."""
+        """Return images scaled to [-1, 1], in training enlarged, cropped and mirrored at random, and the class of every
+        stride-th pixel."""
         images, labels = examples[0].float().div_(127.5).sub_(1.0), examples[1]
         if generator is not None:
-            pairs = [self._seen(*pair, generator) for pair in zip(images, labels, strict=True)]
+            pairs = [self._augmented(*pair, generator) for pair in zip(images, labels, strict=True)]
             images, labels = (torch.stack(parts) for parts in zip(*pairs, strict=True))
         first = self.stride // 2
         return Batch(images, labels[:, first :: self.stride, first :: self.stride].long())
 
-    def _seen(self, image: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _augmented(self, image: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         mirrored, zoom, down, right = torch.rand(4, generator=generator).tolist()
         if self.zoom > 1:
             size = labels.shape
             part = [round(side / (1 + zoom * (self.zoom - 1))) for side in size]
             top, left = (round(at * (side - cut)) for at, side, cut in zip((down, right), size, part, strict=True))
-            place = (slice(top, top + part[0]), slice(left, left + part[1]))
-            image = F.interpolate(image[None, :, *place], size, mode="bilinear")[0]
-            labels = F.interpolate(labels[None, None, *place].float(), size, mode="nearest")[0, 0]
+            crop = (slice(top, top + part[0]), slice(left, left + part[1]))
+            image = F.interpolate(image[None, :, *crop], size, mode="bilinear")[0]
+            labels = F.interpolate(labels[None, None, *crop].float(), size, mode="nearest")[0, 0]
         return (image.flip(2), labels.flip(1)) if mirrored < 0.5 else (image, labels)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -85,11 +85,11 @@ class StreetScenes(Task):
         return F.cross_entropy(at_pixels(output, targets.shape[1:]), targets, ignore_index=VOID)
 
     def weight(self, targets: Tensor) -> Tensor:
-        """Count the labelled pixels."""
+        """Return the number of labelled pixels."""
         return (targets != VOID).sum()
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count pixels by true and predicted class."""
+        """Return the numbers of pixels by true and predicted class."""
         return {"confusion": confusion(at_pixels(output, targets.shape[1:]).argmax(1), targets, CLASSES, VOID)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
@@ -97,22 +97,22 @@ class StreetScenes(Task):
         return {"miou": mean_iou(sums["confusion"])}
 
     def evaluations(self) -> list[Evaluation]:
-        """Judge the test images at one scale and at several."""
-        seen = Evaluation("multi-scale", "test", output=self._at_all_scales, limit=self.multi_scale_images)
-        return [Evaluation("train", when="never"), Evaluation("validation", when="end"), seen]
+        """Return the evaluations, with the test images at one scale and at several."""
+        multi_scale_test = Evaluation("multi-scale", "test", output=self._at_all_scales, limit=self.multi_scale_images)
+        return [Evaluation("train", when="never"), Evaluation("validation", when="end"), multi_scale_test]
 
     def _at_all_scales(self, model: nn.Module, images: Tensor) -> Tensor:
         pixels = [-(-(side - self.stride // 2) // self.stride) for side in images.shape[2:]]
         return multi_scale(model, images, self.scales, self.patch, pixels)
 
     def files(self) -> list[Path]:
-        """List the images and labels."""
+        """Return the files of images and labels."""
         return camvid.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [camvid.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Find the pictures, or download them; every one is read."""
+        """Find or download the pictures, and read every one."""
         camvid.prepare(self.folder, tell)

@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def in_top(logits: Tensor, classes: Tensor, k: int) -> Tensor:
-    """Tell for each example whether its class is among the k largest logits (B, C): bool (B,).
+    """Return for each example whether its class is among the k largest logits (B, C): bool (B,).
 
     Raises:
-        ValueError: where there are no k classes.
+        ValueError: if there are fewer than k classes, or k is below 1.
     """
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(f"k must lie between 1 and the {logits.shape[-1]} classes, got {k}")

@@ -1,5 +1,4 @@
-"""Encoder and decoder layers whose norm stands before a branch, after the sum, or after a sum that weighs its input
-(DeepNorm)."""
+"""Encoder and decoder layers with a norm before a branch, after the sum, or after a weighted sum (DeepNorm)."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ SumNorm = Literal["pre", "post", "deep"]
 
 
 class Residual(nn.Module):
-    """Add a branch to its input, with a layer norm where `norm` says; `scale` is DeepNorm's alpha.
+    """A residual connection with a layer norm at the position `norm`; `scale` is DeepNorm's alpha.
 
-    `layer_drop` leaves the branch out of whole training batches with this probability, without a rescale
-    (Fan et al. 2020, arXiv 1909.11556).
+    In training the branch is omitted for a whole batch with probability `layer_drop`, without rescaling (Fan et al.
+    2020, arXiv 1909.11556).
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Residual(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attend to the whole sequence, then apply an MLP of one hidden ReLU layer."""
+    """An encoder layer: attention to the whole sequence, then an MLP with one hidden ReLU layer."""
 
     def __init__(
         self,
@@ -57,13 +56,13 @@ class EncoderLayer(nn.Module):
         self.sum2 = Residual(dim, norm, scale, dropout, layer_drop)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """Return (B, T, D) from (B, T, D); `padding` (B, T) is True where nothing is to be attended to."""
+        """Return (B, T, D) from (B, T, D); `padding` (B, T) is True at positions to ignore."""
         x = self.sum1(x, lambda y: self.self_attn(y, y, y, key_padding_mask=padding, need_weights=False)[0])
         return self.sum2(x, self.mlp)
 
 
 class DecoderLayer(nn.Module):
-    """Attend to what was written so far, then to the memory, then apply an MLP of one hidden ReLU layer."""
+    """A decoder layer: causal attention, attention to the memory, then an MLP with one hidden ReLU layer."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = nn.MultiheadAttention(dim, heads, batch_first=True)
-        # the name of nn.TransformerDecoderLayer, by which headwise tells cross attention
+        # the name in nn.TransformerDecoderLayer, by which headwise recognises cross attention
         self.multihead_attn = nn.MultiheadAttention(dim, heads, batch_first=True)
         self.mlp = perceptron(dim, mlp_dim)
         self.sum1 = Residual(dim, norm, scale, dropout, layer_drop)
@@ -86,8 +85,10 @@ class DecoderLayer(nn.Module):
         self.sum3 = Residual(dim, norm, scale, dropout, layer_drop)
 
     def forward(self, x: Tensor, causal: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """Return (B, T, D) from (B, T, D) and the memory (B, S, D), whose padding (B, S) is True; `causal` (T, T)
-        hides."""
+        """Return (B, T, D) from (B, T, D) and the memory (B, S, D).
+
+        `causal` (T, T) is True at positions to hide, `padding` (B, S) at padding of the memory.
+        """
         x = self.sum1(x, lambda y: self.self_attn(y, y, y, attn_mask=causal, need_weights=False)[0])
         cross = self.multihead_attn
         x = self.sum2(x, lambda y: cross(y, memory, memory, key_padding_mask=padding, need_weights=False)[0])
@@ -95,7 +96,7 @@ class DecoderLayer(nn.Module):
 
 
 def perceptron(dim: int, mlp_dim: int) -> nn.Sequential:
-    """Build the MLP of a layer."""
+    """Return the MLP of a layer."""
     return nn.Sequential(nn.Linear(dim, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, dim))
 
 

@@ -21,14 +21,14 @@ from headwise_papers.tasks.byte_pairs import BEGIN, PAD, BytePairs
 from headwise_papers.tasks.transformer_layers import SumNorm
 from headwise_papers.tasks.translator import Translator, greedy
 
-# sentence pairs of the training and validation splits that are read again: enough for a mean
+# sentence pairs of the training and validation splits that are evaluated: enough for a mean
 READ_AGAIN = 200
-# layers of a side up to which a model can be trained to translate in the time of a small study
+# largest depth, in layers per side, at which a model learns to translate in the time of a small study
 SHALLOW = 20
 
 
 class Translation(Task):
-    """Translate a sentence, token by token."""
+    """Translation of sentences, token by token."""
 
     dim: int = 32
     depth: int = Field(6, ge=1, description="layers on each side")
@@ -55,28 +55,28 @@ class Translation(Task):
 
     @model_validator(mode="before")
     @classmethod
-    def _steps_by_depth(cls, given: Any) -> Any:
-        depth = given.get("depth", cls.model_fields["depth"].default)
-        if given.get("layer_steps") is None or not isinstance(depth, int) or depth < 1:
-            return given
-        deep = given.get("deep_layer_steps") if depth > SHALLOW else None
-        return given | {"steps": max(1, (deep or given["layer_steps"]) // depth)}
+    def _steps_by_depth(cls, settings: Any) -> Any:
+        depth = settings.get("depth", cls.model_fields["depth"].default)
+        if settings.get("layer_steps") is None or not isinstance(depth, int) or depth < 1:
+            return settings
+        deep = settings.get("deep_layer_steps") if depth > SHALLOW else None
+        return settings | {"steps": max(1, (deep or settings["layer_steps"]) // depth)}
 
     def all_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss, which decides, and BLEU; a diverged run counts as one that guesses among all tokens."""
+        """Return the loss, which is primary, and BLEU; the loss of a diverged run is that of a uniform guess."""
         loss, bleu = self.metrics
         return dataclasses.replace(loss, failure=math.log(self.vocabulary)), bleu
 
     def files(self) -> list[Path]:
-        """List the files of Multi30k."""
+        """Return the files of Multi30k."""
         return multi30k.files(self.folder)
 
     def data_sets(self) -> list[DataSet]:
-        """Name what the runs read."""
+        """Return the data sets of the task."""
         return [multi30k.SOURCE.described()]
 
     def prepare(self, tell: Callable[[str], None]) -> None:
-        """Check the data, then the length of every sentence: one that is too long is refused before any run."""
+        """Check the data, and the length of every sentence, so that a too long one is refused before any run."""
         multi30k.prepare(self.folder, tell)
         for split in ("train", "validation", "test"):
             self.data(split)
@@ -86,20 +86,20 @@ class Translation(Task):
         return coder_of(self.folder, self.vocabulary)
 
     def model(self) -> Translator:
-        """Build encoder and decoder."""
+        """Return the encoder-decoder model."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "norm", "dropout"})
         return Translator(self.vocabulary, self.coder().digest, **shape)
 
     def data(self, split: str) -> dict[str, Tensor]:
-        """Return the tokens of both sides (N, T), each sentence to its END and then PAD."""
+        """Return the tokens of both sides (N, T), each sentence followed by END and then PAD."""
         return examples(self.folder, split, self.vocabulary, self.longest)
 
     def lengths(self, examples: dict[str, Tensor]) -> Tensor:
-        """Return the tokens of the longer side of each pair."""
+        """Return the number of tokens of each pair's longer side."""
         return torch.stack([(side != PAD).sum(1) for side in examples.values()]).amax(0)
 
     def batch(self, examples: dict[str, Tensor], generator: torch.Generator | None) -> Batch:
-        """Cut the padding of each side to its longest sentence; the decoder reads the target from BEGIN on."""
+        """Return the batch with padding cut to the longest sentence; the decoder's input starts with BEGIN."""
         source, target = (side[:, : int((side != PAD).sum(1).max())] for side in examples.values())
         return Batch({"source": source, "target": nn.functional.pad(target[:, :-1], (1, 0), value=BEGIN)}, target)
 
@@ -108,16 +108,16 @@ class Translation(Task):
         return cross_entropy(output, targets, self.label_smoothing)
 
     def weight(self, targets: Tensor) -> Tensor:
-        """Count the real tokens: what the loss is a mean over."""
+        """Return the number of real tokens, over which the loss is a mean."""
         return (targets != PAD).sum()
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
-        """Return the plain loss, whatever the smoothing in training."""
+        """Return the summed loss without label smoothing, and the number of tokens."""
         weight = self.weight(targets)
         return {"loss": cross_entropy(output, targets, 0.0) * weight, "weight": weight}
 
     def evaluations(self) -> list[Evaluation]:
-        """Decode the test split; read parts of the others again."""
+        """Return the evaluations: the decoded test split, and parts of the others."""
         return [
             Evaluation("train", limit=READ_AGAIN),
             Evaluation("validation", limit=READ_AGAIN, when="end"),
@@ -125,11 +125,11 @@ class Translation(Task):
         ]
 
     def decode(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """Write translations of at most ten tokens more than the longest source."""
+        """Return greedy translations of at most ten tokens more than the longest source."""
         return greedy(model, inputs["source"], min(inputs["source"].shape[1] + 10, self.longest))
 
     def count_bleu(self, output: Tensor, targets: Tensor) -> Sums:
-        """Count matched n-grams of sentences written out."""
+        """Return the counts of matching n-grams of decoded sentences."""
         return {**count_bleu(self.coder().decode(output), self.coder().decode(targets))}
 
 
@@ -139,23 +139,22 @@ def finish(sums: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def cross_entropy(output: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Return the mean over real tokens, in nats."""
+    """Return the mean cross entropy over real tokens, in nats."""
     scores, tokens = output.flatten(0, 1).float(), targets.flatten()
     return nn.functional.cross_entropy(scores, tokens, ignore_index=PAD, label_smoothing=smoothing)
 
 
 @cache
 def coder_of(folder: Path | None, vocabulary: int) -> BytePairs:
-    """Train the byte pairs on the training text, once in a process."""
+    """Return the byte pairs of the training text, computed once per process."""
     return BytePairs([line for pair in multi30k.read(folder, "train") for line in pair], vocabulary)
 
 
 @cache
 def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> dict[str, Tensor]:
-    """Read a split as tokens of both sides; raise StudyError, with the line, for a sentence of more than `longest`
-    tokens."""
+    """Return a split as tokens of both sides; raise StudyError with the line of a sentence of over `longest` tokens."""
     sides = list(zip(*multi30k.read(folder, split), strict=True))
-    found: dict[str, Tensor] = {}
+    tokens_by_side: dict[str, Tensor] = {}
     for name, lines in zip(("source", "target"), sides, strict=True):
         coded = coder_of(folder, vocabulary).encode(lines)
         long = [number for number, tokens in enumerate(coded, 1) if len(tokens) > longest]
@@ -165,5 +164,5 @@ def examples(folder: Path | None, split: str, vocabulary: int, longest: int) -> 
                 f"{len(long)} sentences of the {name} of {split} have more than longest={longest} tokens, first in "
                 f"line {long[0]}. Set longest={most}, or leave them out of the data."
             )
-        found[name] = nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in coded], True, PAD)
-    return found
+        tokens_by_side[name] = nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in coded], True, PAD)
+    return tokens_by_side

@@ -1,4 +1,4 @@
-"""A transformer that translates: encoder and decoder of the same depth, one embedding for both sides and the output."""
+"""A translation model: encoder and decoder of equal depth, and one embedding for both sides and the output."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from headwise_papers.tasks.transformer_layers import DecoderLayer, EncoderLayer,
 
 
 class Translator(nn.Module):
-    """Score the next token (B, T, vocabulary) of each prefix of `target` (B, T), given `source` (B, S).
+    """A model that returns the logits (B, T, vocabulary) of the token after each prefix of `target` (B, T).
 
-    Without a target it gives the memory (B, S, D), which it takes in the source's place with a target.
+    The input is `source` (B, S). Without a target the model returns the memory (B, S, D), which it accepts together
+    with a target to avoid encoding the source again.
     """
 
-    # a checkpoint of another vocabulary is refused, though all its shapes may fit
+    # a checkpoint of another vocabulary is refused, even if all its shapes fit
     same_in_checkpoints = ("digest",)
     digest: Tensor
 
@@ -61,7 +62,7 @@ class Translator(nn.Module):
         return self.norm1(x)
 
     def write(self, target: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """Score the next token of each prefix, (B, T, vocabulary)."""
+        """Return the logits (B, T, vocabulary) of the token after each prefix."""
         hidden = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
         x = self.embed(target)
         for layer in self.decoder:
@@ -69,14 +70,13 @@ class Translator(nn.Module):
         return nn.functional.linear(self.norm2(x), self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of tokens with their places."""
+        """Return the embeddings of tokens plus their positions."""
         dim = self.words.embedding_dim
         return self.words(tokens) * dim**0.5 + sinusoids(tokens.shape[1], dim).to(self.words.weight)
 
 
 def greedy(model: nn.Module, source: Tensor, longest: int) -> Tensor:
-    """Write the likeliest token at each step, (B, at most `longest`), until every sentence has ended; PAD follows
-    END."""
+    """Return the most likely token at each step (B, at most `longest`), until all sentences end; PAD follows END."""
     memory = model(source)
     written = torch.full_like(source[:, :1], BEGIN)
     ended = torch.zeros_like(written, dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""The corruptions of CIFAR-10-C, made here from their published definitions."""
+"""The corruptions of CIFAR-10-C, implemented from their published definitions."""

@@ -1,4 +1,4 @@
-"""Blur: out of focus, through frosted glass, in motion, while zooming."""
+"""Blur: defocus, frosted glass, motion and zoom."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scipy import ndimage
 
 
 def defocus(images: np.ndarray, disk: tuple[float, float], draws: np.random.Generator) -> np.ndarray:
-    """Average over a disk of this radius in pixels, whose rim is softened by a normal filter of three pixels."""
+    """Return the average over a disk of this radius in pixels, its edge smoothed by a normal filter of 3 pixels."""
     radius, softness = disk
     reach = int(radius) + 1
     rows, columns = np.mgrid[-reach : reach + 1, -reach : reach + 1]
@@ -19,41 +19,39 @@ def defocus(images: np.ndarray, disk: tuple[float, float], draws: np.random.Gene
 
 
 def glass(images: np.ndarray, constant: tuple[float, int], draws: np.random.Generator) -> np.ndarray:
-    """Blur, give every pixel the value of itself or a neighbour above or left, and blur again.
+    """Return blurred images with every pixel replaced by itself or a neighbour above or left, and blurred again.
 
-    The paper swaps the two; the program that made CIFAR-10-C copies, and so does this, pixel after pixel from the lower
-    right.
+    The paper swaps the two pixels; the program that made CIFAR-10-C copies one, from the lower right on, as done here.
     """
     deviation, rounds = constant
-    found = _smooth(images / 255, deviation)
-    found = (255 * found).astype(np.uint8)
-    count, side = found.shape[:2]
+    blurred = _smooth(images / 255, deviation)
+    blurred = (255 * blurred).astype(np.uint8)
+    count, side = blurred.shape[:2]
     every = np.arange(count)
     for _ in range(rounds):
         for row in range(side - 1, 1, -1):
             for column in range(side - 1, 1, -1):
                 up, left = draws.integers(2, size=(2, count))
-                found[:, row, column] = found[every, row - up, column - left]
-    return 255 * _smooth(found / 255, deviation)
+                blurred[:, row, column] = blurred[every, row - up, column - left]
+    return 255 * _smooth(blurred / 255, deviation)
 
 
 def motion(images: np.ndarray, constant: tuple[float, float], draws: np.random.Generator) -> np.ndarray:
-    """Drag every image along a direction within 45 degrees of level."""
+    """Return images with motion blur along a direction within 45 degrees of horizontal."""
     return drag(images, *constant, draws.uniform(-45, 45, len(images)))
 
 
 def zoom(images: np.ndarray, stop: float, draws: np.random.Generator) -> np.ndarray:
-    """Average the image with itself zoomed in by 1, 1.01, ... up to `stop`, which rounding leaves out or not."""
+    """Return the average of the image and its enlargements by 1, 1.01, ... to `stop`, included or not by rounding."""
     stack = [images.astype(float), *(zoom_in(images, factor) for factor in np.arange(1, stop, 0.01))]
     return np.mean(stack, axis=0)
 
 
 def drag(images: np.ndarray, radius: float, deviation: float, degrees: np.ndarray) -> np.ndarray:
-    """Average each image (N, S, S, C) along its own direction, with normal weights that fall to one side; pixels at the
-    rim repeat.
+    """Return images (N, S, S, C) averaged along a direction each, with one-sided normal weights and repeated edges.
 
-    It is the motion blur of ImageMagick: 2·radius + 1 steps of one pixel each, their places rounded to pixels, cut to
-    bytes at the end.
+    It is the motion blur of ImageMagick: 2·radius + 1 steps of one pixel each, rounded to pixels, and the result
+    truncated to bytes.
     """
     steps = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-(steps**2) / (2 * deviation**2))
@@ -71,11 +69,11 @@ def drag(images: np.ndarray, radius: float, deviation: float, degrees: np.ndarra
 
 
 def zoom_in(images: np.ndarray, factor: float) -> np.ndarray:
-    """Enlarge the middle of images (N, S, S, C) by linear interpolation, and cut the result to their size."""
+    """Return the middle of images (N, S, S, C), enlarged by linear interpolation and cropped to their size."""
     side = images.shape[1]
     part = int(np.ceil(side / factor))
     large = round(part * factor)
-    # the first and the last pixel of the middle stay at the rim
+    # the first and last pixel of the middle stay at the edges
     place = np.linspace(0, part - 1, large)[(large - side) // 2 :][:side]
     below = np.minimum(place.astype(int), part - 2)
     weights = np.zeros((side, side))
@@ -87,5 +85,5 @@ def zoom_in(images: np.ndarray, factor: float) -> np.ndarray:
 
 
 def _smooth(images: np.ndarray, deviation: float) -> np.ndarray:
-    """Blur by a normal filter of this deviation in pixels, cut at four of them; pixels at the rim repeat."""
+    """Return images after a normal filter of this deviation in pixels, truncated at four, with repeated edges."""
     return ndimage.gaussian_filter(images, (0, deviation, deviation, 0), mode="nearest", truncate=4)

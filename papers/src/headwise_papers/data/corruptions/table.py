@@ -1,8 +1,8 @@
 """The fifteen corruptions of CIFAR-10-C at five severities (Hendrycks & Dietterich 2019, arXiv 1903.12261).
 
-Written from the paper and from the constants of the program that made CIFAR-10-C; no pixel of that data set is used.
-What that program does otherwise than the paper says is kept, since the published figures are of its images: the glass
-blur copies a neighbour's pixel where the paper swaps two, and the mean change of glass, frost and elastic does not grow
+They follow the paper and the constants of the program that made CIFAR-10-C; no pixel of that data set is used. Where
+the program differs from the paper, the program is followed, because the published figures are of its images: the glass
+blur copies a neighbouring pixel instead of swapping two, and the mean change of glass, frost and elastic does not grow
 with every severity.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from headwise_papers.data.corruptions import blur, digital, noise, weather
 
-# images (N, 32, 32, 3) as bytes, the severity's constant, and the draws -> the same shape in [0, 255], not cut to bytes
-# yet
+# images (N, 32, 32, 3) as bytes, the severity's constant, and the generator -> the same shape in [0, 255], not yet
+# truncated to bytes
 Corrupt = Callable[..., np.ndarray]
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -39,8 +39,8 @@ CONSTANTS: dict[str, tuple[Corrupt, tuple[Any, ...]]] = {
     "motion_blur": (blur.motion, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     # where the zooms stop
     "zoom_blur": (blur.zoom, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    # mean, deviation, zoom and threshold of the flakes, radius and deviation of their motion, how much of the image's
-    # own light stays
+    # mean, deviation, zoom and threshold of the flakes, radius and deviation of their motion, share of the image's own
+    # brightness
     "snow": (
         weather.snow,
         (
@@ -73,10 +73,10 @@ CORRUPTIONS = tuple(CONSTANTS)
 def corrupt(
     images: np.ndarray, name: str, severity: int, *, seed: int, photographs: list[np.ndarray] | None = None
 ) -> np.ndarray:
-    """Corrupt images (N, 32, 32, 3) uint8 in red, green, blue; the same seed gives the same bytes.
+    """Return images (N, 32, 32, 3) uint8 in red, green, blue with a corruption; the same seed gives the same bytes.
 
-    `photographs` are those of `data.frost`, which frost alone needs. Each corruption and severity draws for itself.
-    Raises ValueError for an unknown corruption or severity and for other images.
+    `photographs` are those of `data.frost`, needed for frost only. Each corruption and severity has its own random
+    numbers. Raises ValueError for an unknown corruption or severity and for other images.
     """
     if name not in CONSTANTS:
         raise ValueError(f"There is no corruption {name!r}; there are {', '.join(CORRUPTIONS)}.")
@@ -92,5 +92,5 @@ def corrupt(
             raise ValueError("frost lays photographs over images: give photographs=frost.read(folder).")
         function = functools.partial(weather.frost, photographs=photographs)
     draws = np.random.default_rng([seed, CORRUPTIONS.index(name), severity])
-    # cut to bytes, not rounded, as CIFAR-10-C was
+    # truncated to bytes, not rounded, as in CIFAR-10-C
     return np.clip(function(images, constants[severity - 1], draws), 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog, and brightness, which the paper counts with it."""
+"""Weather: snow, frost, fog, and brightness, which the paper counts as weather."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import numpy as np
 
 from headwise_papers.data.corruptions.blur import drag, zoom_in
 
-# how bright red, green and blue are to the eye (ITU-R BT.601)
+# perceived brightness of red, green and blue (ITU-R BT.601)
 LIGHTNESS = np.array([0.299, 0.587, 0.114])
 
 
 def snow(
     images: np.ndarray, constant: tuple[float, float, float, float, int, int, float], draws: np.random.Generator
 ) -> np.ndarray:
-    """Whiten the image, and lay flakes over it that fall within 45 degrees of straight down, and once more turned by
-    half a turn."""
+    """Return whitened images with flakes that fall within 45 degrees of vertical, added also rotated by half a turn."""
     mean, deviation, zoom, threshold, radius, spread, own = constant
     count, side = len(images), images.shape[1]
     flakes = zoom_in(draws.normal(mean, deviation, (count, side, side, 1)), zoom)
@@ -29,8 +28,8 @@ def snow(
 def frost(
     images: np.ndarray, shares: tuple[float, float], draws: np.random.Generator, *, photographs: list[np.ndarray]
 ) -> np.ndarray:
-    """Add a part of a photograph of frost, made smaller to a fifth; the sixth photograph is never drawn, as in
-    CIFAR-10-C."""
+    """Return images with a part of a photograph of frost, reduced to a fifth, added; as in CIFAR-10-C, the sixth
+    photograph is never used."""
     side = images.shape[1]
     small = [_fifth(photograph) for photograph in photographs[:5]]
     if (least := min(min(photograph.shape[:2]) for photograph in small)) <= side:
@@ -46,8 +45,8 @@ def frost(
 
 
 def fog(images: np.ndarray, constant: tuple[float, float], draws: np.random.Generator) -> np.ndarray:
-    """Add a cloud, and scale so that the brightest value can stay; the cloud is a fractal of midpoints moved at
-    random."""
+    """Return images with a cloud added, scaled to keep the brightest value; the cloud is a midpoint-displacement
+    fractal."""
     thickness, decay = constant
     light = images / 255
     brightest = light.max(axis=(1, 2, 3), keepdims=True)
@@ -56,21 +55,20 @@ def fog(images: np.ndarray, constant: tuple[float, float], draws: np.random.Gene
 
 
 def brightness(images: np.ndarray, added: float, draws: np.random.Generator) -> np.ndarray:
-    """Raise the value (the largest of red, green and blue) and leave hue and saturation: a pixel's colours grow in
-    proportion."""
+    """Return images with a higher value (the largest of red, green and blue) at the same hue and saturation."""
     light = images / 255
     value = light.max(axis=-1, keepdims=True)
     raised = np.clip(value + added, 0, 1)
-    # black has no colour to grow
+    # black has no hue and becomes grey
     grown = np.divide(light * raised, value, out=np.broadcast_to(raised, light.shape).copy(), where=value > 0)
     return 255 * np.clip(grown, 0, 1)
 
 
 def plasma(count: int, side: int, decay: float, draws: np.random.Generator) -> np.ndarray:
-    """Make clouds (count, side, side) in [0, 1] by diamonds and squares on a torus; `side` is a power of two.
+    """Return clouds (count, side, side) in [0, 1] by the diamond-square algorithm on a torus; `side` is a power of two.
 
-    Every new point is the mean of four old ones plus a uniform draw up to the square of a wobble that falls from 100 by
-    `decay` with each halving of the step.
+    Every new point is the mean of four old ones plus a uniform random number of up to the square of the wobble, which
+    starts at 100 and is divided by `decay` with each halving of the step.
     """
     field = np.zeros((count, side, side))
     step, wobble = side, 100.0
@@ -93,6 +91,6 @@ def plasma(count: int, side: int, decay: float, draws: np.random.Generator) -> n
 
 
 def _fifth(photograph: np.ndarray) -> np.ndarray:
-    """Take the middle pixel of every five by five, where linear interpolation without smoothing lands."""
+    """Return the middle pixel of every five by five, as linear interpolation without smoothing gives."""
     height, width = (round(size / 5) for size in photograph.shape[:2])
     return photograph[2::5, 2::5][:height, :width]
