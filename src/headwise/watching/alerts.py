@@ -1,4 +1,4 @@
-"""Alerts: which figures are worth a sentence, and what to do about them."""
+"""Alerts about unhealthy heads and layers, each with a remedy, and the judge that raises them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise.statistics.alert_remedies import remedy_for
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.rules import Thresholds as Thresholds
 
-# What the study writes as alarms.json, beside this file once its results are kept.
+# A copy of the alarms.json that the study of the alarms writes; absent until its results are published.
 FILE = "measured_alarms.json"
 UNKNOWN = "how early and how often wrong this alarm is was not measured"
 PAGE = "docs/results/alarms"
@@ -23,30 +23,32 @@ PAGE = "docs/results/alarms"
 
 @cache
 def measured() -> dict[str, Any]:
-    """Return what was measured of each alarm; empty until the results of the study are kept."""
-    found = files("headwise.watching").joinpath(FILE)
-    return json.loads(found.read_text(encoding="utf-8")) if found.is_file() else {}
+    """Return the measured quality of each alarm, by name; empty without the results of the study."""
+    file = files("headwise.watching").joinpath(FILE)
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def in_words(alert: str) -> str:
-    """Return the share of faults that an alert caught, its median lead and its false alarms; that it was not measured,
-    else."""
-    found = measured().get(alert)
-    if not found or not found["healthy_steps"]:
+    """Return a sentence with the faults that an alert caught, its median lead and its rate of false alarms.
+
+    The sentence is `UNKNOWN` for an alert that was not measured.
+    """
+    quality = measured().get(alert)
+    if not quality or not quality["healthy_steps"]:
         return UNKNOWN
-    rate, low, high = found["per_1000"]
+    rate, low, high = quality["per_1000"]
     false = f"{rate:.3g} [{low:.3g}, {high:.3g}] false alarms in 1,000 healthy steps"
-    caught = f"caught {found['caught']} of {found['faults']} faults"
-    lead = "" if found["lead"] is None else f", {found['lead']:.0f} steps before the loss at the median"
+    caught = f"caught {quality['caught']} of {quality['faults']} faults"
+    lead = "" if quality["lead"] is None else f", {quality['lead']:.0f} steps before the loss at the median"
     return f"{caught}{lead}, {false} ({PAGE})"
 
 
 class HealthWarning(UserWarning):
-    """Warns of the health of a head or layer."""
+    """Warning about an unhealthy head or layer, or about a watch that cannot read as requested."""
 
 
 class HealthAlert(RuntimeError):
-    """Stops a training for the health of a head or layer, where `on_alert="raise"` asks for it."""
+    """Error that stops the training because of an unhealthy head or layer; raised with `on_alert="raise"` only."""
 
     def __init__(self, alerts: list[Alert]) -> None:
         super().__init__("\n".join(told(alerts)))
@@ -54,7 +56,7 @@ class HealthAlert(RuntimeError):
 
 
 class Alerts(list[Alert]):
-    """A list of alerts that a notebook shows as a table."""
+    """List of alerts that a notebook displays as a table."""
 
     def _repr_html_(self) -> str:
         rows = [(a["step"], a["alert"], a["sentence"], a["remedy"], a["source"], a.get("measured", "")) for a in self]
@@ -65,8 +67,11 @@ class Alerts(list[Alert]):
 
 
 def told(alerts: list[Alert]) -> list[str]:
-    """Return a text per kind of alert: the first of its kind and how many more there are, then a line with the remedy
-    and one with what was measured of the alarm."""
+    """Return one text for each kind of alert.
+
+    A text has the sentence of the first alert and the number of further ones, a line with the remedy, and a line with
+    the measured quality of the alarm if there is one.
+    """
     kinds: dict[str, list[Alert]] = {}
     for alert in alerts:
         kinds.setdefault(alert["alert"], []).append(alert)
@@ -79,46 +84,47 @@ def told(alerts: list[Alert]) -> list[str]:
 
 
 class Judge:
-    """Turns the records of one reading into alerts: once when a figure passes its limit, and again only after it
-    recovered.
+    """Judge that turns the records of a reading into alerts.
+
+    A figure that passes its limit raises one alert, and another one only after it has recovered.
 
     Args:
         thresholds: the limits.
-        at_once: judge every figure as it stands, with nothing known of before; an audit reads once.
-        rules: what is told.
+        at_once: judge every figure without any history, as an audit does, which reads once.
+        rules: the rules to apply.
     """
 
     def __init__(self, thresholds: Thresholds, at_once: bool = False, rules: tuple[type[Rule], ...] = RULES) -> None:
         self.rules = [rule(thresholds) for rule in rules]
         self.at_once = at_once
-        # By alert, statistic, site and head: the last step at which the figure was well, and whether its illness was
-        # told.
+        # Keys are alert, statistic, site and head: the last healthy step of each figure, and the figures that are
+        # unhealthy and have been reported.
         self._healthy: dict[tuple[str, str, str, int | None], int] = {}
-        self._told: set[tuple[str, str, str, int | None]] = set()
+        self._reported: set[tuple[str, str, str, int | None]] = set()
 
     def alerts(self, records: Iterable[Record]) -> list[Alert]:
         """Return the new alerts of the records of one step."""
-        given = list(records)
+        records = list(records)
         finite: ByStatistic = {}
-        for record in given:
+        for record in records:
             if math.isfinite(record["value"]):
                 finite.setdefault(record["statistic"], []).append(record)
-        # All alerts are found before any is reported, so that none depends on the order of the rules.
-        found = [(rule, one) for rule in self.rules for one in rule.findings(finite, given)]
-        return [alert for rule, one in found for alert in self._new(rule, one, finite)]
+        # All rules run before any alert is made, so that no alert depends on the order of the rules.
+        findings = [(rule, finding) for rule in self.rules for finding in rule.findings(finite, records)]
+        return [alert for rule, finding in findings for alert in self._new_alerts(rule, finding, finite)]
 
-    def _new(self, rule: Rule, found: Finding, finite: ByStatistic) -> Iterator[Alert]:
-        """Return the alert of a finding where it is ill, was not told of yet and is to be told."""
-        record = found.record
+    def _new_alerts(self, rule: Rule, finding: Finding, finite: ByStatistic) -> Iterator[Alert]:
+        """Return the alert of an unhealthy finding; nothing if it is already reported or needs a healthy step first."""
+        record = finding.record
         key = (rule.alert, record["statistic"] if rule.per_statistic else "", record["site"], record["head"])
-        if not found.ill:
+        if not finding.ill:
             self._healthy[key] = record["step"]
-            self._told.discard(key)
+            self._reported.discard(key)
             return
         since = self._healthy.get(key)
-        if key in self._told or (since is None and not rule.at_once and not self.at_once):
+        if key in self._reported or (since is None and not rule.at_once and not self.at_once):
             return
-        self._told.add(key)
+        self._reported.add(key)
         name = (self.at_once and rule.of_checkpoint) or rule.alert
         remedy = remedy_for(name, trains=not self.at_once)
         yield {
@@ -129,17 +135,17 @@ class Judge:
             "step": record["step"],
             "statistic": record["statistic"],
             "value": record["value"],
-            "threshold": found.threshold,
-            "sentence": _sentence(rule, found, since) + (rule.adds(record, finite) if self.at_once else ""),
+            "threshold": finding.threshold,
+            "sentence": _sentence(rule, finding, since) + (rule.adds(record, finite) if self.at_once else ""),
             "remedy": remedy.text,
             "source": remedy.source,
             "measured": "" if self.at_once else in_words(rule.alert),
         }
 
 
-def _sentence(rule: Rule, found: Finding, since: int | None) -> str:
-    record = found.record
+def _sentence(rule: Rule, finding: Finding, since: int | None) -> str:
+    record = finding.record
     when = "" if since is None else f" in {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
     place = record["site"] + ("" if record["head"] is None else f" head {record['head']}")
     verb, to = ("is", "") if since is None else (rule.verb, "to ")
-    return found.says.format(place=place, value=record["value"], verb=verb, to=to) + when
+    return finding.says.format(place=place, value=record["value"], verb=verb, to=to) + when

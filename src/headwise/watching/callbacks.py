@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer watched: `WatchCallback`, the loss of each step, and where the Trainer reports to."""
+"""`WatchCallback` for the Hugging Face Trainer, with the loss of each step and the Trainer's reporting callbacks."""
 
 from __future__ import annotations
 
@@ -19,66 +19,69 @@ from headwise.watching.rules import Thresholds
 from headwise.watching.watch import OnAlert, Watch, watch
 from headwise.watching.whole_model import Loss
 
-# where the callbacks of transformers keep what they write to
+# Attributes in which the reporting callbacks of transformers keep their loggers.
 BEHIND = ("tb_writer", "_wandb", "_trackio", "_ml_flow")
 
 
 class Reports(Logger):
-    """Passes figures to the reporting callbacks of a Trainer, and pictures and alerts to what stands behind them."""
+    """Logger that passes figures to the reporting callbacks of a Trainer, and pictures and alerts to their loggers."""
 
     def __init__(self, reporters: list[Any], args: Any, state: Any, control: Any) -> None:
         self.reporters = reporters
         self._args, self._state, self._control = args, state, control
 
     def figures(self, named: dict[str, float], step: int) -> None:
-        """Have every reporter log the figures, at the step of the reading."""
-        at = copy.copy(self._state)
-        at.global_step = step
+        """Log the figures with every reporting callback, at the step of the reading."""
+        state = copy.copy(self._state)
+        state.global_step = step
         for reporter in self.reporters:
-            reporter.on_log(self._args, at, self._control, logs=dict(named), model=None)
+            reporter.on_log(self._args, state, self._control, logs=dict(named), model=None)
 
     def maps(self, named: dict[str, Any], step: int) -> None:
-        """Return the pictures to what takes some."""
-        for logger in self._behind():
+        """Pass the pictures to the loggers behind the callbacks."""
+        for logger in self._loggers():
             logger.maps(named, step)
 
     def alerts(self, named: dict[str, str], step: int) -> None:
-        """Return the alerts to what takes some; the others have their number among the figures."""
-        for logger in self._behind():
+        """Pass the alerts to the loggers behind the callbacks; the other callbacks get only their number, a figure."""
+        for logger in self._loggers():
             logger.alerts(named, step)
 
-    def _behind(self) -> list[Logger]:
-        found = [getattr(reporter, name, None) for reporter in self.reporters for name in BEHIND]
-        return [logger for one in found if (logger := logger_of(one)) is not None]
+    def _loggers(self) -> list[Logger]:
+        targets = [getattr(reporter, name, None) for reporter in self.reporters for name in BEHIND]
+        return [logger for target in targets if (logger := logger_of(target)) is not None]
 
     def __repr__(self) -> str:
         return f"Reports({', '.join(type(reporter).__name__ for reporter in self.reporters)})"
 
 
 def reports_of(callback: Any, args: Any, state: Any, control: Any) -> list[Reports]:
-    """Return the reports of the Trainer that calls a callback: none where `report_to` names nothing."""
+    """Return the `Reports` of the Trainer that calls a callback; an empty list if `report_to` names nothing."""
     handler = caller_of(callback, CallbackHandler)
     if handler is None:
         if args.report_to:
             warnings.warn(
-                f"{type(callback).__name__} stands in no Trainer of its own, so that nothing of it goes to "
-                f"report_to={args.report_to}: give it in callbacks=[...], or give log=...",
+                f"{type(callback).__name__} is not called by a Trainer, so nothing is reported to "
+                f"report_to={args.report_to}: pass it to the Trainer in callbacks=[...], or pass log=...",
                 HealthWarning,
                 stacklevel=3,
             )
         return []
     kinds = tuple(INTEGRATION_TO_CALLBACK.values())
-    reporters = [one for one in handler.callbacks if isinstance(one, kinds)]
+    reporters = [reporter for reporter in handler.callbacks if isinstance(reporter, kinds)]
     return [Reports(reporters, args, state, control)] if reporters else []
 
 
 def caller_of(callback: Any, kind: type) -> Any:
-    """Find the object of a kind that calls, or None: Trainer hands callbacks neither itself nor the other callbacks."""
+    """Return the innermost caller on the stack that is an instance of `kind`, or None.
+
+    A Trainer passes neither itself nor the other callbacks to a callback.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        known = frame.f_locals.get("self")
-        if isinstance(known, kind) and known is not callback:
-            return known
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, kind) and caller is not callback:
+            return caller
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return None
 
@@ -87,10 +90,10 @@ NAME = "training_step"
 
 
 class StepLosses:
-    """Adds up what a Trainer's `training_step` returns for the batches of one optimizer step, on their device."""
+    """Sum, on the device, of the losses that a Trainer's `training_step` returns in one optimizer step."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer, self._own = trainer, trainer.__dict__.get(NAME)
+        self._trainer, self._previous = trainer, trainer.__dict__.get(NAME)
         self._sum: Tensor | None = None
         step = getattr(trainer, NAME)
 
@@ -101,26 +104,26 @@ class StepLosses:
                 self._sum = loss.detach() if self._sum is None else self._sum + loss.detach()
             return loss
 
-        self._standing = training_step
+        self._wrapper = training_step
         setattr(trainer, NAME, training_step)
 
     def take(self) -> Tensor | None:
-        """Return the loss of the step that ended, and begin the next."""
-        found, self._sum = self._sum, None
-        return found
+        """Return the loss of the step that ended, and reset the sum; None if `training_step` returned no loss."""
+        loss, self._sum = self._sum, None
+        return loss
 
     def leave(self) -> None:
-        """Put the own step of the Trainer back, where nobody put another around this one."""
-        if self._trainer.__dict__.get(NAME) is not self._standing:
+        """Restore the Trainer's `training_step`, unless it has been wrapped again since."""
+        if self._trainer.__dict__.get(NAME) is not self._wrapper:
             return
-        if self._own is None:
+        if self._previous is None:
             delattr(self._trainer, NAME)
         else:
-            setattr(self._trainer, NAME, self._own)
+            setattr(self._trainer, NAME, self._previous)
 
 
 def losses_of(callback: Any) -> StepLosses | None:
-    """Return the losses of the Trainer that calls a callback; None where none does."""
+    """Return the `StepLosses` of the Trainer that calls a callback; None if no Trainer does."""
     module = sys.modules.get("transformers.trainer")
     trainer = None if module is None else caller_of(callback, module.Trainer)
     return None if trainer is None else StepLosses(trainer)
@@ -133,12 +136,12 @@ except ImportError as error:
 
 
 class WatchCallback(TrainerCallback):
-    """Watches the model of a `transformers.Trainer`; takes what `headwise.watch` takes.
+    """Callback that watches the model of a `transformers.Trainer`; it accepts the arguments of `headwise.watch`.
 
-    Steps are the trainer's optimizer steps, gradient accumulation included, and so is each step's loss.
-    `callback.watch` is the handle during and after the training: its records stay readable. What `report_to` of the
-    Trainer names gets the health beside the loss, each reading at its own step; `log` is for other places, and
-    `report=False` keeps it from there.
+    Steps are the Trainer's optimizer steps; the loss of a step covers all its batches under gradient accumulation.
+    `callback.watch` is the handle during and after the training, so that its records stay readable. The loggers in
+    `report_to` of the Trainer get the health figures beside the loss, each reading at its own step, unless
+    `report=False`; `log` adds other loggers.
 
     Example:
         >>> import headwise
@@ -176,8 +179,8 @@ class WatchCallback(TrainerCallback):
         self._losses: StepLosses | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """Start to watch; a resumed training goes on at its step."""
-        # A training that an exception ended never came to `on_train_end`.
+        """Start to watch; a resumed training continues at its step."""
+        # A training that ended with an exception never reached `on_train_end`.
         self.on_train_end(args, state, control)
         reports = reports_of(self, args, state, control) if self.report else []
         self.watch = watch(model, **{**self.settings, "log": [*logs_of(self.settings["log"]), *reports]})
@@ -185,12 +188,12 @@ class WatchCallback(TrainerCallback):
         self._losses = losses_of(self)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Note an optimizer step."""
+        """Record an optimizer step."""
         if self.watch is not None:
             self.watch.step(None if self._losses is None else self._losses.take())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Take the watch off the model."""
+        """Remove the watch from the model."""
         if self._losses is not None:
             self._losses.leave()
             self._losses = None

@@ -1,4 +1,4 @@
-"""Figures: what was read, kept as plain numbers until somebody asks for records."""
+"""Figures of one reading, stored as plain numbers and converted to records on request."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from headwise.statistics import STATISTICS, Tally
 
 
 def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors on the CPU, in their dtypes and shapes; those of one device travel together."""
-    found = list(tensors)
-    for device in {tensor.device for tensor in found if tensor.device.type != "cpu"}:
-        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        # fp64 holds fp32, flags and counts exactly; Apple's devices have none, and no figure in it either
+    """Return the tensors on the CPU, in their dtypes and shapes, with one copy from each device."""
+    moved = list(tensors)
+    for device in {tensor.device for tensor in moved if tensor.device.type != "cpu"}:
+        indices = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        # fp64 represents fp32, flags and counts exactly; MPS has no fp64, and so no figure in fp64 either.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        together = torch.cat([found[place].detach().flatten().to(wide) for place in places]).cpu()
-        parts = together.split([found[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
-            found[place] = part.view(found[place].shape).to(found[place].dtype)
-    return found
+        joined = torch.cat([moved[index].detach().flatten().to(wide) for index in indices]).cpu()
+        parts = joined.split([moved[index].numel() for index in indices])
+        for index, part in zip(indices, parts, strict=True):
+            moved[index] = part.view(moved[index].shape).to(moved[index].dtype)
+    return moved
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One statistic of one site at one step: a value per head, per group of heads, or one for the layer.
+    """Values of one statistic of one site at one step: one per head, one per group of heads, or one for the layer.
 
-    `missing` names the heads of which nothing was counted, such as one that has a single key for every query.
+    `missing` has the heads without a value, such as a head with a single key for every query.
     """
 
     site: str
@@ -48,16 +48,16 @@ class Figures:
 
     @classmethod
     def of(cls, site: Site, step: int, name: str, tally: Tally) -> Figures | None:
-        """Turn a joined tally into numbers; None where nothing was counted."""
+        """Return the figures of a tally that is joined over ranks; None if nothing was counted."""
         statistic = STATISTICS[name]()
         counted = tally.counted()
         if not bool(counted.any()):
             return None
-        # A figure of pairs of heads is one number per head of this layer.
+        # A statistic of pairs of heads ends up as one number per head of this layer.
         heads = counted.reshape(counted.shape[0], -1).any(-1).tolist()
         margin = tally.margin()
         if statistic.per == "layer" and margin is not None and margin.numel() > 1:
-            # Heads read the same sampled queries: their errors add up at worst.
+            # All heads read the same sampled queries, so that in the worst case their errors add up.
             margin = margin.mean(0, keepdim=True)
         values = array("d", statistic.finish(tally).double().flatten().tolist())
         margins = None if margin is None else array("d", margin.double().flatten().tolist())
@@ -66,15 +66,14 @@ class Figures:
 
     @classmethod
     def of_weights(cls, site: Site, step: int, name: str, values: Tensor, heads: int) -> Figures:
-        """Keep a figure of the weights: one number per head, or per group of heads that share keys and values."""
+        """Return the figures of a weight statistic: one per head, or per group of heads that share keys and values."""
         numbers = array("d", values.double().flatten().tolist())
         return cls(
             site.name, site.depth, step, name, "head" if len(numbers) == heads else "group", numbers, None, False
         )
 
     def records(self) -> Iterator[Record]:
-        """Return a dict per head; a value that is not finite stays as it is, a head of which nothing was counted is
-        left out."""
+        """Return a record for each value, NaN and infinity included; heads in `missing` have none."""
         for head, value in enumerate(self.values):
             if head in self.missing:
                 continue

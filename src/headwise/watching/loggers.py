@@ -1,4 +1,4 @@
-"""The loggers that people use: each takes the figures, pictures and alerts of a reading in a way of its own."""
+"""Adapters that pass the figures, pictures and alerts of a reading to common logging libraries."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 
 
 class Logger(ABC):
-    """Takes what is shown of one reading."""
+    """Destination for the figures, pictures and alerts of a reading."""
 
     @abstractmethod
     def figures(self, named: dict[str, float], step: int) -> None:
-        """Take figures by name."""
+        """Log figures by name."""
 
     @abstractmethod
     def maps(self, named: dict[str, Tensor], step: int) -> None:
-        """Take pictures (height, width, 3) of uint8 by name; a logger without pictures leaves them out."""
+        """Log pictures (height, width, 3) of uint8 by name; a logger without pictures ignores them."""
 
     @abstractmethod
     def alerts(self, named: dict[str, str], step: int) -> None:
-        """Take alerts: what happened and what helps, by kind."""
+        """Log one text for each kind of alert, with what happened and the remedy."""
 
 
 class Writer(Logger):
-    """A `SummaryWriter` of TensorBoard."""
+    """Logger for a `SummaryWriter` of TensorBoard."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -50,10 +50,10 @@ class Writer(Logger):
 
 
 class Run(Logger):
-    """Anything with `log(dict, step)`: a run of wandb or trackio, or the module itself, or an object of one's own.
+    """Logger for any object with `log(dict, step)`: a run of wandb or trackio, one of these modules, or your own class.
 
-    A wandb run gets its figures at the step it is at: it drops what is older, and a later step would move the axis of
-    the user's own curves. The figure `health/step` holds the optimizer's step there.
+    A wandb run gets its figures at its own current step: wandb drops figures of older steps, and a later step would
+    shift the axis of the user's curves. There the figure `health/step` is the optimizer's step.
     """
 
     def __init__(self, target: Any) -> None:
@@ -87,26 +87,26 @@ class Run(Logger):
 
 
 class Tracked(Run):
-    """An Accelerator: figures go by its own `log`, pictures and alerts to the trackers behind it."""
+    """Logger for an Accelerator: figures go through its `log`, pictures and alerts to its trackers."""
 
     def maps(self, named: dict[str, Tensor], step: int) -> None:
-        for inner in self._behind():
-            inner.maps(named, step)
+        for logger in self._loggers():
+            logger.maps(named, step)
 
     def alerts(self, named: dict[str, str], step: int) -> None:
-        behind = self._behind()
-        for inner in behind:
-            inner.alerts(named, step)
-        if not behind:
+        loggers = self._loggers()
+        for logger in loggers:
+            logger.alerts(named, step)
+        if not loggers:
             super().alerts(named, step)
 
-    def _behind(self) -> list[Logger]:
-        inner = (getattr(tracker, "tracker", None) for tracker in self.target.trackers)
-        return [found for one in inner if (found := logger_of(one)) is not None]
+    def _loggers(self) -> list[Logger]:
+        targets = (getattr(tracker, "tracker", None) for tracker in self.target.trackers)
+        return [logger for target in targets if (logger := logger_of(target)) is not None]
 
 
 class Mlflow(Logger):
-    """The module `mlflow` with its active run."""
+    """Logger for the module `mlflow` and its active run."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -124,11 +124,11 @@ class Mlflow(Logger):
 
 
 class MLflowRun(Logger):
-    """A run of MLflow by its client: `log=headwise.MLflowRun(client, run_id)`.
+    """Logger for an MLflow run that is written through a client: `log=headwise.MLflowRun(client, run_id)`.
 
     Args:
         client: an `mlflow.MlflowClient`.
-        run_id: the run that takes figures, pictures and alerts.
+        run_id: the run that gets figures, pictures and alerts.
 
     Example:
         >>> import headwise
@@ -162,8 +162,10 @@ class MLflowRun(Logger):
 
 
 class Lightning(Logger):
-    """Anything with `log_metrics(dict, step)`, as the loggers of Lightning have; what is behind it takes pictures and
-    alerts."""
+    """Logger for any object with `log_metrics(dict, step)`, such as Lightning's loggers.
+
+    Pictures and alerts go to its `experiment`; without one, alerts are logged as texts and pictures are left out.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -172,32 +174,32 @@ class Lightning(Logger):
         self.target.log_metrics(named, step=step)
 
     def maps(self, named: dict[str, Tensor], step: int) -> None:
-        inner = self._behind()
-        if inner is not None:
-            inner.maps(named, step)
+        logger = self._experiment_logger()
+        if logger is not None:
+            logger.maps(named, step)
 
     def alerts(self, named: dict[str, str], step: int) -> None:
-        inner = self._behind()
-        if inner is not None:
-            inner.alerts(named, step)
+        logger = self._experiment_logger()
+        if logger is not None:
+            logger.alerts(named, step)
             return
         self.target.log_metrics({f"health/alert/{kind}": text for kind, text in named.items()}, step=step)
 
-    def _behind(self) -> Logger | None:
-        found, run = getattr(self.target, "experiment", None), getattr(self.target, "run_id", None)
-        return MLflowRun(found, run) if _is_mlflow_client(found) and run else logger_of(found)
+    def _experiment_logger(self) -> Logger | None:
+        experiment, run = getattr(self.target, "experiment", None), getattr(self.target, "run_id", None)
+        return MLflowRun(experiment, run) if _is_mlflow_client(experiment) and run else logger_of(experiment)
 
 
 def logger_of(target: Any) -> Logger | None:
-    """Return the way by which a logger takes figures, pictures and alerts; None for what is no logger.
+    """Return the `Logger` for an object of a logging library; None if the object is not a logger.
 
     Raises:
-        TypeError: for a client of MLflow without its run, and for a `log` that takes one figure by its name.
+        TypeError: for an MLflow client without a run, and for a `log(name, value)` that takes a single figure.
     """
     if isinstance(target, Logger):
         return target
     if _is_mlflow_client(target):
-        raise TypeError("an MLflow client alone does not say which run is meant: give log=MLflowRun(client, run_id)")
+        raise TypeError("an MLflow client does not identify a run: pass log=headwise.MLflowRun(client, run_id)")
     if callable(getattr(target, "add_scalar", None)):
         return Writer(target)
     if getattr(target, "__name__", None) == "mlflow":
@@ -209,20 +211,22 @@ def logger_of(target: Any) -> Logger | None:
         return None
     if _takes_one_figure(log):
         raise TypeError(
-            f"{type(target).__name__}.log(name, value) takes one figure at a time: give its loggers, for example "
-            "log=trainer.loggers"
+            f"{type(target).__name__}.log(name, value) takes one figure at a time: pass its loggers instead, for "
+            "example log=trainer.loggers"
         )
     return Tracked(target) if isinstance(getattr(target, "trackers", None), list) else Run(target)
 
 
 def step_of_wandb(target: Any) -> int | None:
-    """Return the step a wandb run is at: the run itself, that of the module wandb, or one behind an Accelerator; else
-    None."""
+    """Return the current step of a wandb run, or None without one.
+
+    The run is `target` itself, the active run of the module wandb, or a tracker of an Accelerator.
+    """
     runs = [target, getattr(target, "run", None)]
     runs += [getattr(tracker, "tracker", None) for tracker in getattr(target, "trackers", None) or ()]
-    # By the class alone: a `step` of other objects counts other things, an Accelerator's its micro batches.
-    ours = [run for run in runs if type(run).__module__.partition(".")[0] == "wandb"]
-    return max((run.step for run in ours), default=None)
+    # Recognised by class: `step` of other objects counts other things, such as an Accelerator's micro batches.
+    wandb_runs = [run for run in runs if type(run).__module__.partition(".")[0] == "wandb"]
+    return max((run.step for run in wandb_runs), default=None)
 
 
 def _is_mlflow_client(target: Any) -> bool:
@@ -230,7 +234,7 @@ def _is_mlflow_client(target: Any) -> bool:
 
 
 def _library(target: Any) -> Any:
-    """Return the imported library that an object, or a module itself, belongs to."""
+    """Return the imported top-level package of a module or of an object's class."""
     name = target.__name__ if inspect.ismodule(target) else type(target).__module__
     return sys.modules.get(name.partition(".")[0])
 
@@ -243,11 +247,11 @@ def _parameters(log: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _takes_one_figure(log: Callable[..., Any]) -> bool:
-    return [one.name for one in _parameters(log)[:2]] == ["name", "value"]
+    return [parameter.name for parameter in _parameters(log)[:2]] == ["name", "value"]
 
 
 def _takes_step_by_name(log: Callable[..., Any]) -> bool:
-    """Return whether `step=` is a keyword of a `log`; some take it by keyword alone, some give it another name."""
-    taken = _parameters(log)
-    named = any(one.name == "step" and one.kind is not one.POSITIONAL_ONLY for one in taken)
-    return named or not taken or any(one.kind is one.VAR_KEYWORD for one in taken)
+    """Return whether a `log` accepts `step=` as a keyword; some accept it only so, some give it another name."""
+    parameters = _parameters(log)
+    named = any(p.name == "step" and p.kind is not p.POSITIONAL_ONLY for p in parameters)
+    return named or not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
