@@ -206,6 +206,6 @@ def test_a_model_that_was_compiled_before_is_regularized_and_watched_whichever_o
 def test_a_model_around_a_regularized_part_is_not_watched_in_silence():
     part = fresh(HOSTS["own"])
     headwise.regularize(part, headwise.DropHead(p=0.2))
-    with pytest.raises(ValueError, match=r"0\.blocks\.0\.attn.* carry methods, and this Sequential is not what was"):
+    with pytest.raises(ValueError, match=r"0\.blocks\.0\.attn.* carry methods, but this Sequential is not the model"):
         headwise.watch(nn.Sequential(part))
     headwise.watch(part).remove()

@@ -1,4 +1,4 @@
-"""Where records go: a file of JSON lines, TensorBoard, or the logger that a training has already."""
+"""Logs for the records of a watch: a file of JSON lines, TensorBoard, or the logger that a training already uses."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from headwise.watching.pictures import shown
 
 
 class Log(ABC):
-    """A place that takes the records of one reading."""
+    """Destination for the records of a reading."""
 
     @abstractmethod
     def write(self, records: list[Line], step: int) -> None:
-        """Take the records of one step; alerts are records with a field `alert`."""
+        """Write the records of one step; alerts are records with a field `alert`."""
 
     def close(self) -> None:
-        """Finish writing; most logs have nothing left to write."""
+        """Finish writing; does nothing for most logs."""
         return
 
 
 class JsonLines(Log):
-    """Appends each record as one line of JSON to a file; NaN and infinity are written as null.
+    """Log that appends each record to a file as one line of JSON; NaN and infinity are written as null.
 
-    The file is opened for each reading, so that a run that is killed loses nothing that was read. A reading that could
-    not be written to its end (a full disk) is taken back, so that the file holds whole lines alone.
+    The file is opened and closed for each reading, so that a killed run loses no reading. A reading that cannot be
+    written completely, as on a full disk, is removed again, so that the file contains only complete lines.
 
     Example:
         >>> import os, tempfile, torch, headwise
@@ -55,7 +55,7 @@ class JsonLines(Log):
     def write(self, records: list[Line], step: int) -> None:
         lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer nothing is left to be written, and to fail again, when the file is closed.
+        # Unbuffered, so that closing the file writes nothing and cannot fail again.
         with self.path.open("ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END) if file.seekable() else 0
             try:
@@ -70,14 +70,14 @@ class JsonLines(Log):
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:
-    """Write all of it: a disk that runs full takes a part and says so at the next part alone."""
+    """Write all of `content`; one call of `write` may write only a part, as on a disk that becomes full."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def _line_end(path: Path, size: int) -> str:
-    """Return what ends the last line of a file, where a killed run left it open."""
+    """Return the line break that the last line of a file lacks, as after a killed run; else an empty string."""
     if not size:
         return ""
     with path.open("rb") as file:
@@ -90,41 +90,43 @@ def _plain(value: Any) -> Any:
 
 
 class Metrics(Log):
-    """Passes what is shown of a reading on to a logger: layer means, heat maps of the heads, alerts; every head where
-    asked."""
+    """Log that passes layer means, heat maps of the heads and alerts to a logger; with `heads`, every head too."""
 
     def __init__(self, target: Any, heads: bool = False) -> None:
-        found = logger_of(target)
-        if found is None:
-            raise TypeError(f"{target!r} has neither log_metrics(dict, step) nor log(dict, step)")
-        self.target, self.heads, self._logger = target, heads, found
-        # six figures and no more; a watch asks for it whose statistics nobody named
+        logger = logger_of(target)
+        if logger is None:
+            raise TypeError(
+                f"{target!r} is not a logger, it has neither log_metrics(dict, step) nor log(dict, step): pass an "
+                "object that has one of them"
+            )
+        self.target, self.heads, self._logger = target, heads, logger
+        # Whether to log six figures only; set by `logs_of` for a watch without named statistics.
         self.brief = False
 
     def write(self, records: list[Line], step: int) -> None:
-        seen = shown(records, self.heads, self.brief)
-        self._logger.figures(seen.figures, step)
+        summary = shown(records, self.heads, self.brief)
+        self._logger.figures(summary.figures, step)
         try:
-            if seen.maps:
-                self._logger.maps(seen.maps, step)
+            if summary.maps:
+                self._logger.maps(summary.maps, step)
         finally:
-            # pictures may need a library that is not there; an alert is worth more
-            if seen.alerts:
-                self._logger.alerts(seen.alerts, step)
+            # Pictures may need a library that is not installed; alerts are logged all the same.
+            if summary.alerts:
+                self._logger.alerts(summary.alerts, step)
 
     def __repr__(self) -> str:
         return f"Metrics({type(self.target).__name__})"
 
 
 class TensorBoard(Metrics):
-    """Writes to a TensorBoard folder: layer means as scalars, heat maps of the heads as images, alerts as texts.
+    """Log for a TensorBoard folder: layer means as scalars, heat maps of the heads as images, alerts as texts.
 
     Args:
-        folder: where event files are written.
+        folder: the folder for the event files.
         heads: write every head as a scalar too.
 
     Raises:
-        ImportError: where tensorboard is not installed.
+        ImportError: if tensorboard is not installed.
 
     Example:
         >>> import tempfile, torch, headwise
@@ -150,53 +152,57 @@ class TensorBoard(Metrics):
 
 
 def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
-    """Make logs of what a user gave: one or several of Log or of loggers; `heads` asks for every head in all of these,
-    `brief` for six figures.
+    """Return logs for one or several `Log` objects or loggers.
+
+    Args:
+        given: the value of `log=`: one object, an iterable of them, or None.
+        heads: log every head too, in all of them.
+        brief: log six figures only.
 
     Raises:
-        TypeError: where an object is neither.
+        TypeError: if an object is neither a `Log` nor a logger.
     """
     if given is None:
         return []
-    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
-    made: list[Log] = []
-    for item in several:
+    items = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    logs: list[Log] = []
+    for item in items:
         if isinstance(item, Metrics):
             item.heads = item.heads or heads
-            made.append(item)
+            logs.append(item)
         elif isinstance(item, Log):
-            made.append(item)
+            logs.append(item)
         elif logger_of(item) is not None:
-            made.append(Metrics(item, heads))
+            logs.append(Metrics(item, heads))
         else:
             raise TypeError(
-                "a log is JsonLines(path), TensorBoard(folder) or an object with log_metrics(dict, step) or log(dict, "
-                "step): a wandb run, "
-                f"mlflow, trackio, a SummaryWriter, a logger of Lightning, an Accelerator; got {item!r}"
+                f"log={item!r} is not a log: pass JsonLines(path), TensorBoard(folder) or an object with "
+                "log_metrics(dict, step) or log(dict, step), such as a wandb run, mlflow, trackio, a SummaryWriter, a "
+                "Lightning logger or an Accelerator"
             )
-    for log in made:
+    for log in logs:
         if isinstance(log, Metrics):
             log.brief = brief
-    return made
+    return logs
 
 
 class Careful:
-    """Writes to several logs; one that fails is told of once and never stops the training."""
+    """Group of logs whose failures are warned about, once for each log, and never stop the training."""
 
     def __init__(self, logs: list[Log]) -> None:
         self.logs = logs
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
 
     def write(self, records: list[Line], step: int) -> None:
-        """Write to every log, warning the first time that one fails; later readings try again."""
+        """Write to every log; warn when one fails for the first time, and try it again at later readings."""
         for log in self.logs:
             try:
                 log.write(records, step)
-            # Loggers raise anything, from OSError to errors of their network clients: none is worth a training run.
+            # Loggers raise anything, from OSError to errors of network clients; none of them may end a training.
             except Exception as error:
-                if id(log) not in self._told:
-                    self._told.add(id(log))
-                    _tell(
+                if id(log) not in self._warned:
+                    self._warned.add(id(log))
+                    _warn(
                         f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training "
                         "goes on"
                     )
@@ -207,12 +213,12 @@ class Careful:
             try:
                 log.close()
             except Exception as error:
-                _tell(f"{log!r} could not be closed ({type(error).__name__}: {error})")
+                _warn(f"{log!r} could not be closed ({type(error).__name__}: {error})")
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
     except RuntimeWarning:
-        # Where warnings are errors, a log must not stop a training even so.
+        # A failing log must not stop the training even when warnings are turned into errors.
         logging.getLogger("headwise").warning(text)

@@ -1,4 +1,4 @@
-"""From a call of a site to a reading of the statistics: what the softmax saw, methods' edits of the logits included."""
+"""Conversion of a site's call to a reading: the inputs of its softmax, with the methods' edits of the logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from headwise.attention.softmax import logits as made
+from headwise.attention.softmax import logits as logits_of
 from headwise.core.call import Call
 from headwise.core.masked import MASKED
 from headwise.core.method import Method
@@ -16,14 +16,14 @@ from headwise.statistics.reading import LogitBlock
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:
-    """Make the reading of one call whose output per head is `out` (B, H, T, Dv).
+    """Return the reading of one call whose output per head is `out` (B, H, T, Dv).
 
-    Logits are read as the softmax gets them: after the methods' edits, but before keys are dropped at random, which is
-    noise of one step and not the health of a head.
+    Logits are read as they enter the softmax: after the methods' edits, but before keys are dropped at random, because
+    that is noise of one step and not the health of a head.
 
     Args:
-        product: the spectral norms of W_QᵀW_K per head (H,), or why there are none.
-        real: which queries are real tokens (B, T), where that is known; else it is read off the mask.
+        product: the spectral norms of W_QᵀW_K per head (H,), or the reason why there are none.
+        real: which queries are real tokens, bool (B, T); derived from the mask if it is None.
     """
     site = call.site
     editing = [m for m in call.layer.active(call.training) if m.overrides("logits") and not m.draws()]
@@ -55,7 +55,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
 
 
 def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, LogitEdit | None]:
-    """Return q and k with the edits that can be made on them, or an edit of the logits where one of them cannot."""
+    """Return q and k after the methods' edits; if an edit needs the logits, return them as they are and a LogitEdit."""
     q, k = call.q, call.k
     for method in editing:
         edited = method.scores(q, k, call) if method.overrides("scores") else None
@@ -66,7 +66,7 @@ def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, LogitEdi
 
 
 class LogitEdit:
-    """Takes a block of logits through the methods that edit them, in their order."""
+    """Edit of a block of logits by the methods of a call, in their order."""
 
     def __init__(self, call: Call, methods: list[Method]) -> None:
         self.call, self.methods = call, methods
@@ -74,9 +74,9 @@ class LogitEdit:
         self._whole: Tensor | None = None
 
     def __call__(self, logits: Tensor, block: LogitBlock) -> Tensor:
-        """Edit logits (b, H, r, w); forbidden keys come in and go out as -inf."""
+        """Return the edited logits (b, H, r, w); forbidden keys are -inf before and after."""
         if self.together:
-            return self._cut(block, logits.shape[-1]).to(logits.dtype)
+            return self._block_of_whole(block, logits.shape[-1]).to(logits.dtype)
         part = copy.copy(self.call)
         part.whole, part.positions = self.call, block.positions
         part.q, part.mask = block.q, block.mask
@@ -87,11 +87,10 @@ class LogitEdit:
             logits = method.logits(logits, part)
         return logits
 
-    def _cut(self, block: LogitBlock, width: int) -> Tensor:
-        """Return the block of the whole call's edited logits: one of the methods needs the rows of all queries
-        together."""
+    def _block_of_whole(self, block: LogitBlock, width: int) -> Tensor:
+        """Return a block of the whole call's edited logits, for methods that need the rows of all queries together."""
         if self._whole is None:
-            edited = made(self.call, self.call.q, self.call.k)
+            edited = logits_of(self.call, self.call.q, self.call.k)
             for method in self.methods:
                 edited = method.logits(edited, self.call)
             self._whole = edited
@@ -101,7 +100,7 @@ class LogitEdit:
 
 
 def _obstacle(call: Call, editing: list[Method]) -> str | None:
-    """Say why the logits of this call are not made by the query and key weights alone, or None where they are."""
+    """Return why the logits of this call depend on more than the query and key weights; None if they do not."""
     site = call.site
     if site.rope:
         return "rotary positions turn queries and keys"
@@ -112,7 +111,7 @@ def _obstacle(call: Call, editing: list[Method]) -> str | None:
 
 
 def _tokens(call: Call) -> Tensor | None:
-    """Return what entered the layer as (samples, tokens, C); a grid of tokens is laid out in a row."""
+    """Return the layer's input as (samples, tokens, C), with a grid of tokens flattened; None if it has no tokens."""
     hidden = call.hidden
     if hidden is None or hidden.dim() < 3:
         return None
@@ -122,9 +121,9 @@ def _tokens(call: Call) -> Tensor | None:
 
 
 def real_queries(call: Call) -> Tensor | None:
-    """Tell real tokens from padding, bool (B, T), from the mask alone; None where all are real.
+    """Return which queries are real tokens and not padding, bool (B, T), from the mask alone; None if it does not say.
 
-    In self attention a padded token is one that no query may see. The mask is reduced as it is, never expanded.
+    In self attention a padded token is one that no query may see. The mask is reduced without being expanded.
     """
     mask = call.mask
     if mask is None or call.is_cross or call.queries != call.keys:

@@ -1,4 +1,4 @@
-"""Pictures of what was watched: heat maps and alerts for loggers, a small chart for each statistic."""
+"""Pictures of the readings: heat maps and alerts for loggers, and a small chart for each statistic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise.files.health_records import Alert, Line, Record, alerts_among, fig
 from headwise.files.optional_imports import load
 from headwise.watching.alerts import told
 
-# three columns and five rows a sign, each row a digit of 0 to 7 whose bits are the columns
+# Characters of three columns and five rows; each row is a digit from 0 to 7 whose bits are the columns.
 SIGNS = {
     "0": "75557",
     "1": "26227",
@@ -39,47 +39,47 @@ SIGNS = {
     "r": "06444",
     "y": "05716",
 }
-# pixels for a pixel of a sign, between parts, of the bar of the scale, and of the least height
+# In pixels: one dot of a character, the margin between parts, the width of the colour scale, the smallest height.
 SIZE, MARGIN, BAR, LEAST = 2, 4, 10, 64
 WHITE, BLACK = 255, 40
 
 
 def lettered(text: str) -> Tensor:
-    """Return a text as (height, width) bool."""
-    columns = [torch.tensor([[int(row) >> (2 - at) & 1 for at in range(3)] for row in SIGNS[sign]]) for sign in text]
-    spaced = [torch.nn.functional.pad(one, (0, 1)) for one in columns]
+    """Return a text as a bitmap, (height, width) bool."""
+    signs = [torch.tensor([[int(row) >> (2 - bit) & 1 for bit in range(3)] for row in SIGNS[sign]]) for sign in text]
+    spaced = [torch.nn.functional.pad(sign, (0, 1)) for sign in signs]
     return torch.cat(spaced, 1)[:, :-1].bool().repeat_interleave(SIZE, 0).repeat_interleave(SIZE, 1)
 
 
 def labelled(picture: Tensor, rows: list[str], square: int, gap: int, ends: tuple[str, str], scale: Tensor) -> Tensor:
-    """Return a picture of squares with its axes named, and its scale beside it.
+    """Return a picture of squares with labelled axes and a colour scale on its right.
 
     Args:
-        picture: squares (height, width, 3), a layer a row, a head a column, the first layer on top.
-        rows: what stands beside each row, its depth.
-        square: pixels of a square.
-        gap: pixels between two.
+        picture: squares (height, width, 3), one row per layer with the first layer on top, one column per head.
+        rows: the label of each row, its depth.
+        square: the width of a square in pixels.
+        gap: pixels between two squares.
         ends: the lowest and the highest value of the scale, as texts.
         scale: colours (n, 3) from the highest to the lowest value.
     """
     step, (height, width) = square + gap, picture.shape[:2]
-    beside, title, below = [lettered(row) for row in rows], lettered("layer"), lettered("head")
+    labels, title, below = [lettered(row) for row in rows], lettered("layer"), lettered("head")
     line = title.shape[0]
-    left = max(title.shape[1], *(one.shape[1] for one in beside)) + MARGIN
+    left = max(title.shape[1], *(label.shape[1] for label in labels)) + MARGIN
     numbers = [lettered(end) for end in ends]
     tall = max(height, LEAST)
-    wide = left + max(width, below.shape[1]) + 3 * MARGIN + BAR + max(one.shape[1] for one in numbers)
+    wide = left + max(width, below.shape[1]) + 3 * MARGIN + BAR + max(number.shape[1] for number in numbers)
     canvas = torch.full((line + MARGIN + tall + 2 * (MARGIN + line), wide, 3), WHITE, dtype=torch.uint8)
     top = line + MARGIN
     canvas[top : top + height, left : left + width] = picture
     _write(canvas, title, 0, 0)
-    for at, one in enumerate(beside):
-        _write(canvas, one, top + at * step + (square - line) // 2, left - MARGIN - one.shape[1])
-    # a number is wider than a square where there are a hundred heads
+    for row, label in enumerate(labels):
+        _write(canvas, label, top + row * step + (square - line) // 2, left - MARGIN - label.shape[1])
+    # From head 100 on a number is wider than a square.
     every = 1 if width <= 100 * step else 5
     for head in range(0, (width + gap) // step, every):
-        one = lettered(str(head))
-        _write(canvas, one, top + height + MARGIN, left + head * step + max(0, (square - one.shape[1]) // 2))
+        number = lettered(str(head))
+        _write(canvas, number, top + height + MARGIN, left + head * step + max(0, (square - number.shape[1]) // 2))
     _write(canvas, below, top + height + 2 * MARGIN + line, left)
     bar = left + max(width, below.shape[1]) + 2 * MARGIN
     index = (torch.arange(tall) * len(scale)).div(tall, rounding_mode="floor")
@@ -94,12 +94,11 @@ def _write(canvas: Tensor, signs: Tensor, top: int, left: int) -> None:
     part[signs[: part.shape[0], : part.shape[1]]] = BLACK
 
 
-# from the lowest to the highest value of the picture, evenly apart: as viridis runs, for readers who see few colours
-# too
+# Evenly spaced from the lowest to the highest value: the colours of viridis, which colour-blind readers can tell apart.
 COLOURS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 ABSENT = (255, 255, 255)
 NOT_FINITE = (255, 0, 0)
-# what is shown where nobody names statistics: the end of each that is the worrying one
+# The statistics that loggers get unless others are named, each with its worrying end.
 BRIEF = {
     "entropy_share": "lowest",
     "max_logit": "highest",
@@ -109,20 +108,19 @@ BRIEF = {
     "effective_rank_qk": "lowest",
 }
 BRIEF_MAPS = ("entropy_share", "max_logit")
-# pixels of a head's square, and between two
+# In pixels: the square of a head, and the gap between two squares.
 SQUARE, GAP = 14, 2
 
 
 def heat_map(records: Iterable[Record]) -> Tensor:
-    """Paint records of heads of one statistic and step: (height, width, 3) of uint8, with layers, heads and the scale
-    beside it."""
-    given = list(records)
-    depths = {record["site"]: record["depth"] for record in sorted(given, key=lambda record: record["depth"])}
-    lowest, highest = _ends(given)
+    """Return the heat map of one statistic's heads at one step, (height, width, 3) of uint8, with axes and scale."""
+    records = list(records)
+    depths = {record["site"]: record["depth"] for record in sorted(records, key=lambda record: record["depth"])}
+    lowest, highest = _ends(records)
     ramp = torch.linspace(highest, lowest, 64).tolist() if highest > lowest else [lowest]
     scale = torch.tensor([colour(value, lowest, highest) for value in ramp], dtype=torch.uint8)
     rows = [str(depth) for depth in depths.values()]
-    return labelled(squares(given), rows, SQUARE, GAP, (f"{lowest:.3g}", f"{highest:.3g}"), scale)
+    return labelled(squares(records), rows, SQUARE, GAP, (f"{lowest:.3g}", f"{highest:.3g}"), scale)
 
 
 def _ends(records: list[Record]) -> tuple[float, float]:
@@ -130,17 +128,17 @@ def _ends(records: list[Record]) -> tuple[float, float]:
     return (min(finite), max(finite)) if finite else (0.0, 0.0)
 
 
-def squares(given: list[Record]) -> Tensor:
-    """Paint a square for each head, a row for each layer.
+def squares(records: list[Record]) -> Tensor:
+    """Return a picture with a square for each head and a row for each layer, (height, width, 3) of uint8.
 
-    The first layer is on top, the first head on the left. Colours run from the lowest finite value (dark) to the
-    highest (bright); red is a value that is not finite, white a head that a layer does not have.
+    The first layer is on top, the first head on the left. Colours go from the lowest finite value (dark) to the highest
+    (bright); red is a value that is not finite, white a head that a layer does not have.
     """
-    rows = list(dict.fromkeys(record["site"] for record in sorted(given, key=lambda record: record["depth"])))
-    heads = 1 + max(record["head"] or 0 for record in given)
-    lowest, highest = _ends(given)
+    rows = list(dict.fromkeys(record["site"] for record in sorted(records, key=lambda record: record["depth"])))
+    heads = 1 + max(record["head"] or 0 for record in records)
+    lowest, highest = _ends(records)
     colours = torch.tensor(ABSENT, dtype=torch.uint8).repeat(len(rows), heads, 1)
-    for record in given:
+    for record in records:
         colours[rows.index(record["site"]), record["head"] or 0] = torch.tensor(
             colour(record["value"], lowest, highest), dtype=torch.uint8
         )
@@ -148,7 +146,7 @@ def squares(given: list[Record]) -> Tensor:
 
 
 def colour(value: float, lowest: float, highest: float) -> tuple[int, ...]:
-    """Return red, green and blue of a value between the ends of its picture."""
+    """Return the red, green and blue of a value on the scale from `lowest` to `highest`."""
     if not math.isfinite(value):
         return NOT_FINITE
     share = (value - lowest) / (highest - lowest) if highest > lowest else 0.5
@@ -168,7 +166,7 @@ def _enlarged(colours: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown:
-    """Hold figures and pictures by name, and one text for each kind of alert."""
+    """Figures and pictures by name, and one text for each kind of alert."""
 
     figures: dict[str, float]
     maps: dict[str, Tensor]
@@ -176,19 +174,19 @@ class Shown:
 
 
 def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Shown:
-    """Return what is shown of the lines of one step.
+    """Return what loggers get of the lines of one step.
 
-    `brief` shows six figures, the worrying end of `BRIEF` over all layers, two heat maps, and the number of alerts.
-    Else:
+    With `brief` these are six figures, which are the worrying ends of the statistics in `BRIEF` over all layers, two
+    heat maps, and the number of alerts. Otherwise:
 
-    `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. For figures of heads
-    `health/<statistic>/lowest` and `/highest` stand beside the heat map `health/map/<statistic>`, whose ends they are.
-    With `heads`, every head is a figure `health/<statistic>/<site>/head<n>` too.
+    `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. A statistic of heads has the heat map
+    `health/map/<statistic>`, and the figures `health/<statistic>/lowest` and `/highest` for the ends of its scale. With
+    `heads`, every head has a figure `health/<statistic>/<site>/head<n>` too.
     """
-    given = list(lines)
+    lines = list(lines)
     by_layer: dict[str, list[float]] = {}
     by_statistic: dict[str, list[Record]] = {}
-    for record in figures_among(given):
+    for record in figures_among(lines):
         by_layer.setdefault(f"health/{record['statistic']}/{record['site']}", []).append(record["value"])
         if record["head"] is not None:
             by_statistic.setdefault(record["statistic"], []).append(record)
@@ -198,57 +196,58 @@ def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Sh
         figures |= {f"health/{name}/lowest": min(values), f"health/{name}/highest": max(values)}
     if brief:
         figures = {
-            f"health/{name}/{end}": figures.get(f"health/{name}/{end}", _end(given, name, end))
+            f"health/{name}/{end}": figures.get(f"health/{name}/{end}", _end(lines, name, end))
             for name, end in BRIEF.items()
-            if any(name == record["statistic"] for record in figures_among(given))
+            if any(name == record["statistic"] for record in figures_among(lines))
         }
         by_statistic = {name: records for name, records in by_statistic.items() if name in BRIEF_MAPS}
-    alerts = alerts_among(given)
+    alerts = alerts_among(lines)
     kinds = dict.fromkeys(alert["alert"] for alert in alerts)
     if alerts:
         figures["health/alerts"] = float(len(alerts))
     return Shown(
-        figures | (flat(given) if heads else {}),
+        figures | (flat(lines) if heads else {}),
         {f"health/map/{name}": heat_map(records) for name, records in by_statistic.items()},
         dict(zip(kinds, told(alerts))),
     )
 
 
 def _end(lines: Iterable[Line], name: str, end: str) -> float:
-    """Return the lowest or highest finite value of a statistic of layers."""
-    found = [r["value"] for r in figures_among(lines) if r["statistic"] == name and math.isfinite(r["value"])]
-    return (min if end == "lowest" else max)(found, default=math.nan)
+    """Return the lowest or highest finite value of a statistic of layers; NaN without one."""
+    values = [r["value"] for r in figures_among(lines) if r["statistic"] == name and math.isfinite(r["value"])]
+    return (min if end == "lowest" else max)(values, default=math.nan)
 
 
 WIDTH, HEIGHT = 320, 160
-# the colours of a heat map, from the first layer to the last
+# Altair's colours for the lines, from the first layer to the last.
 SCHEME = "viridis"
 
 
 def plot(records: Sequence[Record], alerts: Sequence[Alert], names: Sequence[str]) -> Any:
-    """Return a chart of altair, which a notebook shows and `.save("health.html")` writes.
+    """Return an altair chart with a panel for each statistic; notebooks display it, `.save("health.html")` writes it.
 
     Args:
-        records: everything that was read.
-        alerts: marked at their steps in the chart of their statistic, those of the loss in every chart.
-        names: of statistics; none for the six that loggers show.
+        records: all records of a watch.
+        alerts: marked at their steps in the panel of their statistic; alerts of the loss are marked in every panel.
+        names: names of statistics; if empty, the six that loggers get.
 
     Raises:
-        ValueError: where nothing was read of a name.
-        ImportError: where altair is missing, naming the extra.
+        ValueError: if there is no record of a name, or no record at all.
+        ImportError: if altair is missing, with the extra to install.
     """
     alt = load("altair", "study")
-    read = list(dict.fromkeys(record["statistic"] for record in records))
+    known = list(dict.fromkeys(record["statistic"] for record in records))
     for name in names:
-        if name not in read:
-            known = ", ".join(read) or "nothing yet: call step() after optimizer.step()"
-            raise ValueError(f"nothing was read of {name!r}.{suggest(name, read)} Read so far: {known}.")
-    chosen = list(names) or [name for name in BRIEF if name in read] or read[:6]
+        if name not in known:
+            listed = ", ".join(known) or "nothing yet: call step() after optimizer.step()"
+            raise ValueError(f"nothing was read of {name!r}.{suggest(name, known)} Read so far: {listed}.")
+    chosen = list(names) or [name for name in BRIEF if name in known] or known[:6]
     if not chosen:
         raise ValueError("nothing was read yet: call step() after optimizer.step()")
-    # an alert of what is not among the records, such as the loss, is marked everywhere
+    # An alert on a statistic without records, such as the loss, is marked in every panel.
     marked = {
-        name: [one for one in alerts if one["statistic"] == name or one["statistic"] not in read] for name in chosen
+        name: [alert for alert in alerts if alert["statistic"] == name or alert["statistic"] not in known]
+        for name in chosen
     }
     panels = [_panel(alt, name, records, marked[name]) for name in chosen]
     return alt.concat(*panels, columns=2).resolve_scale(color="shared")
@@ -272,7 +271,7 @@ def _panel(alt: Any, name: str, records: Sequence[Record], alerts: Sequence[Aler
         y=alt.Y("value", type="quantitative", title=title, scale=alt.Scale(zero=False)),
         color=alt.Color("layer", type="quantitative", title="layer", scale=alt.Scale(scheme=SCHEME)),
         detail="place:N",
-        tooltip=[alt.Tooltip(one) for one in ("place:N", "step:Q", "value:Q")],
+        tooltip=[alt.Tooltip(field) for field in ("place:N", "step:Q", "value:Q")],
     )
     if not alerts:
         return lines

@@ -1,4 +1,4 @@
-"""Places: the sites that are watched, those that carry methods as they are and the others bare."""
+"""Attach a watch to the chosen sites of a model, with or without methods on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwise.statistics import STATISTICS
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's or distributed training's wrappers."""
+    """Return the model inside the wrappers of torch.compile, DistributedDataParallel and DataParallel."""
     inner: Any = model
     while True:
         wrapped = inner._modules.get("_orig_mod") or (
@@ -32,63 +32,66 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 class Places:
-    """Stands at the chosen sites of a model, and leaves them as they were.
+    """Fitted layers at the chosen sites of a model, which `leave` restores.
 
     Raises:
-        ValueError: where a site asked for cannot be reached or is watched already, or none is left; nothing was changed
-            then.
+        ValueError: if a requested site cannot be reached or is watched already, or if no site remains. The model is
+            unchanged then.
     """
 
     def __init__(self, model: nn.Module, where: Where) -> None:
         self.model = unwrapped(model)
         self.regularized = regularized = _handle(self.model)
-        found = hosts.find(self.model) if regularized is None else regularized.found
-        chosen = _chosen(self.model, found, where)
-        # whatever `where` leaves out belongs to the whole model
-        self.all_sites = [one.site for one in found if one.adapter is not None]
-        carrying = {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
-        known = bare_layers(self.model) | carrying
-        for one in chosen:
-            if (site := known.get(one.site.module)) is not None and site.observer is not None:
-                raise ValueError(f"{one.site.name} is watched already: call remove() on the other watch first")
-        _refuse_other_handles(self.model, chosen, carrying)
+        candidates = hosts.find(self.model) if regularized is None else regularized.found
+        chosen = _chosen(self.model, candidates, where)
+        # Figures of the whole model also cover the sites that `where` excludes.
+        self.all_sites = [candidate.site for candidate in candidates if candidate.adapter is not None]
+        with_methods = {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
+        attached = bare_layers(self.model) | with_methods
+        for candidate in chosen:
+            if (layer := attached.get(candidate.site.module)) is not None and layer.observer is not None:
+                raise ValueError(f"{candidate.site.name} is watched already: call remove() on the other watch first")
+        _refuse_other_handles(self.model, chosen, with_methods)
         self.sites: list[FittedLayer] = []
         try:
-            self._stand(chosen, carrying)
+            self._attach(chosen, with_methods)
         except BaseException:
             self.leave()
             raise
 
-    def _stand(self, chosen: list[Candidate], carrying: dict[nn.Module, FittedLayer]) -> None:
-        # A copy of a watched model carries bare layers that nobody reads: they give way.
+    def _attach(self, chosen: list[Candidate], with_methods: dict[nn.Module, FittedLayer]) -> None:
+        # A copy of a watched model has bare layers without an observer; they are replaced.
         for bare in bare_layers(self.model).values():
             if bare.observer is None:
                 bare.detach()
         shared = SharedState(bare=True)
-        # A layer with methods follows the forwards through its handle.
-        if any(one.site.module not in carrying for one in chosen):
+        # The handle of a regularized model already follows the forwards of the layers with methods.
+        if any(candidate.site.module not in with_methods for candidate in chosen):
             shared.follow(self.model)
-        for one in chosen:
-            layer = carrying.get(one.site.module)
+        for candidate in chosen:
+            layer = with_methods.get(candidate.site.module)
             if layer is None:
-                layer = FittedLayer(one.site, [], shared, one.adapter)
+                layer = FittedLayer(candidate.site, [], shared, candidate.adapter)
                 layer.attach()
             self.sites.append(layer)
 
     @property
     def device(self) -> torch.device:
-        """Return the device that collectives of this model run on."""
+        """Return the device for collectives: that of the first parameter, or the CPU without parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     def layout(self, names: list[str], seen: dict[int, int]) -> dict[int, dict[str, tuple[int, ...]]]:
-        """Return the shape of every figure that may be read, from heads alone: the same on all ranks.
+        """Return the shape of every possible figure, by site index and statistic.
+
+        Shapes depend on the numbers of heads alone, so that all ranks have the same ones.
 
         Args:
-            seen: the heads that calls showed, by the site's index; else what the module declares counts.
+            seen: the number of heads in the calls so far, by site index; a site without an entry has the number that
+                its module declares.
         """
         places: dict[tuple[str, bool, int], Site] = {
-            (one.site.stack, one.site.is_cross, one.site.depth): one.site for one in self.sites
+            (layer.site.stack, layer.site.is_cross, layer.site.depth): layer.site for layer in self.sites
         }
         heads = {place: seen.get(site.index, site.heads or 0) for place, site in places.items()}
         return {
@@ -97,23 +100,25 @@ class Places:
         }
 
     def leave(self) -> None:
-        """Take away what was added; methods stay, and a handle that was removed before took its own sites along."""
-        for one in self.sites:
-            one.armed, one.observer = False, None
-            if one.shared.bare:
-                one.detach()
+        """Detach the bare layers and all observers; methods stay on the layers that have them."""
+        for layer in self.sites:
+            layer.armed, layer.observer = False, None
+            if layer.shared.bare:
+                layer.detach()
         self.sites = []
 
 
-def _refuse_other_handles(model: nn.Module, chosen: list[Candidate], carrying: dict[nn.Module, FittedLayer]) -> None:
-    """Raise ValueError where a layer carries the methods of a part of the model, or of a whole around it."""
-    # A copy that failed half-way leaves layers without a module until it is collected.
-    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - carrying.keys()
-    if lost := [one.site.name for one in chosen if one.site.module in others]:
+def _refuse_other_handles(
+    model: nn.Module, chosen: list[Candidate], with_methods: dict[nn.Module, FittedLayer]
+) -> None:
+    """Raise ValueError if a chosen layer was regularized as part of another model, inside or around this one."""
+    # A failed copy leaves layers without a module until they are garbage collected.
+    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - fitted.keys()
+    if names := [candidate.site.name for candidate in chosen if candidate.site.module in others]:
         raise ValueError(
-            f"{', '.join(lost)} {'carries' if len(lost) == 1 else 'carry'} methods, and this {type(model).__name__} is "
-            "not what was regularized: watch what headwise.regularize was given, or give it this model (where= "
-            "chooses layers)"
+            f"{', '.join(names)} {'carries' if len(names) == 1 else 'carry'} methods, but this {type(model).__name__} "
+            "is not the model that was regularized: watch the model that was passed to headwise.regularize, or "
+            "regularize this one (where= chooses layers)"
         )
 
 
@@ -124,14 +129,16 @@ def _handle(model: nn.Module) -> Regularized | None:
         return None
 
 
-def _chosen(model: nn.Module, found: list[Candidate], where: Where) -> list[Candidate]:
-    if all(one.adapter is None for one in found):
-        raise ValueError(no_site(model, found))
-    wanted, named = selection(where, found)
-    lost = [f"{f.site.name} cannot be reached: {f.reason}" for f in found if f.adapter is None and f.site.name in named]
-    if lost:
-        raise ValueError("\n".join(lost))
-    taken = [one for one in found if one.adapter is not None and wanted(one.site)]
-    if not taken:
-        raise ValueError("where= leaves no attention layer to watch")
-    return taken
+def _chosen(model: nn.Module, candidates: list[Candidate], where: Where) -> list[Candidate]:
+    if all(candidate.adapter is None for candidate in candidates):
+        raise ValueError(no_site(model, candidates))
+    wanted, named = selection(where, candidates)
+    errors = [
+        f"{c.site.name} cannot be reached: {c.reason}" for c in candidates if c.adapter is None and c.site.name in named
+    ]
+    if errors:
+        raise ValueError("\n".join(errors))
+    chosen = [candidate for candidate in candidates if candidate.adapter is not None and wanted(candidate.site)]
+    if not chosen:
+        raise ValueError("where= selects no attention layer to watch: choose other layers or leave it out")
+    return chosen
