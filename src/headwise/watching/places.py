@@ -113,7 +113,7 @@ def _refuse_other_handles(
 ) -> None:
     """Raise ValueError if a chosen layer was regularized as part of another model, inside or around this one."""
     # A failed copy leaves layers without a module until they are garbage collected.
-    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - fitted.keys()
+    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - with_methods.keys()
     if names := [candidate.site.name for candidate in chosen if candidate.site.module in others]:
         raise ValueError(
             f"{', '.join(names)} {'carries' if len(names) == 1 else 'carry'} methods, but this {type(model).__name__} "
