@@ -1,4 +1,4 @@
-"""Attach a watch to the chosen sites of a model, with or without methods on them."""
+"""Fitted layers at the watched sites of a model, whether the sites have methods or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is collected between two optimizer steps, and the one collective by which ranks join it."""
+"""Collection of tallies between two optimizer steps, and the collective that joins them over ranks."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Tallies = dict[int, dict[str, Tally]]
 
 
 def ranks() -> int:
-    """Return the number of processes that train together."""
+    """Return the number of processes of the distributed training; 1 without one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
 
 
 def rank() -> int:
-    """Return this process's place among those that train together."""
+    """Return this process's rank in the distributed training; 0 without one."""
     return torch.distributed.get_rank() if ranks() > 1 else 0
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that writes logs."""
+    """Return whether this process has rank 0, the one that writes logs."""
     return rank() == 0
 
 
 def joined(tallies: Tallies, layout: dict[int, dict[str, tuple[int, ...]]], device: torch.device) -> Tallies:
-    """Join the tallies of all ranks by one all-gather: sums and weights add up, maxima reduce as maxima.
+    """Return the tallies joined over all ranks by one all-gather: sums and weights are added, maxima stay maxima.
 
     Args:
-        layout: the shape of every figure that any rank may have, the same on all ranks.
+        layout: the shape of every figure that any rank may have; the same on all ranks.
     """
     if ranks() == 1:
         return tallies
@@ -70,7 +70,7 @@ KINDS = ("mean", "max", "min")
 
 
 def _pack(tally: Tally | None, shape: tuple[int, ...]) -> Tensor:
-    """Lay out (present, kind, sampled, has spread) and three numbers per entry."""
+    """Return a tally as a vector: (present, kind, sampled, has spread), then three numbers per entry."""
     size = torch.Size(shape).numel()
     if tally is None:
         return torch.zeros(4 + 3 * size, dtype=torch.float64)
@@ -94,18 +94,18 @@ def _unpack(vector: Tensor, offset: int, name: str, shape: tuple[int, ...]) -> t
     return replace(tally, spread=variance) if spread else tally, end
 
 
-# How much larger than in the reading before logits are taken to be at most, where a device is not asked.
+# The assumed largest growth of logits from one reading to the next, where measuring it would wait for a device.
 GROWTH = 2.0
 
 
 class Recorder:
-    """Collects tallies per site and statistic; a forward that is run again in a backward is not counted again.
+    """Collector of tallies per site and statistic; a forward that a backward recomputes is not counted again.
 
     Args:
-        names: of statistics, of activations and weights.
-        rows: the number of queries read of each sequence, None for all.
-        weights: reads the sites' weights.
-        training: the mode whose calls are read; calls of a model in the other mode are passed over.
+        names: names of statistics of activations and weights.
+        rows: the number of queries to read of each sequence; None for all.
+        weights: the reader of the sites' weights.
+        training: whether to read calls in training mode or in evaluation mode; calls in the other mode are ignored.
     """
 
     def __init__(self, names: list[str], rows: int | None, weights: Weights, *, training: bool = True) -> None:
@@ -116,29 +116,29 @@ class Recorder:
         self.of_weights: dict[int, dict[str, Tensor]] = {}
         self.heads: dict[int, int] = {}
         self.reasons: dict[int, dict[str, str]] = {}
-        # By stack and kind, the reading of the layer before with its depth, until the next layer is read.
+        # By stack and kind: the depth and reading of the previous layer, until the next layer is read.
         self._before: dict[tuple[str, bool], tuple[int, Reading]] = {}
         self._real: dict[str, Tensor | None] = {}
         self._missing: dict[int, dict[str, str]] = {}
         self._calls: dict[int, int] = {}
         self._leaving: dict[int, tuple[Call, Reading]] = {}
-        # Of each site's weights: whether they are finite, 0-d.
+        # Whether the weights of each site are finite, 0-d.
         self._finite: dict[int, Tensor] = {}
-        # What the logits of a site stay below: in this reading, 0-d, and in the one before.
+        # Upper bounds of the logits of each site: 0-d in this reading, a number in the previous one.
         self._bounds: dict[int, Tensor] = {}
         self._known_bounds: dict[int, float] = {}
 
     @property
     def reads_streams(self) -> bool:
-        """Return whether a figure of the residual stream is asked for."""
+        """Return whether a statistic of the residual stream is requested."""
         return any(name in NAMES for name in self.names)
 
     def take(self, call: Call, out: Tensor, around: Stream | None = None, stream: Tensor | None = None) -> None:
         """Read one call of a site whose per-head output is `out`.
 
         Args:
-            around: how the residual stream around the site is read.
-            stream: what entered the site's block.
+            around: the reader of the residual stream around the site; None if no statistic needs it.
+            stream: the input of the site's block.
         """
         if in_backward() or call.training != self.training:
             return
@@ -150,46 +150,48 @@ class Recorder:
             before = self._layer_before(call, reading)
             draw = self._draw(site)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
-            found = read(reading, self.names, self.rows, before, draw)
+            tallies = read(reading, self.names, self.rows, before, draw)
             self._take_weights(site)
         self.heads[site.index] = call.heads
-        self._add(site, found)
+        self._add(site, tallies)
 
     def take_final(self, site: Site, stream: Tensor) -> None:
-        """Read what leaves the last block of a stack, whose attention was read before."""
+        """Read the output of the last block of a stack, after `take` has read the block's attention."""
         if in_backward() or site.index not in self._leaving:
             return
         call, reading = self._leaving.pop(site.index)
         with torch.no_grad():
             tokens, obstacle = tokens_of(call, stream)
             reading = replace(reading, final=tokens, stream_obstacle=obstacle or None)
-            asked = [name for name in FINAL if name in self.names]
-            missing = reasons(reading.facts(), asked)
-            self.reasons[site.index] = {k: v for k, v in self.reasons[site.index].items() if k not in asked} | missing
-            self._add(site, read(reading, asked))
+            names = [name for name in FINAL if name in self.names]
+            missing = reasons(reading.facts(), names)
+            self.reasons[site.index] = {k: v for k, v in self.reasons[site.index].items() if k not in names} | missing
+            self._add(site, read(reading, names))
 
     def _bounded(self, site: Site, reading: Reading) -> Reading:
-        """Take the size of logits from the reading before where a training would have to wait for its device to tell
-        it."""
+        """Return the reading with a bound of its logits from the previous one, so as not to wait for the device.
+
+        On the CPU and outside of training the reading is returned as it is.
+        """
         if not self.training or reading.q.device.type == "cpu" or not reading.q.numel() or not reading.k.numel():
             return reading
-        # of which nothing is known is read with the care that large ones need
+        # A site without a bound so far is treated as one with large logits.
         reading = replace(reading, known_bound=GROWTH * self._known_bounds.get(site.index, math.inf))
-        bound, known = reading.logit_bound(), self._bounds.get(site.index)
-        self._bounds[site.index] = bound if known is None else torch.maximum(bound, known.to(bound.device))
+        bound, earlier = reading.logit_bound(), self._bounds.get(site.index)
+        self._bounds[site.index] = bound if earlier is None else torch.maximum(bound, earlier.to(bound.device))
         return reading
 
     def collect(self, beside: Sequence[Tensor] = ()) -> Iterator[Tensor]:
-        """Bring what was read to the CPU by one copy from each device, and return what stood `beside` it, there too."""
-        tallies = [tally for found in self.tallies.values() for tally in found.values()]
-        figures = [values for found in self.of_weights.values() for values in found.values()]
+        """Move all readings to the CPU, with one copy from each device, and return the tensors `beside` them there."""
+        tallies = [tally for by_name in self.tallies.values() for tally in by_name.values()]
+        figures = [values for by_name in self.of_weights.values() for values in by_name.values()]
         parts = [part for tally in tallies for part in tally.tensors()]
         moved = iter(on_cpu([*parts, *figures, *self._finite.values(), *self._bounds.values(), *beside]))
         self.tallies = {
-            site: {name: tally.with_tensors([next(moved) for _ in tally.tensors()]) for name, tally in found.items()}
-            for site, found in self.tallies.items()
+            site: {name: tally.with_tensors([next(moved) for _ in tally.tensors()]) for name, tally in by_name.items()}
+            for site, by_name in self.tallies.items()
         }
-        self.of_weights = {site: {name: next(moved) for name in found} for site, found in self.of_weights.items()}
+        self.of_weights = {site: {name: next(moved) for name in by_name} for site, by_name in self.of_weights.items()}
         for site in [site for site in self._finite if not next(moved)]:
             self.of_weights[site] = {}
             self.reasons[site] |= dict.fromkeys(self.weights.names, NOT_FINITE)
@@ -207,26 +209,25 @@ class Recorder:
             self._leaving[call.site.index] = (call, reading)
         return reading
 
-    def _add(self, site: Site, found: dict[str, Tally]) -> None:
+    def _add(self, site: Site, tallies: dict[str, Tally]) -> None:
         known = self.tallies.setdefault(site.index, {})
-        for name, tally in found.items():
+        for name, tally in tallies.items():
             known[name] = known[name].add(tally) if name in known else tally
 
     def _draw(self, site: Site) -> torch.Generator | None:
-        """Return the generator of a call's sample of queries: another one for each step, site, call of the step and
-        rank.
+        """Return the generator for a call's sample of queries; None if all queries are read.
 
-        Variances add up only over samples that are drawn independently.
+        Each step, site, call within the step and rank has its own seed, because variances add up only over independent
+        samples.
         """
         if self.rows is None:
             return None
         call = self._calls[site.index] = self._calls.get(site.index, 0) + 1
-        # The generator looks at 32 bits of its seed alone.
+        # The generator uses only 32 bits of its seed.
         return torch.Generator().manual_seed(zlib.crc32(f"{self.step} {site.index} {call} {rank()}".encode()))
 
     def _take_weights(self, site: Site) -> None:
-        """Read a site's weights once a step, inside a forward: there sharded weights are whole and every rank's are the
-        same."""
+        """Read a site's weights once per step, inside a forward: sharded weights are whole there and equal on all ranks."""
         if not self.weights.names:
             return
         if site.index not in self.of_weights:
@@ -236,8 +237,7 @@ class Recorder:
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
-        """Return the real queries; a cross attention has those of the self attention that ran before it in its
-        stack."""
+        """Return which queries are real tokens; cross attention uses those of the preceding self attention in its stack."""
         site = call.site
         if call.is_cross:
             real = self._real.get(site.stack)
@@ -248,8 +248,7 @@ class Recorder:
         return self._real[site.stack]
 
     def _layer_before(self, call: Call, reading: Reading) -> Reading | None:
-        """Return the reading of the layer before in this forward, where its maps can be compared with those of this
-        one."""
+        """Return the previous layer's reading in this forward; None if the two layers' maps are not comparable."""
         site = call.site
         if not {"layer_redundancy", "layer_redundancy_mean"} & set(self.names):
             return None
@@ -263,6 +262,6 @@ class Recorder:
         return before if same else None
 
     def clear(self) -> None:
-        """Forget the step's figures and let go of every tensor."""
+        """Discard the step's figures and release all tensors."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
         self._calls, self._leaving, self._finite, self._bounds = {}, {}, {}, {}

@@ -1,4 +1,4 @@
-"""Replay: the steps before an alert, run again from the file that was kept of them, and read at every step."""
+"""Replay of the steps before an alert from a replay file, with a reading at every step."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from headwise.watching.replay_file import random_left_alone, read_replay, set_ra
 from headwise.watching.updates import GRADIENT_SPIKE
 from headwise.watching.watch import watch
 
-# told from more steps than are run again
+# Figures that depend on more earlier steps than a replay runs.
 LOOK_BACK = (LOSS_SPIKE, GRADIENT_SPIKE)
 Step = Callable[[Any], Any]
 
 
 @dataclass
 class Replay:
-    """What the steps said when they were run again.
+    """Losses and readings of the replayed steps, compared with those of the original training.
 
     Attributes:
-        alerts: those that the file was written for.
-        losses: by step: the loss then (None where it was not given) and now.
-        records: every reading now.
-        differences: by step that was read then too: the largest relative difference of a reading, 0 where all have the
-            same bits.
+        alerts: the alerts that the file was written for.
+        losses: by step, the original loss (None if it was not passed to `step()`) and the loss of the replay.
+        records: all records of the replay.
+        differences: by step that the original training read too, the largest relative difference of a value; 0 if all
+            values are equal bit for bit.
     """
 
     alerts: list[Alert]
@@ -49,14 +49,14 @@ class Replay:
     def lines(self) -> Iterator[str]:
         """Return the lines of a table: a row for each step, a column for each figure that raised an alert."""
         places = ((a["statistic"], a["site"], a["head"]) for a in self.alerts if a["statistic"] not in LOOK_BACK)
-        shown = list(dict.fromkeys(places))[:6]
+        columns = list(dict.fromkeys(places))[:6]
         for alert in self.alerts:
             yield f"step {alert['step']}: {alert['sentence']}"
-        heads = [f"{name} {site}" + ("" if head is None else f" head {head}") for name, site, head in shown]
+        heads = [f"{name} {site}" + ("" if head is None else f" head {head}") for name, site, head in columns]
         yield " | ".join(["step", "loss then", "loss now", *heads])
         values = {(r["step"], r["statistic"], r["site"], r["head"]): r["value"] for r in self.records}
         for step, (then, now) in self.losses.items():
-            cells = [_number(values.get((step, *place))) for place in shown]
+            cells = [_number(values.get((step, *place))) for place in columns]
             yield " | ".join([str(step), _number(then), _number(now), *cells])
         for step, difference in self.differences.items():
             same = "the same bits" if difference == 0 else f"within {difference:.2g} of what they were"
@@ -68,50 +68,56 @@ def _number(value: float | None) -> str:
 
 
 def replay(path: Path, model: nn.Module, optimizers: list[Optimizer], step: Step) -> Replay:
-    """Run the steps of a replay file again and read the model at every one.
+    """Run the steps of a replay file again, read the model at each of them, and return the comparison.
 
     Args:
-        path: what `headwise.watch(..., keep=N)` wrote.
-        model: as the training made it, regularized where it was; its weights are overwritten.
-        optimizers: of the training, in the order of their first steps; their state is overwritten.
-        step: takes what `batch=` named, trains on it, updates the model, and returns the loss or None.
+        path: a file that `headwise.watch(..., keep=N)` wrote.
+        model: the model as the training builds it, regularized if it was; its weights are overwritten.
+        optimizers: the optimizers of the training, in the order of their first steps; their states are overwritten.
+        step: a function that gets the value of `batch=`, trains on it, updates the model, and returns the loss or None.
 
     Raises:
-        ValueError: where the file or the model is another one.
+        ValueError: if the file is not a replay file, or the model or the optimizers do not match it.
     """
-    kept = read_replay(path)
-    state, regularized = kept["state"], _handle(model)
+    saved = read_replay(path)
+    state, regularized = saved["state"], _handle(model)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        raise ValueError(f"{path} is of another model: {str(error).splitlines()[0]}") from error
+        raise ValueError(
+            f"{path} is of another model: {str(error).splitlines()[0]}: pass the model as the training builds it"
+        ) from error
     if (state["handle"] is None) != (regularized is None):
         raise ValueError(
-            f"the model of {path} was {'not ' if state['handle'] is None else ''}regularized, and this one differs"
+            f"the model of {path} was {'not ' if state['handle'] is None else ''}regularized, and this one differs: "
+            "pass the model as the training builds it"
         )
     if regularized is not None:
         regularized.load_state(state["handle"])
     if state["optimizers"] and len(state["optimizers"]) != len(optimizers):
-        raise ValueError(f"{path} holds {len(state['optimizers'])} optimizers, and {len(optimizers)} were given")
+        raise ValueError(
+            f"{path} has the states of {len(state['optimizers'])} optimizers, got {len(optimizers)}: pass those of the "
+            "training, in the order of their first steps"
+        )
     for optimizer, before in zip(optimizers, state["optimizers"], strict=False):
         optimizer.load_state_dict(before)
-    found = Replay(kept["alerts"])
-    reading = watch(
-        model.train(), every=1, on_alert=None, statistics=kept["watch"]["statistics"], rows=kept["watch"]["rows"]
+    result = Replay(saved["alerts"])
+    watching = watch(
+        model.train(), every=1, on_alert=None, statistics=saved["watch"]["statistics"], rows=saved["watch"]["rows"]
     )
-    reading.step_to(state["step"])
+    watching.step_to(state["step"])
     try:
         with random_left_alone():
-            for entry in kept["steps"]:
-                with _as_it_was(model, optimizers, entry):
+            for entry in saved["steps"]:
+                with _original_conditions(model, optimizers, entry):
                     loss = step(entry["batch"])
-                reading.step(loss if entry["loss"] is not None else None)
-                found.losses[entry["step"]] = _float(entry["loss"]), _float(loss)
+                watching.step(loss if entry["loss"] is not None else None)
+                result.losses[entry["step"]] = _float(entry["loss"]), _float(loss)
     finally:
-        reading.remove()
-    found.records = reading.records()
-    found.differences = dict(_compared(kept["readings"], found.records))
-    return found
+        watching.remove()
+    result.records = watching.records()
+    result.differences = dict(_differences(saved["readings"], result.records))
+    return result
 
 
 def _handle(model: nn.Module) -> Regularized | None:
@@ -126,23 +132,23 @@ def _float(value: Tensor | float | None) -> float | None:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module, optimizers: list[Optimizer], entry: dict[str, Any]) -> Iterator[None]:
-    """Set the random state of a step's first forward, and the settings that every optimizer had."""
+def _original_conditions(model: nn.Module, optimizers: list[Optimizer], entry: dict[str, Any]) -> Iterator[None]:
+    """Restore the random state at the step's first forward, and each optimizer's settings before it steps."""
     waiting = [True]
 
-    def forward(module: nn.Module, args: Any) -> None:
+    def restore_random_state(module: nn.Module, args: Any) -> None:
         if waiting and module.training and not torch.compiler.is_compiling():
             waiting.clear()
             set_random_state(entry["random"])
 
-    def settings(number: int, optimizer: Optimizer) -> None:
-        at = next((place for place, one in enumerate(optimizers) if one is optimizer), None)
-        if at is not None and at < len(entry["settings"]):
-            for group, then in zip(optimizer.param_groups, entry["settings"][at], strict=True):
-                group.update(then)
+    def restore_settings(number: int, optimizer: Optimizer) -> None:
+        index = next((index for index, other in enumerate(optimizers) if other is optimizer), None)
+        if index is not None and index < len(entry["settings"]):
+            for group, original in zip(optimizer.param_groups, entry["settings"][index], strict=True):
+                group.update(original)
 
     set_random_state(entry["random"])
-    hook, listening = model.register_forward_pre_hook(forward), OptimizerSteps(model, settings)
+    hook, listening = model.register_forward_pre_hook(restore_random_state), OptimizerSteps(model, restore_settings)
     listening.listen()
     try:
         yield
@@ -151,18 +157,18 @@ def _as_it_was(model: nn.Module, optimizers: list[Optimizer], entry: dict[str, A
         listening.stop()
 
 
-def _compared(then: list[Record], now: list[Record]) -> Iterator[tuple[int, float]]:
-    """Return for each step that both read the largest relative difference."""
-    values = {_place(record): record["value"] for record in now}
-    apart: dict[int, float] = {}
-    for record in then:
-        if record["statistic"] in LOOK_BACK or (found := values.get(_place(record))) is None:
+def _differences(original: list[Record], replayed: list[Record]) -> Iterator[tuple[int, float]]:
+    """Yield each step with readings in both lists and the largest relative difference of its values."""
+    values = {_place(record): record["value"] for record in replayed}
+    largest: dict[int, float] = {}
+    for record in original:
+        if record["statistic"] in LOOK_BACK or (value := values.get(_place(record))) is None:
             continue
-        alike = found == record["value"] or (math.isnan(found) and math.isnan(record["value"]))
-        size = max(abs(found), abs(record["value"]), 1e-30)
-        difference = 0.0 if alike else abs(found - record["value"]) / size
-        apart[record["step"]] = max(apart.get(record["step"], 0.0), difference)
-    yield from sorted(apart.items())
+        equal = value == record["value"] or (math.isnan(value) and math.isnan(record["value"]))
+        size = max(abs(value), abs(record["value"]), 1e-30)
+        difference = 0.0 if equal else abs(value - record["value"]) / size
+        largest[record["step"]] = max(largest.get(record["step"], 0.0), difference)
+    yield from sorted(largest.items())
 
 
 def _place(record: Record) -> tuple[Any, ...]:
@@ -170,19 +176,22 @@ def _place(record: Record) -> tuple[Any, ...]:
 
 
 def run(file: Path, training: str) -> None:
-    """Replay a file with the training that `FILE.py:FUNCTION` gives, and print what every step said.
+    """Replay a file and print the comparison of each step.
 
-    The function gives `(model, optimizer or list of them, step)`, as `replay` takes them.
+    Args:
+        file: the replay file.
+        training: `FILE.py:FUNCTION`, a function without arguments that returns `(model, optimizer or list of them,
+            step)`, the arguments of `replay`.
 
     Raises:
-        ValueError: where the training cannot be had, with the remedy.
+        ValueError: if the function cannot be loaded or does not return these three, or as in `replay`.
     """
     model, optimizers, step = _training(training)
     for line in replay(file, model, optimizers, step).lines():
         print(line)
 
 
-FORM = "a training is FILE.py:FUNCTION, a function without arguments that gives (model, optimizer, step)"
+FORM = "pass the training as FILE.py:FUNCTION, a function without arguments that returns (model, optimizer, step)"
 
 
 def _training(text: str) -> tuple[nn.Module, list[Optimizer], Step]:
@@ -194,12 +203,12 @@ def _training(text: str) -> tuple[nn.Module, list[Optimizer], Step]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    made = getattr(module, name, None)
-    if not callable(made):
+    build = getattr(module, name, None)
+    if not callable(build):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{file} has no function {name!r}.{suggest(name, known)} {FORM}")
-    found = made()
-    if not (isinstance(found, tuple) and len(found) == 3 and isinstance(found[0], nn.Module) and callable(found[2])):
-        raise ValueError(f"{text} gave {type(found).__name__}: {FORM}")
-    optimizers = [found[1]] if isinstance(found[1], Optimizer) else list(found[1])
-    return found[0], optimizers, found[2]
+    parts = build()
+    if not (isinstance(parts, tuple) and len(parts) == 3 and isinstance(parts[0], nn.Module) and callable(parts[2])):
+        raise ValueError(f"{text} returned {type(parts).__name__}: {FORM}")
+    optimizers = [parts[1]] if isinstance(parts[1], Optimizer) else list(parts[1])
+    return parts[0], optimizers, parts[2]

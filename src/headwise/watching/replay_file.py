@@ -1,5 +1,4 @@
-"""Replay file: what it takes to run the steps before an alert again, kept while a model trains and written when one
-comes."""
+"""Replay files: weights, optimizers, batches and random states for running the steps before an alert again."""
 
 from __future__ import annotations
 
@@ -23,21 +22,23 @@ from headwise.regularizing.optimizer_steps import OptimizerSteps
 FORMAT = 1
 PLAIN = (bool, int, float, str, type(None))
 SHARDED = (
-    "keep= holds whole weights, and this model's are sharded over processes: leave keep out, and save checkpoints of "
-    "your own"
+    "keep= copies whole weights, but this model's weights are sharded over processes: leave keep out and save your own "
+    "checkpoints"
 )
 
 
 class Keeper:
-    """Keeps weights and optimizers of at least `last` steps ago, and of each step since its batch, random state and
-    settings.
+    """Recorder of the data that a replay of the last steps needs.
+
+    It has the weights and optimizers of at least `last` steps ago, and the batch, random state and settings of each
+    step since.
 
     Memory: two copies of weights and optimizers, on their device. Nothing waits for a device before an alert is
     written.
 
     Args:
-        last: steps that can be run again before an alert; up to twice as many are kept.
-        folder: where files are written.
+        last: the number of steps before an alert that can be replayed; up to twice as many are recorded.
+        folder: the folder for the files.
     """
 
     def __init__(self, model: nn.Module, regularized: Regularized | None, last: int, folder: Path) -> None:
@@ -47,9 +48,9 @@ class Keeper:
         self._steps: deque[dict[str, Any]] = deque()
         self._states: deque[dict[str, Any]] = deque(maxlen=2)
         self._random, self._drawn = random_state(), False
-        # the step whose beginning is to be kept, and whether forwards are seen
+        # The step whose initial state has yet to be saved, and whether forwards reach the hook.
         self._due: int | None = None
-        self._seen = False
+        self._hooked = False
         self._hook = model.register_forward_pre_hook(self._before_forward)
         self._listening = OptimizerSteps(model, self._before_step)
         self._listening.listen()
@@ -59,42 +60,42 @@ class Keeper:
         return None
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        # what a loader draws comes before; a compiled graph cannot tell, and gets the state that the step began with
+        # Taken here, after the data loader's draws; a compiled graph has the random state from the start of the step.
         if not module.training or self._drawn or torch.compiler.is_compiling():
             return
-        self._random, self._drawn, self._seen = random_state(), True, True
+        self._random, self._drawn, self._hooked = random_state(), True, True
         if self._due is not None:
-            # here all that acts after a step has acted, whatever the loop calls first
-            self._keep_state(self._due)
+            # Everything that acts after a step has acted by now, in whatever order the loop calls it.
+            self._save_state(self._due)
 
     def _before_step(self, number: int, optimizer: Optimizer) -> None:
         if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-        # as a schedule left them
+        # The settings include the current values of learning-rate schedules.
         self._settings.append([{k: v for k, v in g.items() if isinstance(v, PLAIN)} for g in optimizer.param_groups])
 
     def begin(self, step: int) -> None:
-        """Keep the state that a step begins with, the first one or that of a resumed run."""
+        """Start with the state before `step`, the first step of a new or resumed run."""
         self._steps.clear()
         self._states.clear()
-        self._keep_state(step)
+        self._save_state(step)
         self._due = step
 
     def step(self, step: int, loss: Tensor | float | None, batch: Any) -> None:
-        """Note a step that was taken."""
+        """Record a step that the optimizer has taken."""
         entry = {"step": step, "batch": plain(batch), "random": self._random, "settings": self._settings}
         entry["loss"] = loss.detach() if isinstance(loss, Tensor) else loss
         self._steps.append(entry)
         self._settings, self._drawn, self._random = [], False, random_state()
 
     def after(self, step: int) -> None:
-        """Ask for the state after a step where enough steps went by."""
+        """Schedule saving the state after `step`, every `last` steps."""
         if (step + 1) % self.last == 0:
             self._due = step + 1
-            if not self._seen:
-                self._keep_state(step + 1)
+            if not self._hooked:
+                self._save_state(step + 1)
 
-    def _keep_state(self, step: int) -> None:
+    def _save_state(self, step: int) -> None:
         if any(hasattr(parameter, "full_tensor") for parameter in self.model.parameters()):
             raise RuntimeError(SHARDED)
         self._due = None
@@ -102,18 +103,18 @@ class Keeper:
             self._states.pop()
         state: dict[str, Any] = {"step": step, "handle": None if self.regularized is None else self.regularized.state()}
         state["model"] = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        # before the first step there is none: the training's own begins
-        state["optimizers"] = [copy.deepcopy(one.state_dict()) for one in self._optimizers]
+        # Empty before the first step: a replay then starts with the optimizers as the training builds them.
+        state["optimizers"] = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._optimizers]
         self._states.append(state)
         while self._steps and self._steps[0]["step"] < self._states[0]["step"]:
             self._steps.popleft()
 
     def write(self, alerts: list[Alert], readings: Iterable[Record], settings: dict[str, Any]) -> Path:
-        """Write the file of an alert's step and return where it lies."""
+        """Write the replay file for the step of the first alert and return its path."""
         step = alerts[0]["step"]
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:08d}.pt"
-        kept = {
+        content = {
             "format": FORMAT,
             "state": self._states[0],
             "steps": list(self._steps),
@@ -123,12 +124,12 @@ class Keeper:
             "torch": str(torch.__version__),
         }
         part = path.with_suffix(".part")
-        torch.save(_on_cpu(kept), part)
+        torch.save(_on_cpu(content), part)
         part.replace(path)
         return path
 
     def stop(self) -> None:
-        """Keep nothing more."""
+        """Stop recording and release what was recorded."""
         self._hook.remove()
         self._listening.stop()
         self._steps.clear()
@@ -136,36 +137,39 @@ class Keeper:
 
 
 def read_replay(path: Path) -> dict[str, Any]:
-    """Read a replay file; no code of it is executed.
+    """Return the content of a replay file, without executing code from it.
 
     Raises:
-        ValueError: where it is none, or of another version.
+        ValueError: if there is no such file, or it is not a replay file of this version.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
+        raise ValueError(f"there is no file {path}: pass a file that headwise.watch(..., keep=N) wrote") from None
     except Exception as error:
         raise ValueError(
             f"{path} is no replay file of headwise.watch(..., keep=N): {str(error).splitlines()[0]}"
         ) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} is no replay file of this version of headwise, which reads format {FORMAT}")
-    return found
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is no replay file of this version of headwise, which reads format {FORMAT}: use the version that "
+            "wrote it"
+        )
+    return content
 
 
 def plain(batch: Any) -> Any:
-    """Return what names a batch as a file holds it: numbers, texts, tensors, and lists and dicts of these.
+    """Return a copy of the value of `batch=` for a replay file: numbers, texts, tensors, and lists and dicts of these.
 
     Raises:
-        TypeError: where it is something else.
+        TypeError: if it contains an object of another type.
     """
     if isinstance(batch, Tensor):
         return batch.detach().clone()
     if isinstance(batch, PLAIN):
         return batch
     if isinstance(batch, list | tuple):
-        return [plain(one) for one in batch]
+        return [plain(item) for item in batch]
     if isinstance(batch, dict):
         return {str(key): plain(value) for key, value in batch.items()}
     raise TypeError(
@@ -178,12 +182,12 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
-        return {key: _on_cpu(one) for key, one in value.items()}
-    return [_on_cpu(one) for one in value] if isinstance(value, list) else value
+        return {key: _on_cpu(item) for key, item in value.items()}
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the generators of torch, Python and numpy, where it was imported."""
+    """Return the states of the generators of torch and Python, of CUDA if it is initialized, and numpy if imported."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -194,7 +198,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Set the generators back to a state."""
+    """Set the random generators to a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
@@ -209,7 +213,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def random_left_alone() -> Iterator[None]:
-    """Leave the generators as they were."""
+    """Restore the random generators at the end."""
     before = random_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The rules of alerts and their limits."""
+"""Rules that decide which figures raise alerts, and their thresholds."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from typing import ClassVar
 from headwise.files.health_records import Record
 from headwise.watching.losses import BEFORE, LOSS_SPIKE
 
-# A sharp head whose mean distance is this near to 0 or 1 reads its own token or its neighbour.
+# A sharp head whose mean distance is this close to 0 or 1 attends to its own token or its neighbour.
 NEIGHBOUR = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The limits beyond which a figure raises an alert. None switches an alert off.
+    """Limits beyond which a figure raises an alert; None switches an alert off.
 
     A figure that is NaN or infinite raises `not_finite` and no other alert, whatever the limits.
 
     Attributes:
-        entropy_share: entropy collapse, where a head's mean entropy falls below this share of log(allowed keys), having
-            been above it before: heads that a checkpoint brings along with one clear key are no collapse. An audit,
-            which reads once, tells of every head below as sharp: nothing tells there whether it ever was otherwise.
-        max_logit: logit growth, where a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
-        token_cosine: over-smoothing, where the mean cosine of the tokens that enter a layer exceeds this.
-        high_frequency: rank collapse, where less than this share of the tokens' norm is not their mean: they are one
-            vector.
-        effective_rank: low rank, where the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this, having been
-            above.
-        output_norm: a dead head, where a head's mean output norm is below this share of the largest of its layer, or
-            zero.
-        loss_spike: a spike of the loss, where the loss given to `step()` lies this many standard deviations above the
-            mean of the fifty steps before.
-        redundancy: redundancy, where a head's mean cosine with the other maps of its layer exceeds this.
-        redundancy_entropy: maps that are nearly uniform (an entropy share above this) are alike by themselves and are
-            no alert.
+        entropy_share: entropy collapse: a head's mean entropy falls below this share of log(allowed keys) after having
+            been above it. Heads of a checkpoint that already attend to a single key are no collapse. An audit reads
+            once and has no history: it reports every head below the limit as sharp.
+        max_logit: logit growth: a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
+        token_cosine: over-smoothing: the mean cosine between the tokens that enter a layer exceeds this.
+        high_frequency: rank collapse: less than this share of the tokens' norm remains after subtracting their mean, so
+            that they are nearly one vector.
+        effective_rank: low rank: the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this after having been
+            above it.
+        output_norm: dead head: a head's mean output norm is zero, or below this share of the largest in its layer.
+        loss_spike: loss spike: the loss passed to `step()` is more than this many standard deviations above the mean of
+            the fifty steps before.
+        redundancy: redundancy: a head's mean cosine with the other maps of its layer exceeds this.
+        redundancy_entropy: no redundancy alert for a head with an entropy share above this: maps that are nearly
+            uniform are always alike.
 
     Example:
         >>> import torch, headwise
@@ -62,19 +61,19 @@ class Thresholds:
                 raise ValueError(f"Thresholds.{field.name} must be a positive number or None, got {value!r}")
 
 
-# The figures of one step that are finite, by statistic: no limit is passed by NaN.
+# The finite figures of one step, by statistic; NaN exceeds no limit.
 ByStatistic = dict[str, list[Record]]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of one figure, ill or well.
+    """Result of a rule for one figure, healthy or not.
 
     Attributes:
         record: the figure.
-        threshold: the limit it was held against.
-        ill: whether it passed the limit.
-        says: what is so, with room for {place}, {value} and, where a change is told, {verb} and {to}.
+        threshold: the limit that the figure is compared with.
+        ill: whether the figure is beyond the limit.
+        says: the template of the sentence, with the fields {place}, {value} and, for a change, {verb} and {to}.
     """
 
     record: Record
@@ -84,16 +83,16 @@ class Finding:
 
 
 class Rule(ABC):
-    """Holds the figures of a step against one limit."""
+    """Comparison of the figures of a step with one limit."""
 
     alert: ClassVar[str]
-    # How a figure that was healthy before came here; one that was not "is" here.
+    # The verb for a figure that was healthy before, such as "fell"; the verb for any other figure is "is".
     verb: ClassVar[str] = "is"
-    # Whether a figure that was never healthy is told of too.
+    # Whether a figure that has never been healthy raises an alert too.
     at_once: ClassVar[bool] = True
-    # Whether an alert is told for each statistic, or once for each head whatever the statistic.
+    # Whether a head raises one alert for each statistic, or a single one for all.
     per_statistic: ClassVar[bool] = True
-    # What the alert is called at the one reading of a checkpoint, where it is not the same there.
+    # The name of the alert in an audit of a checkpoint, if it is another one there.
     of_checkpoint: ClassVar[str] = ""
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -101,15 +100,15 @@ class Rule(ABC):
 
     @abstractmethod
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each figure whether it is ill.
+        """Return a finding for each figure of the rule.
 
         Args:
             finite: the finite figures, by statistic.
-            records: all of the step, in the order in which they were read.
+            records: all figures of the step, in the order of reading.
         """
 
     def adds(self, record: Record, finite: ByStatistic) -> str:
-        """Return what is to be said besides at the one reading of a checkpoint."""
+        """Return what an audit of a checkpoint appends to the sentence."""
         return ""
 
 
@@ -122,67 +121,68 @@ def _above(records: Iterable[Record], limit: float, says: str) -> Iterator[Findi
 
 
 class NotFinite(Rule):
-    """Tells of a head or layer that has a figure that is not finite; the first such figure stands for all."""
+    """Rule for heads and layers with a figure that is NaN or infinite; only the first such figure is reported."""
 
     alert = "not_finite"
     per_statistic = False
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head and layer whether it diverged."""
+        """Return a finding for each head and layer: whether all its figures are finite."""
         places: dict[tuple[str, int | None], Record] = {}
         for record in records:
             place = (record["site"], record["head"])
             if place not in places or (math.isfinite(places[place]["value"]) and not math.isfinite(record["value"])):
                 places[place] = record
         for record in places.values():
-            words = f"{record['statistic'].replace('_', ' ')} of {{place}}"
-            says = f"{'the loss' if record['statistic'] == LOSS_SPIKE else words} is {{value}}: the training diverged"
+            name = f"{record['statistic'].replace('_', ' ')} of {{place}}"
+            says = f"{'the loss' if record['statistic'] == LOSS_SPIKE else name} is {{value}}: the training diverged"
             yield Finding(record, math.inf, not math.isfinite(record["value"]), says)
 
 
 class EntropyCollapse(Rule):
-    """Tells of a head whose entropy fell below a share of its range."""
+    """Rule for heads whose entropy fell below a share of its range."""
 
     alert, verb = "entropy_collapse", "fell"
-    # Heads that a checkpoint brings along with one clear key are no collapse.
+    # Heads of a checkpoint that already attend to a single key are no collapse.
     at_once = False
     of_checkpoint = "sharp_head"
 
     def adds(self, record: Record, finite: ByStatistic) -> str:
-        """Say where a sharp head looks: one that reads its neighbour or its own token is healthy in most models."""
+        """Return how far a sharp head attends; in most models a head on its own token or its neighbour is healthy."""
         place = record["site"], record["head"]
-        away = next((r["value"] for r in finite.get("attention_distance", ()) if (r["site"], r["head"]) == place), None)
-        if away is None:
+        distances = finite.get("attention_distance", ())
+        distance = next((r["value"] for r in distances if (r["site"], r["head"]) == place), None)
+        if distance is None:
             return ": it looks at about one key for each query"
-        near = " (a positional head)" if min(abs(away), abs(away - 1)) < NEIGHBOUR else ""
-        return f": it looks at about one key for each query, {away:.3g} tokens away on the mean{near}"
+        near = " (a positional head)" if min(abs(distance), abs(distance - 1)) < NEIGHBOUR else ""
+        return f": it looks at about one key for each query, {distance:.3g} tokens away on the mean{near}"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head whether its entropy is below the limit."""
+        """Return a finding for each head: whether its entropy is below the limit."""
         if (limit := self.thresholds.entropy_share) is not None:
             says = f"entropy of {{place}} {{verb}} below {100 * limit:.3g} % of its range ({{to}}{{value:.3g}})"
             yield from _below(finite.get("entropy_share", ()), limit, says)
 
 
 class LogitGrowth(Rule):
-    """Tells of a head whose largest logit rose above the limit."""
+    """Rule for heads whose largest logit is above a limit."""
 
     alert, verb = "logit_growth", "rose"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head whether its largest logit is above the limit."""
+        """Return a finding for each head: whether its largest logit is above the limit."""
         if (limit := self.thresholds.max_logit) is not None:
             says = f"the largest logit of {{place}} {{verb}} above {limit:g} ({{to}}{{value:.4g}})"
             yield from _above(finite.get("max_logit", ()), limit, says)
 
 
 class LossSpike(Rule):
-    """Tells of a step whose loss lies far above those of the steps before."""
+    """Rule for steps whose loss is far above those of the steps before."""
 
     alert, verb = "loss_spike", "rose"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each step whether its loss is above the limit."""
+        """Return a finding for each step: whether its loss is above the limit."""
         if (limit := self.thresholds.loss_spike) is not None:
             says = (
                 f"the loss {{verb}} {{to}}{{value:.3g}} standard deviations above the {BEFORE} steps before ({limit:g})"
@@ -191,25 +191,24 @@ class LossSpike(Rule):
 
 
 class OverSmoothing(Rule):
-    """Tells of a layer whose tokens point the same way."""
+    """Rule for layers whose input tokens point in nearly the same direction."""
 
     alert = "over_smoothing"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each layer whether the cosine of its tokens is above the limit."""
+        """Return a finding for each layer: whether the mean cosine of its tokens is above the limit."""
         if (limit := self.thresholds.token_cosine) is not None:
             says = f"tokens that enter {{place}} are alike: mean cosine {{value:.3f}}, above {limit:g}"
             yield from _above(finite.get("token_cosine", ()), limit, says)
 
 
 class RankCollapse(Rule):
-    """Tells of a layer whose tokens are nearly one vector."""
+    """Rule for layers whose input tokens are nearly one vector."""
 
     alert = "rank_collapse"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return an alert for each layer whose tokens are nearly equal: little of their norm is left without their
-        mean."""
+        """Return a finding for each layer: whether the tokens' norm without their mean is below the limit."""
         if (limit := self.thresholds.high_frequency) is not None:
             says = (
                 f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, "
@@ -219,14 +218,14 @@ class RankCollapse(Rule):
 
 
 class LowRank(Rule):
-    """Tells of a head one of whose products of weights lost its rank."""
+    """Rule for heads with a product of weights that lost its rank."""
 
     alert, verb = "low_rank", "fell"
-    # A product that never had more rank was made so.
+    # A product that never had a higher rank has a low rank by design.
     at_once = False
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head and product whether its effective rank is below the limit."""
+        """Return a finding for each head and product: whether its effective rank is below the limit."""
         if (limit := self.thresholds.effective_rank) is not None:
             for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
                 says = f"effective rank of {product} of {{place}} {{verb}} below {limit:g} ({{to}}{{value:.3g}})"
@@ -234,19 +233,19 @@ class LowRank(Rule):
 
 
 class DeadHead(Rule):
-    """Tells of a head whose outputs are small beside those of its layer's loudest head."""
+    """Rule for heads whose outputs are small compared with the largest of their layer."""
 
     alert = "dead_head"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head whether it says next to nothing."""
+        """Return a finding for each head: whether its output norm is zero or below the limit."""
         if (limit := self.thresholds.output_norm) is None:
             return
         layers: dict[str, list[Record]] = {}
         for record in finite.get("output_norm", ()):
             layers.setdefault(record["site"], []).append(record)
         for heads in layers.values():
-            # The largest: where most heads of a layer are dead, its median is that of dead heads.
+            # The largest and not the median, because most heads of a layer may be dead.
             largest = max(record["value"] for record in heads)
             quiet = (
                 f"{{place}} says next to nothing: its mean output norm {{value:.3g}} is below {limit:.3g} of its "
@@ -259,12 +258,12 @@ class DeadHead(Rule):
 
 
 class Redundancy(Rule):
-    """Tells of a head that attends like the others of its layer."""
+    """Rule for heads that attend like the others of their layer."""
 
     alert = "redundancy"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Say of each head whether its map is that of others, where maps are not alike by being uniform."""
+        """Return a finding for each head: whether its map equals those of other heads without being nearly uniform."""
         if (limit := self.thresholds.redundancy) is None:
             return
         shares = {(r["site"], r["head"]): r["value"] for r in finite.get("entropy_share", ())}
@@ -274,7 +273,7 @@ class Redundancy(Rule):
             yield Finding(record, limit, record["value"] > limit and not uniform, says)
 
 
-# Of a reading, in the order in which their alerts are told.
+# The rules for a reading, in the order of their alerts.
 RULES: tuple[type[Rule], ...] = (
     NotFinite,
     EntropyCollapse,
@@ -285,5 +284,5 @@ RULES: tuple[type[Rule], ...] = (
     DeadHead,
     Redundancy,
 )
-# Of the loss of every step.
+# The rules for the loss of every step.
 OF_STEPS: tuple[type[Rule], ...] = (NotFinite, LossSpike)

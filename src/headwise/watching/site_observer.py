@@ -1,4 +1,4 @@
-"""The observer of one site: it brings the site's calls to the recorder, from eager code and from compiled graphs."""
+"""Observer that passes the calls of one site to the recorder, from eager code and from compiled graphs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from headwise.core.call import Call
 from headwise.watching.recorder import Recorder
 from headwise.watching.stream import Stream
 
-# Compiled graphs hold a number and never the observer.
+# A compiled graph refers to an observer by its number and never to the object.
 _numbers = itertools.count(1)
 _observers: weakref.WeakValueDictionary[int, SiteObserver] = weakref.WeakValueDictionary()
 
 
 class SiteObserver:
-    """Stands at one site and brings its calls to the recorder."""
+    """Observer of one site that passes its calls to the recorder."""
 
     def __init__(self, place: FittedLayer, recorder: Recorder, model: nn.Module) -> None:
         self.place, self.recorder = place, recorder
-        # A compiled graph keeps an operator only for what it changes: it counts its calls here.
+        # The operators below count their calls here: a compiled graph removes an operator without an effect.
         self.seen = torch.zeros((), dtype=torch.int64)
         self.number = next(_numbers)
         _observers[self.number] = self
         self.stream = Stream(place, model, self.left) if recorder.reads_streams else None
 
     def __call__(self, call: Call, out: Tensor) -> None:
-        """Take a call; called by the site after its output is computed."""
+        """Observe a call; the site calls this after computing its output."""
         stream = None if self.stream is None else self._of_samples(self.stream.take())
         if torch.compiler.is_compiling():
             observe(self.seen, self.number, call, out, stream)
@@ -38,12 +38,12 @@ class SiteObserver:
             self.take(call, out, stream)
 
     def _of_samples(self, stream: Tensor | None) -> Tensor | None:
-        """Return the residual stream of packed rows as that of their sequences."""
+        """Return the residual stream by sequence if its rows are packed, else as it is."""
         packed = self.place.packing.look()
         return packed.unpack(stream) if packed is not None and stream is not None and packed.holds(stream) else stream
 
     def left(self, stream: Tensor | None) -> None:
-        """Take what leaves the block around the site."""
+        """Observe the output of the block around the site."""
         stream = self._of_samples(stream)
         assert stream is not None
         if torch.compiler.is_compiling():
@@ -52,21 +52,21 @@ class SiteObserver:
             self.take_left(stream)
 
     def take(self, call: Call, out: Tensor, stream: Tensor | None) -> None:
-        """Bring a call with its output and what entered its block to the recorder."""
+        """Pass a call, its output and the input of its block to the recorder."""
         self.recorder.take(call, out, self.stream, stream)
 
     def take_left(self, stream: Tensor) -> None:
-        """Bring what left the block to the recorder."""
+        """Pass the output of the block to the recorder."""
         self.recorder.take_final(self.place.site, stream)
 
     def remove(self) -> None:
-        """Take the hooks around the site off."""
+        """Remove the hooks around the site."""
         if self.stream is not None:
             self.stream.remove()
 
 
 def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor | None = None) -> None:
-    """Show a call from inside a graph that is being compiled."""
+    """Record a call in a graph that is being compiled."""
     tensors = [call.q, call.k, call.v, out]
     hidden = call.hidden
     optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden, stream)]
@@ -103,8 +103,8 @@ def observed(
     cross: bool,
     text: list[int],
 ) -> None:
-    """Bring the tensors of a call to the observer with this number when the graph runs."""
-    # An operator that changes nothing and gives nothing would be cut out of the graph.
+    """Pass the tensors of a call to the observer with this number when the graph runs."""
+    # An operator that changes and returns nothing would be removed from the graph.
     seen.add_(1)
     observer = _observers.get(number)
     if observer is None:
@@ -134,7 +134,7 @@ def _(*arguments: object) -> None:
 
 @torch.library.custom_op("headwise::left", mutates_args={"seen"})
 def left(seen: Tensor, number: int, stream: Tensor) -> None:
-    """Bring what leaves a block to the observer with this number when the graph runs."""
+    """Pass the output of a block to the observer with this number when the graph runs."""
     seen.add_(1)
     observer = _observers.get(number)
     if observer is not None:

@@ -1,5 +1,4 @@
-"""Stream: the residual stream around a layer, read where it enters the layer's block and where it leaves the last
-one."""
+"""Residual stream around a layer, read at the input of the layer's block and at the output of the last block."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from headwise.core.site import Site
 FINAL = ("final_cosine", "final_high_frequency")
 NAMES = ("stream_cosine", "stream_high_frequency", "massive_activations", *FINAL)
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-NOT_LAST = "it is read behind the last block of a stack: what leaves this one enters the next"
+NOT_LAST = "it is read after the last block of a stack only: the output of this block is the input of the next"
 CROSS = "the stream of a block is read at its self attention"
-NO_BLOCK = "it lies in no list of blocks, so that the stream it adds to cannot be told"
+NO_BLOCK = "the layer is in no list of blocks, so the stream that it adds to is unknown"
 
 
 class Stream:
-    """Keeps what enters a site's block until the site's call is read, and shows what leaves the last block.
+    """Hooks on a site's block that keep its input until the site's call is read, and pass on the last block's output.
 
     Attributes:
-        obstacle: why the stream cannot be read at this site, empty where it can.
-        final: whether what leaves the block is read too.
+        obstacle: the reason why the stream cannot be read at this site; empty if it can.
+        final: whether the output of the block is read too.
     """
 
     def __init__(self, place: FittedLayer, model: nn.Module, left: Callable[[Tensor], None]) -> None:
@@ -42,30 +41,30 @@ class Stream:
             self._handles.append(block.register_forward_hook(self.after))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
-        # A copy of a watched model is not watched: its hooks stay, and do nothing.
-        twin = object.__new__(Stream)
-        twin.__dict__.update(self.__dict__, place=None, _left=None, _entered=Entered(), _handles=[])
-        return twin
+        # A copy of a watched model is not watched: its hooks remain and do nothing.
+        copy = object.__new__(Stream)
+        copy.__dict__.update(self.__dict__, place=None, _left=None, _entered=Entered(), _handles=[])
+        return copy
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what enters the block: its first tensor of numbers."""
+        """Keep the input of the block: its first floating-point tensor."""
         if self.place is not None and self.place.armed:
             self._entered.put(_first((*args, *kwargs.values())))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Show what leaves the block."""
+        """Pass on the output of the block: its first floating-point tensor."""
         if self.place is not None and self.place.armed:
             tensor = _first(output if isinstance(output, tuple | list) else (output,))
             if tensor is not None:
                 self._left(tensor.detach())
 
     def take(self) -> Tensor | None:
-        """Return what entered the block, once."""
+        """Return the input of the block, and forget it; None without one."""
         tensor = self._entered.take()
         return None if tensor is None else tensor.detach()
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -76,10 +75,11 @@ def _first(values: Any) -> Tensor | None:
 
 
 def block_of(site: Site, model: nn.Module) -> tuple[nn.Module | None, str]:
-    """Return the block around a site, or None and why it cannot be told.
+    """Return the block around a site and an empty string, or None and the reason why it is unknown.
 
-    A block is the nearest member of a list of modules of one class; T5's list of parts within a block is none. Where no
-    list is of one class, as in models that alternate kinds of layers, it is the nearest member of any list.
+    The block is the nearest enclosing member of a list of modules of one class, which excludes T5's list of the parts
+    of a block. If no such list has one class, as in models that alternate kinds of layers, it is the nearest enclosing
+    member of any list.
     """
     if site.is_cross:
         return None, CROSS
@@ -99,29 +99,29 @@ def block_of(site: Site, model: nn.Module) -> tuple[nn.Module | None, str]:
 
 
 def _self_attentions(block: nn.Module, site: Site) -> str:
-    """Say why a block that holds several self attentions tells no stream of one of them; empty where it holds one."""
-    like = sum(type(module) is type(site.module) for module in block.modules())
-    if like < 2 or site.model is None:
+    """Return why a block with several self attentions has no stream for one of them; empty if it has only one."""
+    same_class = sum(type(module) is type(site.module) for module in block.modules())
+    if same_class < 2 or site.model is None:
         return ""
     from headwise import hosts
 
     inside = set(block.modules())
-    own = [f.site for f in hosts.find(site.model) if f.site.module in inside and not f.site.is_cross]
+    sites = [f.site for f in hosts.find(site.model) if f.site.module in inside and not f.site.is_cross]
     return (
-        f"its block holds {len(own)} self attentions, which add to the stream one after the other"
-        if len(own) > 1
+        f"its block has {len(sites)} self attentions, which add to the stream one after the other"
+        if len(sites) > 1
         else ""
     )
 
 
 def tokens_of(call: Call, stream: Tensor | None) -> tuple[Tensor | None, str]:
-    """Return the stream as tokens (B, T, C) in the order of the call's, or None and why it cannot be laid out so."""
+    """Return the stream as tokens (B, T, C) in the order of the call's, or None and the reason why it has no such form."""
     if stream is None:
         return None, "the block was called without a tensor"
     site, hidden = call.site, call.hidden
     if site.windowed:
-        laid = stream.flatten(1, -2) if stream.dim() > 3 else stream
-        return (laid, "") if laid.dim() == 3 else (None, _other(stream))
+        tokens = stream.flatten(1, -2) if stream.dim() > 3 else stream
+        return (tokens, "") if tokens.dim() == 3 else (None, _not_tokens(stream))
     batch_second = site.host == "torch" and not getattr(site.module, "batch_first", True)
     if stream.dim() == 2:
         stream = stream[None]
@@ -130,11 +130,11 @@ def tokens_of(call: Call, stream: Tensor | None) -> tuple[Tensor | None, str]:
     wanted = (call.batch, call.queries) if hidden is None or hidden.dim() != 3 else tuple(hidden.shape[:2])
     choices = [stream] if stream.dim() == 3 else [stream.flatten(1, -2), stream.flatten(2).transpose(1, 2)]
     width = None if hidden is None else hidden.shape[-1]
-    for laid in choices:
-        if tuple(laid.shape[:2]) == wanted and (len(choices) == 1 or laid.shape[-1] == width):
-            return laid, ""
-    return None, _other(stream)
+    for tokens in choices:
+        if tuple(tokens.shape[:2]) == wanted and (len(choices) == 1 or tokens.shape[-1] == width):
+            return tokens, ""
+    return None, _not_tokens(stream)
 
 
-def _other(stream: Tensor) -> str:
-    return f"the block takes or gives a tensor of shape {tuple(stream.shape)}, which is not the layer's tokens"
+def _not_tokens(stream: Tensor) -> str:
+    return f"the block takes or returns a tensor of shape {tuple(stream.shape)}, which is not the layer's tokens"
