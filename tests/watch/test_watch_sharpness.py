@@ -135,9 +135,9 @@ def test_all_statistics_hold_those_of_a_loss_where_it_is_given():
 
 def test_names_that_do_not_fit_are_refused():
     model = fresh(HOSTS["own"])
-    with pytest.raises(ValueError, match=r"sharpness is read of a loss: pass watch\(\) a loss="):
+    with pytest.raises(ValueError, match=r"sharpness needs a loss: pass watch\(\) a loss="):
         headwise.watch(model, statistics=["sharpness"])
-    with pytest.raises(ValueError, match="nothing is read of it: name sharpness or sharpness_share"):
+    with pytest.raises(ValueError, match="no statistic uses loss=: add sharpness or sharpness_share"):
         headwise.watch(model, statistics=["attention_entropy"], loss=loss_of(model))
     with pytest.raises(ValueError, match=r"no statistic 'sharpnes'. Did you mean 'sharpness'"):
         headwise.watch(model, statistics=["sharpnes"])

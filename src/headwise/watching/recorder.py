@@ -227,7 +227,7 @@ class Recorder:
         return torch.Generator().manual_seed(zlib.crc32(f"{self.step} {site.index} {call} {rank()}".encode()))
 
     def _take_weights(self, site: Site) -> None:
-        """Read a site's weights once per step, inside a forward: sharded weights are whole there and equal on all ranks."""
+        """Read a site's weights once per step, in a forward: there sharded weights are whole and equal on all ranks."""
         if not self.weights.names:
             return
         if site.index not in self.of_weights:
@@ -237,7 +237,7 @@ class Recorder:
         self.reasons[site.index] |= self._missing[site.index]
 
     def _real_queries(self, call: Call) -> Tensor | None:
-        """Return which queries are real tokens; cross attention uses those of the preceding self attention in its stack."""
+        """Return which queries are real tokens; cross attention has those of the last self attention in its stack."""
         site = call.site
         if call.is_cross:
             real = self._real.get(site.stack)

@@ -115,7 +115,7 @@ def _self_attentions(block: nn.Module, site: Site) -> str:
 
 
 def tokens_of(call: Call, stream: Tensor | None) -> tuple[Tensor | None, str]:
-    """Return the stream as tokens (B, T, C) in the order of the call's, or None and the reason why it has no such form."""
+    """Return the stream as tokens (B, T, C) in the order of the call's, or None and the reason why it cannot be."""
     if stream is None:
         return None, "the block was called without a tensor"
     site, hidden = call.site, call.hidden

@@ -1,5 +1,4 @@
-"""Updates: what the gradient and the optimizer's step do to each group of parameters, and to each head's queries and
-keys."""
+"""Figures of the gradients and updates of each group of parameters and of each head's queries and keys."""
 
 from __future__ import annotations
 
@@ -23,15 +22,15 @@ from headwise.watching.weights import OUTSIDE, still
 def update_spectrum(q: Tensor, k: Tensor, q_after: Tensor, k_after: Tensor) -> Tensor:
     """Return the singular values (H, r), r = min(2d, C), of ΔW_qᵀW_k + W_qᵀΔW_k of each head, largest first.
 
-    That is the first order of the change of W_qᵀW_k, with W_q and W_k as (d, C), head by head. It has rank 2d at most
-    and is never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q R_kᵀ, the triangles of the QR factors
-    of both.
+    This matrix is the first-order change of W_qᵀW_k of a head, with W_q and W_k as (d, C). Its rank is at most 2d, and
+    it is never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q R_kᵀ, with the triangular QR factors
+    R_q and R_k of its two factors.
 
     Args:
-        q: queries' weights before the step, (H, d, C).
-        k: keys' weights before the step, (G, d, C); G divides H.
-        q_after: queries' weights after it.
-        k_after: keys' weights after it.
+        q: the queries' weights before the step, (H, d, C).
+        k: the keys' weights before the step, (G, d, C); G divides H.
+        q_after: the queries' weights after the step.
+        k_after: the keys' weights after the step.
     """
     repeat = q.shape[0] // k.shape[0]
     wide = torch.cat([q_after - q, q], 1).mT
@@ -44,9 +43,9 @@ def update_spectrum(q: Tensor, k: Tensor, q_after: Tensor, k_after: Tensor) -> T
 
 
 def spectral_entropy(values: Tensor) -> Tensor:
-    """Return −Σ p log p of p = σ/Σσ over the last dimension, in nats: 0 for rank one, log r where all r are equal.
+    """Return −Σ p log p of p = σ/Σσ over the last dimension, in nats: 0 for rank one, log r for r equal values.
 
-    Roy and Vetterli 2007, whose effective rank is e to this power. NaN where all values are zero: nothing moved.
+    It is NaN if all values are zero. The effective rank of Roy and Vetterli 2007 is e to the power of this entropy.
     """
     share = values / values.sum(-1, keepdim=True)
     return -torch.special.xlogy(share, share).sum(-1)
@@ -55,52 +54,54 @@ def spectral_entropy(values: Tensor) -> Tensor:
 GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY = "gradient_norm", "update_ratio", "update_entropy"
 GRADIENT_SPIKE = "gradient_spike"
 OF_STEP = (GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY, GRADIENT_SPIKE, LOSS_SPIKE)
-# The site of a figure of the parameters that stand in no block.
+# The site of a figure of the parameters outside all blocks.
 REST = "outside"
-SHARDED = "some of its parameters are sharded over processes, of which each holds a part"
-STILL = "its parameters are zero, or did not move"
-# Stands for nothing divided by nothing, which is no sign of a divergence as NaN is: no norm and no entropy is negative.
+SHARDED = "some of its parameters are sharded over processes, and each process has only a part of them"
+STILL = "its parameters are zero, or did not change"
+# Replaces the result of 0/0, because NaN means a divergence; no norm and no entropy is negative.
 NOTHING = -1.0
 
 
 @dataclass
 class Group:
-    """The trained parameters of one attention layer, of the rest of its block, or of what stands in no block."""
+    """Trained parameters of one attention layer, of the rest of its block, or of everything outside the blocks."""
 
     name: str
     depth: int
     parameters: list[nn.Parameter] = field(default_factory=list)
 
     def sharded(self) -> bool:
-        """Return whether this process holds a part of it alone."""
+        """Return whether this process has only a part of some parameter."""
         return any(hasattr(parameter, "full_tensor") for parameter in self.parameters)
 
 
 def groups(model: nn.Module, sites: list[Site]) -> list[Group]:
-    """Return the groups of a model's trained parameters: each attention layer, the rest of each block, and
-    "outside"."""
+    """Return the groups of a model's trained parameters: each attention layer, the rest of each block, and "outside".
+
+    Groups without trained parameters are left out.
+    """
     names = {module: name for name, module in model.named_modules()}
-    made = [Group(site.name, site.depth) for site in sites]
+    found = [Group(site.name, site.depth) for site in sites]
     for site in sites:
         block = block_of(site, model)[0]
-        if block is not None and all(names[block] != one.name for one in made):
-            made.append(Group(names[block], site.depth))
-    # the longest name first: an attention layer before the block it stands in
-    ordered, rest = sorted(made, key=lambda one: -len(one.name)), Group(REST, OUTSIDE)
+        if block is not None and all(names[block] != group.name for group in found):
+            found.append(Group(names[block], site.depth))
+    # Longest names first, so that an attention layer comes before its block.
+    ordered, rest = sorted(found, key=lambda group: -len(group.name)), Group(REST, OUTSIDE)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            own = next((one for one in ordered if name.startswith(f"{one.name}.") or not one.name), rest)
-            own.parameters.append(parameter)
-    return [one for one in [*made, rest] if one.parameters]
+            owner = next((group for group in ordered if name.startswith(f"{group.name}.") or not group.name), rest)
+            owner.parameters.append(parameter)
+    return [group for group in [*found, rest] if group.parameters]
 
 
 class Updates:
-    """Reads gradients and parameters around a step of the optimizer; nothing waits for a device before `take`.
+    """Reader of gradients and parameters around an optimizer's step; nothing waits for a device before `take`.
 
-    Gradients are those that the optimizer gets: after accumulation, after a scaler's division, after clipping.
+    Gradients are those that the optimizer uses: after accumulation, unscaling and clipping.
 
     Args:
-        names: of these figures.
+        names: names of statistics; those that are not in `OF_STEP` are ignored.
     """
 
     def __init__(self, model: nn.Module, sites: list[Site], names: Sequence[str]) -> None:
@@ -118,27 +119,27 @@ class Updates:
 
     @property
     def every_step(self) -> bool:
-        """Return whether gradients are looked at in every step."""
+        """Return whether gradients are read at every step."""
         return GRADIENT_SPIKE in self.names
 
     def _query_key_blocks(self, model: nn.Module, sites: list[Site]) -> list[Site]:
-        found = []
+        blocks = []
         for site in sites if UPDATE_ENTROPY in self.names else ():
             try:
                 with still(model):
                     q, k = projections_of(site).need("qk", "update_entropy", of="patches")
                 if q.width != k.width:
-                    raise ProjectionError("queries and keys are made of tokens of different widths")
-                found.append(site)
+                    raise ProjectionError("queries and keys are projections of tokens of different widths")
+                blocks.append(site)
             except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                 self.missing[f"{UPDATE_ENTROPY} of {site.name}"] = str(error).splitlines()[0]
-        return found
+        return blocks
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer, armed: bool) -> None:
-        """Look at the gradients, and where the step is read keep the parameters as they are before it."""
+        """Read the gradients and, if the step is `armed` for a reading, copy the parameters before it."""
         if armed or self.every_step:
-            norms = {one.name: norm for one in self._groups if (norm := self._gradient(one, optimizer)) is not None}
+            norms = {g.name: norm for g in self._groups if (norm := self._gradient_norm(g, optimizer)) is not None}
             self._norms = norms if armed and GRADIENT_NORM in self.names else {}
             if norms:
                 device = next(iter(norms.values())).device
@@ -149,34 +150,34 @@ class Updates:
                     self._each.append(whole)
         if armed and UPDATE_RATIO in self.names:
             self._before = [
-                [] if one.sharded() else [p.detach().clone() for p in one.parameters] for one in self._groups
+                [] if group.sharded() else [p.detach().clone() for p in group.parameters] for group in self._groups
             ]
         if armed:
             self._factors = {site: self._query_key(site) for site in self._blocks}
 
-    def _gradient(self, group: Group, optimizer: Optimizer) -> Tensor | None:
+    def _gradient_norm(self, group: Group, optimizer: Optimizer) -> Tensor | None:
         if group.sharded():
             self.missing[f"{GRADIENT_NORM} of {group.name}"] = SHARDED
             return None
-        found = [p.grad for p in group.parameters if p.grad is not None]
-        if not found:
+        gradients = [p.grad for p in group.parameters if p.grad is not None]
+        if not gradients:
             return None
-        norm = _norm([one.coalesce().values() if one.is_sparse else one for one in found])
-        # a fused optimizer divides by the scaler's factor itself
+        norm = _norm([gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients])
+        # A fused optimizer divides by the scaler's factor itself.
         scale = getattr(optimizer, "grad_scale", None)
         return norm if scale is None else norm / scale
 
     @staticmethod
     def _query_key(site: Site) -> tuple[Tensor, Tensor]:
-        found = projections_of(site)
-        assert found.q is not None and found.k is not None
-        with still(found.q.module, found.k.module):
-            q, k = found.q.by_head(), found.k.by_head()
+        parts = projections_of(site)
+        assert parts.q is not None and parts.k is not None
+        with still(parts.q.module, parts.k.module):
+            q, k = parts.q.by_head(), parts.k.by_head()
         return q.detach().clone(), k.detach().clone()
 
     @torch.no_grad()
     def waiting(self) -> list[Tensor]:
-        """Return the numbers of the step that was read, where they lie, and forget the parameters that were kept."""
+        """Return the values of the step that was read, on their devices, and release the copied parameters."""
         self._entropies = {site: self._entropy(site, *factors) for site, factors in self._factors.items()}
         self._ratios = {}
         for group, before in zip(self._groups, self._before, strict=False):
@@ -190,42 +191,47 @@ class Updates:
         return [*self._norms.values(), *self._ratios.values(), *self._entropies.values(), *self._each]
 
     def take(self, step: int, numbers: Iterator[Tensor]) -> list[Figures]:
-        """Return the figures of the step that was read from what was `waiting`, brought to the CPU."""
-        depth = {one.name: one.depth for one in self._groups} | {WHOLE: OUTSIDE}
+        """Return the figures of the step that was read.
+
+        Args:
+            numbers: the tensors that `waiting` returned, on the CPU.
+        """
+        depth = {group.name: group.depth for group in self._groups} | {WHOLE: OUTSIDE}
         figures = [
             _figure(name, depth[name], step, statistic, next(numbers))
-            for statistic, found in ((GRADIENT_NORM, self._norms), (UPDATE_RATIO, self._ratios))
-            for name in found
+            for statistic, by_group in ((GRADIENT_NORM, self._norms), (UPDATE_RATIO, self._ratios))
+            for name in by_group
         ]
         for site in self._entropies:
             figures.append(_figure(site.name, site.depth, step, UPDATE_ENTROPY, next(numbers), "head"))
         self._norms, self._ratios, self._entropies = {}, {}, {}
-        told = [one for one in figures if len(one.missing) < len(one.values)]
-        self.missing |= {f"{one.statistic} of {one.site}": STILL for one in figures if one not in told}
-        return [*told, *self._spiked(step, [float(next(numbers)) for _ in self._each])]
+        complete = [figure for figure in figures if len(figure.missing) < len(figure.values)]
+        self.missing |= {f"{figure.statistic} of {figure.site}": STILL for figure in figures if figure not in complete}
+        return [*complete, *self._largest_spike(step, [float(next(numbers)) for _ in self._each])]
 
     def _entropy(self, site: Site, q: Tensor, k: Tensor) -> Tensor:
         values = update_spectrum(q, k, *self._query_key(site))
         return torch.where(values.sum(-1) == 0, NOTHING, spectral_entropy(values))
 
-    def _spiked(self, step: int, norms: list[float]) -> list[Figures]:
-        """Return the largest deviation of the gradients' norms of the steps since the last that was read."""
-        found = [one for one in self._spikes.add(norms) if one is not None]
+    def _largest_spike(self, step: int, norms: list[float]) -> list[Figures]:
+        """Return the largest deviation of the gradient norms of all steps since the last reading."""
+        deviations = [deviation for deviation in self._spikes.add(norms) if deviation is not None]
         self._each.clear()
-        if not found:
+        if not deviations:
             return []
-        largest = next((one for one in found if one != one), max(found))
+        # NaN, where there is one, counts as the largest.
+        largest = next((deviation for deviation in deviations if deviation != deviation), max(deviations))
         return [Figures(WHOLE, OUTSIDE, step, GRADIENT_SPIKE, "layer", array("d", [largest]), None, False)]
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of all numbers of all tensors, summed in fp32 or better."""
+    """Return the norm of all elements of all tensors, computed in fp32 or fp64."""
     device = tensors[0].device
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.linalg.vector_norm(torch.stack([one.to(device) for one in torch._foreach_norm(tensors, 2, wide)]))
+    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in torch._foreach_norm(tensors, 2, wide)]))
 
 
 def _figure(site: str, depth: int, step: int, name: str, values: Tensor, per: str = "layer") -> Figures:
     numbers = array("d", values.double().flatten().tolist())
-    missing = frozenset(place for place, one in enumerate(numbers) if one == NOTHING)
+    missing = frozenset(head for head, number in enumerate(numbers) if number == NOTHING)
     return Figures(site, depth, step, name, per, numbers, None, False, missing)

@@ -1,4 +1,4 @@
-"""Watch: read the health of every head while a model trains, without changing a bit of the training."""
+"""`watch` and its handle, which read the health of every head during training without changing a bit of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 from headwise.watching.whole_model import MODEL, Loss, WholeModel, names_with
 
-# The step of an optimizer before which step() must have been called once.
+# The number of the optimizer step before which `step()` must have been called; otherwise a warning follows.
 BY_STEP = 3
 
 OnAlert = Literal["warn", "raise"] | Callable[[Alert], Any] | None
@@ -51,41 +51,42 @@ def watch(
     keep: int | None = None,
     keep_in: str | os.PathLike[str] = "replays",
 ) -> Watch:
-    """Watch the attention of a model, regularized or not; call `step()` of what is given after each optimizer step.
+    """Watch the attention of a model and return the handle, whose `step()` is called after each optimizer step.
 
     Args:
-        model: any model that `regularize` reaches; regularize it first where both are wanted, and watch it before
-            `fully_shard` (fused projections of a sharded model cannot be told apart).
-        every: steps between readings; the first reading is of step 0, before any update.
-        log: one or several of `JsonLines`, `TensorBoard`, `MLflowRun`, or the loggers that there are: objects with
-            `log_metrics(dict, step)` or `log(dict, step)` such as a wandb run, mlflow, trackio, a SummaryWriter,
-            loggers of Lightning, an Accelerator. These get six figures, two heat maps and alerts with what helps; where
-            `statistics` names some, of each of these a mean for each layer and a heat map of the heads. `JsonLines`
-            gets every record.
+        model: any model that `regularize` reaches. If you regularize the model, do so before watching it; watch it
+            before `fully_shard`, because the fused projections of a sharded model cannot be separated.
+        every: the number of steps between readings; the first reading is of step 0, before any update.
+        log: one or several logs: `JsonLines`, `TensorBoard`, `MLflowRun`, or an existing logger with
+            `log_metrics(dict, step)` or `log(dict, step)`, such as a wandb run, mlflow, trackio, a SummaryWriter, a
+            Lightning logger or an Accelerator. `JsonLines` gets every record. The others get six figures, two heat maps
+            and the alerts with their remedies; if `statistics` is given, they get the mean of each layer and a heat map
+            of the heads for each named statistic instead.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
-        rows: read this many queries of each sequence: means are unbiased and come with a 95 % interval, extrema and
-            ratios are marked `sampled`. None reads all.
-        where: which sites are read, as in `regularize`.
-        statistics: names of statistics, of activations and weights; None for all. Read where they are named:
-            `matrix_norm`, the spectral norm of every matrix of the model; `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖
-            of a step) of each attention layer, each block and what stands outside; `update_entropy`, the spectral
-            entropy of what a step does to each head's W_qᵀW_k; `gradient_spike` and `loss_spike`, the largest deviation
-            of a step since the last reading from the steps before it (a thousand; fifty of the loss), in their standard
-            deviations.
-        thresholds: limits of the alerts.
-        loss: gives the loss of a fixed batch, for example `lambda: criterion(model(x), y)`: its `sharpness` is read,
-            and the `sharpness_share` of what the optimizer bears. It is called when the optimizer's step begins, and
-            costs about a hundred backward passes; see `headwise.sharpness`.
-        log_heads: give loggers every head as a figure too.
-        keep: keep what it takes to run the last `keep` steps again, and write it where an alert comes, with the last
-            `keep` readings: weights, optimizers, each step's random state, settings and `batch`; `headwise replay` runs
-            them again. It holds two copies of weights and optimizers.
-        keep_in: the folder of these files, `step_<number>.pt`.
+        rows: the number of queries to read of each sequence; None reads all. Means of a sample are unbiased and have a
+            95 % interval; extrema and ratios are marked `sampled`.
+        where: which sites to read, as in `regularize`.
+        statistics: names of statistics; None for all statistics of activations and weights. The following are read only
+            if they are named. `matrix_norm` is the spectral norm of every matrix of the model. `gradient_norm` and
+            `update_ratio` (‖ΔW‖/‖W‖ of a step) are read for each attention layer, for the rest of each block and for
+            the parameters outside all blocks. `update_entropy` is the spectral entropy of the change of each head's
+            W_qᵀW_k in a step. `gradient_spike` and `loss_spike` are the largest deviation of a step since the last
+            reading from the steps before it (a thousand steps; fifty for the loss), in their standard deviations.
+        thresholds: the limits of the alerts.
+        loss: a function that returns the loss of a fixed batch, for example `lambda: criterion(model(x), y)`. It adds
+            the statistics `sharpness` and `sharpness_share`, the sharpness as a share of what the optimizer tolerates.
+            It is called when the optimizer's step begins, and costs about a hundred backward passes; see
+            `headwise.sharpness`.
+        log_heads: log every head as a figure too.
+        keep: the number of steps before an alert that can be run again with `headwise replay`. An alert writes a file
+            with weights, optimizers, the random state, settings and `batch` of each step, and the last `keep` readings.
+            Costs the memory of two copies of weights and optimizers.
+        keep_in: the folder for these files, named `step_<number>.pt`.
 
     Raises:
-        ValueError: where no site can be reached, a name is unknown or a number out of range; the model is untouched
+        ValueError: if no site can be reached, a name is unknown or a number is out of range. The model is unchanged
             then.
-        TypeError: where a log or `on_alert` is not of a kind listed above.
+        TypeError: if a log or `on_alert` is of none of the kinds listed above.
 
     Example:
         >>> import torch, headwise
@@ -109,22 +110,22 @@ def watch(
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
     if keep is not None and keep < 1:
-        raise ValueError(f"keep is the number of steps to run again, at least 1, got {keep}")
+        raise ValueError(f"keep is the number of steps to run again and must be at least 1, got {keep}")
     names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None)
-    made = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    watching = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
     if keep is not None:
-        made.keep(keep, Path(keep_in))
-    return made
+        watching.keep(keep, Path(keep_in))
+    return watching
 
 
 def statistics_median(records: list[Record]) -> float:
-    """Return the median of records' values, NaN where one is."""
+    """Return the median of the records' values; NaN if a value is NaN."""
     values = [record["value"] for record in records]
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 class Watch:
-    """The handle of a watched model: its step, its records, its alerts, and the way back."""
+    """Handle of a watched model, with `step()`, `records()`, `alerts()`, `plot()` and `remove()`."""
 
     def __init__(
         self,
@@ -145,40 +146,40 @@ class Watch:
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
-        self._missed_told = False
+        self._missed_reported = False
         self._places = Places(model, where)
         weights = Weights(names)
         self._recorder = Recorder(names, rows, weights)
-        self._names_of_sites = {one.site.index: one.site.name for one in self._places.sites}
-        weights.look(self._places.model, [one.site for one in self._places.sites])
+        self._names_of_sites = {layer.site.index: layer.site.name for layer in self._places.sites}
+        weights.look(self._places.model, [layer.site for layer in self._places.sites])
         self._observers = []
-        for one in self._places.sites:
-            one.observer = SiteObserver(one, self._recorder, self._places.model)
-            self._observers.append(one.observer)
+        for layer in self._places.sites:
+            layer.observer = SiteObserver(layer, self._recorder, self._places.model)
+            self._observers.append(layer.observer)
         self._whole = WholeModel(self._places, names, loss)
-        self._forgotten = OptimizerSteps(self._places.model, self._tell_forgotten)
+        self._forgotten = OptimizerSteps(self._places.model, self._warn_forgotten)
         self._forgotten.listen()
         self._arm()
 
-    # What the training loop calls
+    # Methods for the training loop
 
     def keep(self, last: int, folder: Path) -> None:
-        """Keep from now on what it takes to run the last steps before an alert again."""
+        """Record from now on what a replay of the last steps before an alert needs, and write it to `folder`."""
         self._keeper = Keeper(self._places.model, self._places.regularized, last, folder)
         self._keeper.begin(self.steps)
 
     def step(self, loss: Tensor | float | None = None, batch: Any = None) -> None:
-        """Note that the optimizer stepped; where this step was read, keep its records, write them and tell of alerts.
+        """Record that the optimizer stepped; after a step that was read, log its records and report its alerts.
 
         Args:
-            loss: of this step, which every step is judged by where it is given; nothing waits for a tensor on a
+            loss: the loss of this step, which is judged at every step if it is given; nothing waits for a tensor on a
                 device.
-            batch: names the examples of this step, as the training of a replay takes them: numbers, texts or tensors,
-                or lists or dicts of them.
+            batch: the examples of this step, as the training of a replay gets them: numbers, texts or tensors, or lists
+                or dicts of them.
 
         Raises:
-            ValueError: where steps are kept and no batch is named, or the loss is more than one number.
-            HealthAlert: where a figure passed its limit and `on_alert` is "raise"; records are written before.
+            ValueError: if `watch` has `keep=` and there is no batch, or if the loss is more than one number.
+            HealthAlert: if a figure is beyond its limit and `on_alert` is "raise"; records are written before.
         """
         self._alive()
         self._forgotten.stop()
@@ -186,11 +187,9 @@ class Watch:
             self._losses.add(self.steps, loss)
         if self._keeper is not None:
             if batch is None:
-                raise ValueError(
-                    "watch(keep=...) cannot run a step again whose batch it does not know: watch.step(batch=ids)"
-                )
+                raise ValueError("watch(keep=...) needs the batch of each step to run it again: call step(batch=ids)")
             self._keeper.step(self.steps, loss, batch)
-        alerts = self._judged_losses() + (self._take() if self._armed else [])
+        alerts = self._judge_losses() + (self._take() if self._armed else [])
         if self._keeper is not None:
             if alerts and is_first():
                 settings = {"statistics": self.names, "rows": self.rows, "every": self.every}
@@ -198,29 +197,30 @@ class Watch:
             self._keeper.after(self.steps)
         self.steps += 1
         self._arm()
-        self._tell(alerts)
+        self._report(alerts)
 
-    def _judged_losses(self) -> list[Alert]:
-        """Return the alerts of the losses that are known by now, and write each with the figure it is of."""
+    def _judge_losses(self) -> list[Alert]:
+        """Return the alerts of the losses that are known by now, and log each with its figure."""
         alerts: list[Alert] = []
         for record in self._losses.known(wait=self._armed):
-            found = self._judge_of_losses.alerts([record])
-            if found and is_first():
-                self._logs.write([record, *found], record["step"])
-            alerts += found
+            new = self._judge_of_losses.alerts([record])
+            if new and is_first():
+                self._logs.write([record, *new], record["step"])
+            alerts += new
         self._alerts += alerts
         return alerts
 
-    def _last_readings(self, many: int) -> list[Record]:
-        read = sorted({figure.step for figure in self._figures})[-many:]
-        return [record for figure in self._figures if figure.step in read for record in figure.records()]
+    def _last_readings(self, count: int) -> list[Record]:
+        steps = sorted({figure.step for figure in self._figures})[-count:]
+        return [record for figure in self._figures if figure.step in steps for record in figure.records()]
 
     def step_to(self, step: int, known: Iterable[Line] = ()) -> None:
-        """Go on at an optimizer step of a resumed run.
+        """Continue at an optimizer step of a resumed run.
 
         Args:
-            known: what was read and written before, in its order: an alert that was told then is not told again, and
-                what was well then is known to have been.
+            step: the number of the next optimizer step.
+            known: the records written before, in their order. Alerts that they raised are not raised again, and figures
+                that were healthy in them count as healthy before.
         """
         self._alive()
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
@@ -235,18 +235,18 @@ class Watch:
     def _arm(self) -> None:
         self._armed = self.steps % self.every == 0
         self._recorder.step = self.steps
-        for one in self._places.sites:
-            if one.armed != self._armed:
-                one.armed = self._armed
+        for layer in self._places.sites:
+            if layer.armed != self._armed:
+                layer.armed = self._armed
         self._whole.arm(self.steps, self._armed)
 
     def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
         of_model = self._whole.take(recorder.collect(self._whole.waiting()))
         tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
-        self._tell_missed(set(tallies))
+        self._warn_missed(set(tallies))
         figures = []
-        for site in (one.site for one in places.sites):
+        for site in (layer.site for layer in places.sites):
             for name, tally in tallies.get(site.index, {}).items():
                 figure = Figures.of(site, self.steps, name, tally)
                 if figure is not None:
@@ -257,7 +257,7 @@ class Watch:
         figures += of_model
         records = [record for figure in figures for record in figure.records()]
         alerts = self._judge.alerts(records)
-        # each loss was judged by itself
+        # Not judged here: each loss was judged at its own step.
         spiked = self._losses.largest(self.steps)
         if LOSS_SPIKE in self.names:
             figures += spiked
@@ -268,10 +268,10 @@ class Watch:
             self._logs.write([*records, *alerts], self.steps)
         return alerts
 
-    def _tell_missed(self, read: set[int]) -> None:
-        missed = [one.site.name for one in self._places.sites if one.site.index not in read]
-        if missed and not self._missed_told:
-            self._missed_told = True
+    def _warn_missed(self, read: set[int]) -> None:
+        missed = [layer.site.name for layer in self._places.sites if layer.site.index not in read]
+        if missed and not self._missed_reported:
+            self._missed_reported = True
             text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
             warnings.warn(
                 f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4
@@ -279,20 +279,20 @@ class Watch:
         if unseen := self._whole.unseen(self.steps):
             warnings.warn(unseen, HealthWarning, stacklevel=4)
 
-    def _tell_forgotten(self, number: int, optimizer: Optimizer) -> None:
-        # A warning and no error: watching must not stop a training that is right without it.
+    def _warn_forgotten(self, number: int, optimizer: Optimizer) -> None:
+        # A warning and not an error, because watching must not stop a training that works without it.
         if number < BY_STEP:
             return
         self._forgotten.stop()
         if is_first():
             text = (
-                f"watch.step() was not called in the first {BY_STEP - 1} optimizer steps, so that nothing is recorded "
-                "and every forward is read as one of step 0: call it after each optimizer.step(), or use "
+                f"watch.step() was not called in the first {BY_STEP - 1} optimizer steps, so nothing is recorded and "
+                "every forward is read as one of step 0: call it after each optimizer.step(), or use "
                 "headwise.WatchCallback with transformers.Trainer"
             )
             warnings.warn(text, HealthWarning, stacklevel=5)
 
-    def _tell(self, alerts: list[Alert]) -> None:
+    def _report(self, alerts: list[Alert]) -> None:
         if not alerts or self.on_alert is None:
             return
         if self.on_alert == "raise":
@@ -304,42 +304,44 @@ class Watch:
             for text in told(alerts):
                 warnings.warn(text, HealthWarning, stacklevel=3)
 
-    # What was read
+    # Results
 
     def records(self) -> list[Record]:
-        """Return every figure that was read: dicts of site, depth, head (None for a layer), step, statistic, value."""
+        """Return all records: dicts of site, depth, head (None for a layer), step, statistic and value."""
         return [record for figure in self._figures for record in figure.records()]
 
     def alerts(self) -> Alerts:
-        """Return every alert: the fields of a record and threshold, sentence, remedy, source. A notebook shows them as
-        a table."""
+        """Return all alerts: the fields of a record, with threshold, sentence, remedy and source.
+
+        A notebook displays them as a table.
+        """
         return Alerts(self._alerts)
 
     def plot(self, *names: str) -> Any:
-        """Return charts of the statistics named, or of the six that loggers show: a line for each head, alerts marked.
+        """Return charts of the named statistics, or of the six that loggers get, with a line per head and the alerts.
 
-        A notebook shows them; `watch.plot("max_logit").save("health.html")` writes a page.
+        A notebook displays them; `watch.plot("max_logit").save("health.html")` writes a page.
 
         Raises:
-            ValueError: where nothing was read of a name.
-            ImportError: where altair is missing: pip install 'headwise[study]'.
+            ValueError: if there is no record of a name, or no record at all.
+            ImportError: if altair is missing: pip install 'headwise[study]'.
         """
         from headwise.watching.pictures import plot
 
         return plot(self.records(), self._alerts, names)
 
     def reasons(self) -> dict[str, dict[str, str]]:
-        """Say, per site read so far and of the "model", which statistics have no meaning there and why."""
-        found = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
-        unknown = LOSS_SPIKE in self.names and not self._losses.given
-        whole = self._whole.reasons() | ({LOSS_SPIKE: NO_LOSS} if unknown else {})
-        return found | ({MODEL: whole} if whole else {})
+        """Return the reasons for missing statistics, for each site read so far and for the "model"."""
+        by_site = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+        no_loss = LOSS_SPIKE in self.names and not self._losses.given
+        whole = self._whole.reasons() | ({LOSS_SPIKE: NO_LOSS} if no_loss else {})
+        return by_site | ({MODEL: whole} if whole else {})
 
     def remove(self) -> None:
-        """Take the watch off the model: observers, hooks and memory go, records stay.
+        """Remove the watch from the model, with its observers, hooks and tensors; records and alerts remain.
 
         Raises:
-            RuntimeError: when removed before.
+            RuntimeError: if it was removed before.
         """
         self._alive()
         for observer in self._observers:
@@ -365,8 +367,8 @@ class Watch:
         for record in newest:
             by_name.setdefault(record["statistic"], []).append(record)
         rows = [
-            (name, min(r["value"] for r in found), statistics_median(found), max(r["value"] for r in found))
-            for name, found in by_name.items()
+            (name, min(r["value"] for r in records), statistics_median(records), max(r["value"] for r in records))
+            for name, records in by_name.items()
         ]
         when = "nothing was read yet" if last is None else f"reading of step {last}"
         return (

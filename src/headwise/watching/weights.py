@@ -1,4 +1,4 @@
-"""The weights of the watched sites and the matrices of a whole model: found once, read without disturbing it."""
+"""Readers for the weights of the watched sites and for the matrices of a whole model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headwise.statistics.curvature import lanczos
 from headwise.statistics.entropy import largest_eigenvalue
 from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 
-# The statistic of activations that needs the query and key weights as well.
+# The statistic of activations that also needs the query and key weights.
 FLOOR = "entropy_floor_spectral"
 PRODUCTS = ("qk", "vo")
 NOT_FINITE = "the weights are not finite"
@@ -35,38 +35,37 @@ WEIGHT_NAMES = tuple(f"{name}_{product}" for name in WEIGHT_STATISTICS for produ
 
 
 class Weights:
-    """Reads the figures of a site's weights, and the size of its product of queries and keys."""
+    """Reader of the weight statistics of a site, and of the norm of its product of query and key weights."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = [name for name in names if name in WEIGHT_NAMES]
         self._wanted = bool(self.names) or FLOOR in names
-        self._found: dict[Site, Projections | str] = {}
+        self._projections: dict[Site, Projections | str] = {}
 
     def look(self, model: nn.Module, sites: list[Site]) -> None:
-        """Find the projections of the sites of a model, or keep the reason why they cannot be told."""
+        """Find the projections of a model's sites, or the reasons why they cannot be found."""
         if not self._wanted:
             return
         with still(model):
             for site in sites:
                 try:
-                    self._found[site] = projections.of(site)
+                    self._projections[site] = projections.of(site)
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                    self._found[site] = str(error).splitlines()[0] + _sharded(site)
+                    self._projections[site] = str(error).splitlines()[0] + _sharded(site)
 
     def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str], Tensor | None]:
-        """Return the figures (H,) or (G,) of a site's weights as they are now, why others are missing, and whether all
-        are finite.
+        """Return the figures (H,) or (G,) of a site's current weights, the reasons for missing figures, and a flag.
 
-        The last is a 0-d flag on the weights' device, None where there is nothing to be finite: to look at it here
-        would wait for the device.
+        The flag is whether all weights are finite: 0-d on the weights' device, so as not to wait for it here; None
+        without weights.
         """
-        found = self._found.get(site, "its weights were not looked for")
-        if isinstance(found, str):
-            return {}, dict.fromkeys(self.names, found), None
-        # Adapters may have come or gone since.
+        site_projections = self._projections.get(site, "its weights were not found at the start of the watch")
+        if isinstance(site_projections, str):
+            return {}, dict.fromkeys(self.names, site_projections), None
+        # Rebinds the projections to adapters that were added or removed since.
         projections.of(site)
-        with still(*(block.module for block in found.blocks)):
-            reading = weight_reading(site, found)
+        with still(*(block.module for block in site_projections.blocks)):
+            reading = weight_reading(site, site_projections)
             parts = [part for product in reading.products.values() for part in (product.own, product.shared)]
             finite = torch.stack([part.isfinite().all() for part in parts]).all() if parts else None
             figures, reasons = read_weights(reading), weight_reasons(reading)
@@ -74,17 +73,20 @@ class Weights:
         return chosen, {name: reasons[name] for name in self.names if name in reasons}, finite
 
     def product_norms(self, call: Call) -> Tensor | str | None:
-        """Return ‖W_KᵀW_Q‖₂ of each head (H,), where it alone makes the logits of a call, or why it does not."""
-        found, site = self._found.get(call.site), call.site
-        if found is None or isinstance(found, str) or site.rope or site.qk_norm or site.is_cross:
-            return found if isinstance(found, str) else None
-        q, k = found.q, found.k
-        if found.context is not None:
+        """Return ‖W_KᵀW_Q‖₂ of each head (H,), or the reason why this product alone does not determine the logits.
+
+        None, without a reason, for sites with rotary positions, normalised queries and keys, or cross attention.
+        """
+        parts, site = self._projections.get(call.site), call.site
+        if parts is None or isinstance(parts, str) or site.rope or site.qk_norm or site.is_cross:
+            return parts if isinstance(parts, str) else None
+        q, k = parts.q, parts.k
+        if parts.context is not None:
             return "image and text tokens have query and key weights of their own"
         if q is None or k is None:
-            return "; ".join(found.missing.values()) or "the query and key weights were not found"
+            return "; ".join(parts.missing.values()) or "the query and key weights were not found"
         if q.convolved or k.convolved:
-            return f"queries or keys are made by {q.convolved or k.convolved}"
+            return f"queries or keys are computed by {q.convolved or k.convolved}"
         if reason := q.unreadable() or k.unreadable():
             return reason
         if q.bias() is not None or k.bias() is not None or k.along:
@@ -101,12 +103,11 @@ def _sharded(site: Site) -> str:
 
 @contextmanager
 def still(*modules: nn.Module) -> Iterator[None]:
-    """Keep parametrizations from changing their state while weights are read, as torch's spectral norm does in
-    training."""
+    """Keep reading weights from changing the state of parametrizations, as torch's spectral norm does in training."""
     owners = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
-    # As a child: the attribute of a module may be a tensor for all that a type checker knows.
+    # get_submodule, because to a type checker the attribute may also be a tensor.
     lists = (owner.get_submodule("parametrizations") for owner in owners)
-    modes = {part: part.training for one in lists for part in one.modules()}
+    modes = {part: part.training for parametrizations in lists for part in parametrizations.modules()}
     try:
         for part in modes:
             part.training = False
@@ -117,7 +118,7 @@ def still(*modules: nn.Module) -> Iterator[None]:
 
 
 def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), with d×d matrices alone."""
+    """Return ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), computed with d×d matrices only."""
     queries, keys = queries.detach(), keys.detach()
     keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
     grams = [queries @ queries.mT, keys @ keys.mT]
@@ -129,10 +130,14 @@ def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[str]:
-    """Check the names of statistics, of activations or weights, or of those `beside`; None for all but those.
+    """Return the names without duplicates after checking them; for None, all statistics of activations and weights.
+
+    Args:
+        names: names of statistics.
+        beside: further valid names, which None does not include.
 
     Raises:
-        ValueError: naming the unknown one and the nearest known one.
+        ValueError: if a name is unknown, with the nearest known one.
     """
     usual = [*STATISTICS, *WEIGHT_NAMES]
     known = [*usual, *beside]
@@ -142,21 +147,20 @@ def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[s
     return usual if names is None else list(dict.fromkeys(names))
 
 
-# The depth of what stands outside of all blocks: patch embedding, head.
+# The depth of modules outside all blocks, such as a patch embedding or a head.
 OUTSIDE = -1
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Name one matrix: a q, k, v or o block of an attention layer, or the weight of another linear layer or
-    convolution."""
+    """Matrix of a model: a q, k, v or o block of an attention layer, or the weight of another layer or convolution."""
 
     name: str
     depth: int
     part: Block | Leaf
 
     def unreadable(self) -> str:
-        """Say why its numbers cannot be read as they are, the end of a sentence; else empty."""
+        """Return why the matrix cannot be read, as the end of a sentence; empty if it can."""
         if isinstance(self.part, Block):
             if self.part.grouped:
                 return "is a convolution in groups, which is no matrix"
@@ -167,7 +171,7 @@ class Matrix:
         return reason or ("is sharded over processes" if in_shards else "")
 
     def weight(self) -> Tensor:
-        """Return it as (outputs, inputs x kernel), or its transpose, which has the same norm."""
+        """Return the matrix as (outputs, inputs x kernel), or its transpose, which has the same norm."""
         if isinstance(self.part, Block):
             return self.part.weight()
         module = self.part.module
@@ -175,8 +179,7 @@ class Matrix:
 
 
 class Matrices:
-    """Finds the matrices of linear layers and convolutions of a model, q, k and v blocks each by itself; embeddings are
-    none."""
+    """Matrices of a model's linear layers and convolutions, with separate q, k and v blocks; no embeddings."""
 
     def __init__(self, model: nn.Module, sites: list[Site]) -> None:
         self.model = model
@@ -184,9 +187,9 @@ class Matrices:
         self.found = list(self._attention(sites))
         own = {id(m.part.module) for m in self.found}
         self.found += [
-            Matrix(one.name, _depth(one.name, sites), one)
-            for one in leaves(model, "")
-            if id(one.module) not in own and (isinstance(one.module, nn.Linear | _ConvNd) or one.transposed)
+            Matrix(leaf.name, _depth(leaf.name, sites), leaf)
+            for leaf in leaves(model, "")
+            if id(leaf.module) not in own and (isinstance(leaf.module, nn.Linear | _ConvNd) or leaf.transposed)
         ]
 
     def _attention(self, sites: list[Site]) -> Iterator[Matrix]:
@@ -195,34 +198,37 @@ class Matrices:
                 try:
                     blocks = projections.of(site).blocks
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError):
-                    # Its linear layers are read whole, as any other's.
+                    # Its linear layers are then read whole, like all others.
                     continue
                 yield from (Matrix(f"{block.maker} {block.kind}", site.depth, block) for block in blocks)
 
     @torch.no_grad()
     def norms(self) -> dict[Matrix, Tensor]:
-        """Return what `norm_in` finds the spectral norm of each matrix in, where the matrix lies: no device is waited
-        for. `missing` says why others cannot be read."""
+        """Return for each matrix the coefficients from which `norm_in` computes its spectral norm.
+
+        They are on the device of the matrix, and nothing waits for it. `missing` gets the reasons for the matrices that
+        cannot be read.
+        """
         norms = {}
-        for one in self.found:
-            if reason := one.unreadable():
-                self.missing[one.name] = reason
+        for matrix in self.found:
+            if reason := matrix.unreadable():
+                self.missing[matrix.name] = reason
                 continue
-            with still(one.part.module), torch.autocast(next(self.model.parameters()).device.type, enabled=False):
-                norms[one] = gram_coefficients(one.weight())
+            with still(matrix.part.module), torch.autocast(next(self.model.parameters()).device.type, enabled=False):
+                norms[matrix] = gram_coefficients(matrix.weight())
         return norms
 
 
-# Products of AᵀA, of which a device makes all, and the relative error at which a CPU ends: 63 find the norm of a
-# 2048 x 2048 matrix of independent numbers to eight digits.
+# The number of products with AᵀA, all of which an accelerator computes, and the relative error at which a CPU stops: 63
+# products give the norm of a 2048 x 2048 matrix of independent numbers to eight digits.
 STEPS, TOLERANCE = 100, 1e-6
 
 
 def gram_coefficients(matrix: Tensor) -> Tensor:
-    """Return the coefficients of Lanczos on AᵀA or AAᵀ, the smaller one, below a row with the scale of A."""
+    """Return the Lanczos coefficients of AᵀA or AAᵀ, whichever is smaller, below a first row with the scale of A."""
     matrix = at_least_fp32(matrix.detach())
     matrix = matrix.t() if matrix.shape[0] < matrix.shape[1] else matrix
-    # squares of a scaled matrix stay in the range of fp32
+    # The squares of a scaled matrix stay within the range of fp32.
     scale = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
     drawn = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0))
     start = drawn.to(matrix.device, matrix.dtype, non_blocking=True)
@@ -235,23 +241,30 @@ def gram_coefficients(matrix: Tensor) -> Tensor:
 
 
 def norm_in(rows: Tensor) -> float:
-    """Return the largest singular value of the matrix with these coefficients, brought to the CPU; NaN where it is not
-    finite, as in a training that diverged."""
+    """Return the largest singular value of the matrix with these coefficients; NaN if it is not finite.
+
+    Args:
+        rows: the value of `gram_coefficients`, on the CPU.
+    """
     return float(rows[0, 0]) * math.sqrt(max(lanczos.read(rows[1:], TOLERANCE).value, 0.0))
 
 
 def _depth(name: str, sites: list[Site]) -> int:
-    """Return the depth of the attention layer that shares the longest beginning of a name, one block, with it."""
+    """Return the depth of the attention layer whose name shares the longest prefix of modules with this name.
+
+    It is `OUTSIDE` if no layer shares any, or if layers of several depths share the longest one.
+    """
     parts = name.split(".")
     best, depth = 0, OUTSIDE
     for site in sites:
-        theirs = site.name.split(".")
+        site_parts = site.name.split(".")
         shared = next(
-            (i for i, (a, b) in enumerate(zip(parts, theirs, strict=False)) if a != b), min(len(parts), len(theirs))
+            (i for i, (a, b) in enumerate(zip(parts, site_parts, strict=False)) if a != b),
+            min(len(parts), len(site_parts)),
         )
         if shared > best:
             best, depth = shared, site.depth
         elif shared == best and site.depth != depth:
-            # What several layers share is no block of one.
+            # A prefix that several layers share is not the block of one of them.
             depth = OUTSIDE
     return depth
