@@ -157,7 +157,7 @@ def test_what_is_no_replay_file_or_another_model_is_refused(tmp_path):
     kept(tmp_path, keep=2)
     (path,) = tmp_path.iterdir()
     other = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
-    with pytest.raises(ValueError, match="is of another model"):
+    with pytest.raises(ValueError, match="is of another model, pass the model"):
         replay(path, other, [], print)
     training = Training((headwise.DropHead(p=0.1),))
     with pytest.raises(ValueError, match="was not regularized, and this one differs"):

@@ -85,7 +85,7 @@ def replay(path: Path, model: nn.Module, optimizers: list[Optimizer], step: Step
         model.load_state_dict(state["model"])
     except RuntimeError as error:
         raise ValueError(
-            f"{path} is of another model: {str(error).splitlines()[0]}: pass the model as the training builds it"
+            f"{path} is of another model, pass the model as the training builds it: {str(error).splitlines()[0]}"
         ) from error
     if (state["handle"] is None) != (regularized is None):
         raise ValueError(

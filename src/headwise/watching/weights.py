@@ -59,7 +59,7 @@ class Weights:
         The flag is whether all weights are finite: 0-d on the weights' device, so as not to wait for it here; None
         without weights.
         """
-        site_projections = self._projections.get(site, "its weights were not found at the start of the watch")
+        site_projections = self._projections.get(site, "its weights were not looked up")
         if isinstance(site_projections, str):
             return {}, dict.fromkeys(self.names, site_projections), None
         # Rebinds the projections to adapters that were added or removed since.
