@@ -1,4 +1,4 @@
-"""Small models of every host, each with a batch and a loss, for the tests that walk methods x hosts."""
+"""Small models of every host, each with a batch and a loss, for the tests of all methods on all hosts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tiny randomly initialised transformers of every family the host must serve, with batches that fit them.
+"""Tiny randomly initialised transformers of all supported Hugging Face families, with matching batches.
 
-`FAMILIES["Llama"].build(implementation="sdpa", dropout=0.1)` gives a model in eval mode, `.batch("left")` its input.
+`FAMILIES["Llama"].build(implementation="sdpa", dropout=0.1)` returns a model in eval mode, `.batch("left")` its input.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PICTURE = {"image_size": 16, "patch_size": 4, "num_channels": 3}
 
 @dataclass(frozen=True)
 class Family:
-    """One family: how to build it, what to feed it, and what its sites are.
+    """Model family: how to build it, its batches, and its expected sites.
 
     Attributes:
-        make: gives the model for (implementation, dropout).
+        make: a function from the dropout to the model's class and config.
         kind: "decoder", "encoder", "encoder-decoder", "vision", "vision-text" or "speech".
+        facts: the expected properties of the first site without an example batch.
+        sites: the number of attention layers, and how many of them are cross attention.
         paddings: which of "none", "left", "right" its batches may have.
-        implementations: with which attn_implementation it loads.
-        facts: what its first site must be known as without an example.
-        sites: how many attention layers it has, and how many of them are cross attention.
+        implementations: the values of attn_implementation that it supports.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Family:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def build(self, implementation: str | None = None, dropout: float = 0.0, seed: int = 0) -> nn.Module:
-        """Build the model in eval mode, with weights large enough that attention is far from uniform."""
+        """Return the model in eval mode, with weights large enough that attention is far from uniform."""
         cls, config = self.make(dropout)
         config._attn_implementation = implementation or self.implementations[-1]
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -53,12 +53,12 @@ class Family:
         return model.eval()
 
     def batch(self, padding: str = "none", seed: int = 0) -> dict[str, Tensor]:
-        """Make a batch; `padding` says on which side its shorter sequences are padded."""
+        """Return a batch; `padding` is the side on which its shorter sequences are padded."""
         g = torch.Generator().manual_seed(seed)
         return BATCHES[self.kind](padding, g)
 
     def is_causal(self, stack: str, is_cross: bool) -> bool:
-        """Tell whether self attention of a stack sees only the past."""
+        """Return whether the attention of a stack is causal."""
         return not is_cross and (self.kind == "decoder" or "decoder" in stack or "text_model" in stack)
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -66,12 +66,12 @@ class Family:
         return main_output(model(**batch))
 
     def real(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Return which rows of the main output belong to real tokens, bool (B, T), or None where all do."""
+        """Return which rows of the main output belong to real tokens, bool (B, T), or None if all of them do."""
         return batch.get("decoder_attention_mask", batch.get("attention_mask")) if self.kind != "speech" else None
 
 
 def main_output(output: Any) -> Tensor:
-    """Return logits, the last hidden state, or the image and text embeddings beside each other."""
+    """Return logits, the last hidden state, or the concatenated image and text embeddings."""
     for name in ("logits", "last_hidden_state"):
         if getattr(output, name, None) is not None:
             return getattr(output, name)
@@ -79,7 +79,7 @@ def main_output(output: Any) -> Tensor:
 
 
 def randomize(model: nn.Module, seed: int) -> None:
-    """Draw all matrices, biases and sinks anew, so that no bias is 0 and attention is far from uniform."""
+    """Redraw all matrices, biases and sinks, so that no bias is 0 and attention is far from uniform."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -90,12 +90,12 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def lengths(padding: str, tokens: int) -> Tensor:
-    """Return how many of `tokens` are real in each of the batch's sequences."""
+    """Return the number of real tokens in each sequence of the batch."""
     return torch.full((BATCH,), tokens) if padding == "none" else torch.tensor([tokens, tokens - 4, tokens - 1])
 
 
 def text(padding: str, g: torch.Generator, tokens: int = TOKENS, prefix: str = "") -> dict[str, Tensor]:
-    """Make token ids and their mask; without padding no mask is given, so that hosts pass `is_causal` alone."""
+    """Return token ids and their mask; without padding there is no mask, so that hosts pass only `is_causal`."""
     ids = torch.randint(3, VOCABULARY, (BATCH, tokens), generator=g)
     if padding == "none":
         return {f"{prefix}input_ids": ids}
@@ -105,12 +105,12 @@ def text(padding: str, g: torch.Generator, tokens: int = TOKENS, prefix: str = "
 
 
 def pixels(padding: str, g: torch.Generator) -> dict[str, Tensor]:
-    """Make pictures."""
+    """Return random pictures."""
     return {"pixel_values": torch.randn(BATCH, 3, 16, 16, generator=g)}
 
 
 def speech(padding: str, g: torch.Generator) -> dict[str, Tensor]:
-    """Make spectrogram frames and decoder tokens."""
+    """Return random spectrogram frames and decoder tokens."""
     made = {"input_features": torch.randn(BATCH, 8, 24, generator=g), **text("none", g, 6, "decoder_")}
     if padding != "none":
         made["decoder_attention_mask"] = text(padding, g, 6)["attention_mask"]
@@ -128,7 +128,7 @@ BATCHES: dict[str, Callable[[str, torch.Generator], dict[str, Tensor]]] = {
 
 
 def _of(prefix: str, model: str = "ForCausalLM", **settings: Any) -> Callable[[float], tuple[type, Any]]:
-    """Return a maker: settings whose value is "dropout" take the attention dropout asked for."""
+    """Return a `make` function; settings with the value "dropout" get the requested attention dropout."""
 
     def make(dropout: float) -> tuple[type, Any]:
         import transformers

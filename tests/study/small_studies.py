@@ -1,4 +1,4 @@
-"""What the tests of studies share: building a tiny study, carrying it out in this process, comparing results."""
+"""Helpers for the tests of studies: build a tiny study, run it in this process, and compare results."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,14 @@ from headwise.experiments.task_source import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}
-# what a clock measured, which no two runs share
+# Measurements of time, which differ between runs.
 MEASURED = ("cost/seconds_per_step", "cost/inference_seconds_per_example", "seconds", "apart")
-# what is written down of how a run was carried out, and changes no number
-# and the digests, since the metric stream holds seconds
+# Circumstances of a run that change no number, and the digests, because the metric stream contains seconds.
 CIRCUMSTANCES = (*ENVIRONMENT, "watched", "cost_is_indicative", "digests", "digest")
 
 
 class Silent:
-    """Keep what a study says."""
+    """Listener that records a study's messages, plans and finished runs without printing."""
 
     def __init__(self):
         self.said, self.plans, self.ends = [], [], []
@@ -38,7 +37,7 @@ class Silent:
 
 
 def tiny_study(task="Tiny", methods=(), seeds=1, **settings):
-    """Build a study of the tiny task; the settings are the task's."""
+    """Return a study of the tiny task; the settings are those of the task."""
     kind = load_task(f"{PLACE}:{task}")
     return Study(
         name="tiny",
@@ -52,7 +51,7 @@ def tiny_study(task="Tiny", methods=(), seeds=1, **settings):
 
 
 def study_of(place, methods=(), seeds=1, **settings):
-    """Build a study of any task; the settings are the task's."""
+    """Return a study of any task; the settings are those of the task."""
     kind = load_task(place)
     return Study(
         name=kind.__name__,
@@ -66,7 +65,7 @@ def study_of(place, methods=(), seeds=1, **settings):
 
 
 def carry(study, out, engine=None, listener=None, **options):
-    """Carry out a study, in this process unless an engine is given."""
+    """Run a study, in this process unless an engine is passed, and return its results as dicts."""
     engine = engine or HereEngine()
     comparison = Comparison(study, Path(out), engine, listener or Silent(), environment=ENVIRONMENT, **options)
     return [result.model_dump() for result in compare(comparison)]
@@ -79,10 +78,10 @@ def orders(study, out, **options):
 
 
 def numbers(folder):
-    """Return all that a run computed: its metric stream and result, without what a clock measured."""
+    """Return the metric stream and the result of a run, without measurements of time."""
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((Path(folder) / "result.json").read_text())
-    # with several processes some bytes hang on when a thread of the process group lets go of them
+    # With several processes, peak memory depends on when a thread of the process group frees its memory.
     apart = (*MEASURED, "cost/peak_memory_bytes") if result["config"].get("processes", 1) > 1 else MEASURED
     metrics = {k: v for k, v in result["metrics"].items() if k not in apart}
     computed = {k: v for k, v in result.items() if k not in CIRCUMSTANCES} | {"metrics": metrics}

@@ -115,7 +115,7 @@ def test_trackio_gets_rows_images_and_alerts_at_the_step_of_the_reading(monkeypa
 def test_mlflow_gets_metrics_images_and_texts_by_its_module_or_by_a_client_and_a_run(monkeypatch):
     module, client = Mlflow(), MlflowClient()
     monkeypatch.setitem(sys.modules, "mlflow", module)
-    with pytest.raises(TypeError, match=r"which run is meant: give log=MLflowRun\(client, run_id\)"):
+    with pytest.raises(TypeError, match=r"does not identify a run: pass log=headwise.MLflowRun\(client, run_id\)"):
         watched(log=client)
     watch = trained([module, headwise.MLflowRun(client, "r1"), LightningLogger(client, "r2")])
     assert module.metrics[1][LAYER] == pytest.approx(mean_of(watch, 1)) and (1, MAP) in module.images

@@ -171,7 +171,7 @@ class Recorder:
     def _bounded(self, site: Site, reading: Reading) -> Reading:
         """Return the reading with a bound of its logits from the previous one, so as not to wait for the device.
 
-        On the CPU and outside of training the reading is returned as it is.
+        On the CPU or outside of training the reading is returned as it is.
         """
         if not self.training or reading.q.device.type == "cpu" or not reading.q.numel() or not reading.k.numel():
             return reading

@@ -81,18 +81,18 @@ def groups(model: nn.Module, sites: list[Site]) -> list[Group]:
     Groups without trained parameters are left out.
     """
     names = {module: name for name, module in model.named_modules()}
-    found = [Group(site.name, site.depth) for site in sites]
+    enclosed = [Group(site.name, site.depth) for site in sites]
     for site in sites:
         block = block_of(site, model)[0]
-        if block is not None and all(names[block] != group.name for group in found):
-            found.append(Group(names[block], site.depth))
+        if block is not None and all(names[block] != group.name for group in enclosed):
+            enclosed.append(Group(names[block], site.depth))
     # Longest names first, so that an attention layer comes before its block.
-    ordered, rest = sorted(found, key=lambda group: -len(group.name)), Group(REST, OUTSIDE)
+    ordered, rest = sorted(enclosed, key=lambda group: -len(group.name)), Group(REST, OUTSIDE)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner = next((group for group in ordered if name.startswith(f"{group.name}.") or not group.name), rest)
             owner.parameters.append(parameter)
-    return [group for group in [*found, rest] if group.parameters]
+    return [group for group in [*enclosed, rest] if group.parameters]
 
 
 class Updates:

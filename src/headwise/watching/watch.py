@@ -187,7 +187,9 @@ class Watch:
             self._losses.add(self.steps, loss)
         if self._keeper is not None:
             if batch is None:
-                raise ValueError("watch(keep=...) needs the batch of each step to run it again: call step(batch=ids)")
+                raise ValueError(
+                    "watch(keep=...) needs the batch of each step to run it again: call watch.step(batch=ids)"
+                )
             self._keeper.step(self.steps, loss, batch)
         alerts = self._judge_losses() + (self._take() if self._armed else [])
         if self._keeper is not None:
