@@ -1,1 +1,1 @@
-"""Measure the health of every attention head while a model trains, without changing a bit of the training."""
+"""Watching: the health of every head while a model trains, without changing a bit of the training."""
