@@ -127,6 +127,8 @@ def test_diffusers_lora(monkeypatch):
     left["watch"].remove()
 
 
+# make test shards in tests/integration/test_distributed.py
+@pytest.mark.grid
 def test_fsdp2_in_two_processes(text):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

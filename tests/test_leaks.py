@@ -21,7 +21,7 @@ FILES = {
         def test_regularize():
             headwise.regularize(MODEL, headwise.DropHead(p=0.1))
         """,
-        "test_leaking.py leaves behind 1 fitted site",
+        "leaves behind 1 fitted site",
     ),
     "the function": (
         """
@@ -45,25 +45,22 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("left", FILES)
-def test_a_file_that_leaves_something_behind_fails_and_is_named(left, tmp_path):
-    code, told = FILES[left]
-    path = tmp_path / "test_leaking.py"
-    path.write_text(textwrap.dedent(code))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "conftest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        "pytest.ini",
-        path,
-    ]
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Run all files in one process, and give what is told of each: its outcome, and the words of its failure."""
+    folder = tmp_path_factory.mktemp("leaking")
+    for left, (code, _) in FILES.items():
+        (folder / f"test_{left.replace(' ', '_')}.py").write_text(textwrap.dedent(code))
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", "pytest.ini"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode == 1 and told in done.stdout) if told else done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([*command, folder], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("left", FILES)
+def test_a_file_that_leaves_something_behind_fails_and_is_named(left, told):
+    name, words = f"test_{left.replace(' ', '_')}.py", FILES[left][1]
+    assert (f"{name} leaves behind" in told) == bool(words), told
+    assert words in told

@@ -1,5 +1,5 @@
-"""No test asserts how many seconds something takes: a busy machine would fail it. Ratios inside one run and counts are
-fine."""
+"""No test asserts how many seconds something takes, nor waits for less than a minute: a busy machine would fail it.
+Ratios inside one run and counts are fine."""
 
 import ast
 from pathlib import Path
@@ -11,11 +11,16 @@ TESTS = Path(__file__).parent
 CLOCKS = ("perf_counter", "monotonic", "process_time", "time", "perf_counter_ns", "monotonic_ns")
 SECONDS = ("seconds", "elapsed", "duration")
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+# calls that fail a test when their time is over; a time of 0 asks and does not wait
+WAITS = ("run", "call", "check_call", "check_output", "communicate", "wait", "wait_for", "wait_procs", "join", "result")
+LEAST = 60
 
 
 def timed(tree):
-    """Return the lines of a test that compare a time with a number written there."""
-    return sorted({node.lineno for scope in _scopes(tree) for node in _limits(scope)})
+    """Return the lines of a test that compare a time with a number written there, or wait for less than a minute."""
+    limits = [node for scope in _scopes(tree) for node in _limits(scope)]
+    return sorted({node.lineno for node in [*limits, *_short_waits(tree)]})
 
 
 def _scopes(tree):
@@ -28,22 +33,58 @@ def _scopes(tree):
 
 def _limits(scope):
     names = _names_of_times(scope)
-    asserts = [node for node in ast.walk(scope) if isinstance(node, ast.Assert)]
-    for node in (one for check in asserts for one in ast.walk(check.test)):
-        if not isinstance(node, ast.Compare) or not any(isinstance(op, ORDER) for op in node.ops):
+    for node in (one for check in _checks(scope) for one in ast.walk(check)):
+        if not isinstance(node, ast.Compare):
             continue
         sides = [node.left, *node.comparators]
-        if any(_is_number(side) for side in sides) and any(_is_time(side, names) for side in sides):
+        ordered = any(isinstance(op, ORDER) for op in node.ops) and any(_is_number(side) for side in sides)
+        if (ordered or any(_is_about(side) for side in sides)) and any(_is_time(side, names) for side in sides):
             yield node
 
 
+def _checks(scope):
+    """Return what a test asserts, also by `if ...: pytest.fail()` and `if ...: raise`."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(_fails(inner) for inner in node.body)):
+            yield node.test
+
+
+def _fails(node):
+    return isinstance(node, ast.Raise) or (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr == "fail"
+    )
+
+
+def _short_waits(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in WAITS:
+            given = [word.value for word in node.keywords if word.arg in ("timeout", "seconds")]
+            if any(_is_number(value) and _number(value) < LEAST for value in given):
+                yield node
+
+
+def _called(node):
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+
+
+def _is_about(node):
+    """pytest.approx of a written number."""
+    return isinstance(node, ast.Call) and _called(node) == "approx" and any(map(_is_number, node.args[:1]))
+
+
 def _is_number(node):
-    """A written number of seconds; 0 is none, for a time may well be held to exist."""
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        return False
-    return isinstance(value, int | float) and value != 0
+    """A written number of seconds, or a product of such; 0 is none, for a time may well be held to exist."""
+    return bool(_number(node))
+
+
+def _number(node):
+    if not all(isinstance(one, ARITHMETIC) for one in ast.walk(node)):
+        return None
+    value = eval(compile(ast.Expression(node), "a number", "eval"))
+    return value if isinstance(value, int | float) else None
 
 
 def _is_time(node, names):
@@ -104,6 +145,21 @@ def test_no_time_is_held_against_a_number(path):
         ("assert one.seconds / other.seconds < 1.5", []),
         ("assert slow > 2 * fast and result.seconds > 0", []),
         ("assert count < 3", []),
+        ("assert elapsed < 2", [1]),
+        ("assert not elapsed > 2", [1]),
+        ("assert elapsed < 2 * 60", [1]),
+        ("assert time.perf_counter() - begin == pytest.approx(2, rel=0.5)", [1]),
+        ("assert approx(0.5) == result.seconds", [1]),
+        ("if elapsed > 2:\n    pytest.fail('slow')", [1]),
+        ("if time.monotonic() - begin > 2:\n    raise AssertionError", [1]),
+        ("subprocess.run(command, timeout=30)", [1]),
+        ("process.communicate(timeout=5.5)", [1]),
+        ("wait_for(ended, seconds=20)", [1]),
+        ("subprocess.run(command, timeout=60)", []),
+        ("psutil.wait_procs(family, timeout=0)", []),
+        ("assert loss == pytest.approx(2)", []),
+        ("assert told.seconds == pytest.approx(sum(parts))", []),
+        ("if elapsed > 2:\n    work()", []),
     ],
 )
 def test_a_time_limit_is_found_and_a_ratio_is_not(code, found):

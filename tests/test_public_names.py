@@ -165,6 +165,7 @@ def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_pyright_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
     pytest.importorskip("pyright")
     (two_programs / "pyrightconfig.json").write_text(

@@ -13,13 +13,12 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 import transformers
+from grids import part_of_grid
 from tiny_models import FAMILIES, SEQ2SEQ, TEXT, randomize
 from torch import Tensor, nn
 
 import headwise
 from headwise import DropHead, EntropyPenalty
-
-pytestmark = pytest.mark.grid
 
 COUNT, TOKENS = 10, 8
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -163,7 +162,11 @@ CASES = [(kind, SHORT) for kind in KINDS]
 CASES += [(kind, one) for kind in ("Llama", "Own", "BartForConditionalGeneration") for one in SETTINGS if one != SHORT]
 
 
-@pytest.mark.parametrize(("kind", "settings"), CASES)
+# tokens, pairs and a model of one's own, each with its own settings
+KEPT = [("Llama", SHORT), ("BartForConditionalGeneration", "accumulated"), ("Own", "one micro batch")]
+
+
+@pytest.mark.parametrize(("kind", "settings"), part_of_grid(CASES, KEPT))
 def test_a_neutral_method_trains_to_the_plain_trainers_numbers(kind, settings, tmp_path):
     given = SETTINGS[settings]
     ours = trained(kind, tmp_path, DropHead(p=0.0), **given)
@@ -172,13 +175,16 @@ def test_a_neutral_method_trains_to_the_plain_trainers_numbers(kind, settings, t
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "Llama",
-        "BertForSequenceClassification",
-        "Own",
-        "BartForConditionalGeneration",
-        "WhisperForConditionalGeneration",
-    ],
+    part_of_grid(
+        [
+            "Llama",
+            "BertForSequenceClassification",
+            "Own",
+            "BartForConditionalGeneration",
+            "WhisperForConditionalGeneration",
+        ],
+        ["Llama"],
+    ),
 )
 def test_label_smoothing_is_the_plain_trainers(kind, tmp_path):
     given = {"label_smoothing_factor": 0.3, "decoder": kind in PAIRS}
@@ -188,7 +194,7 @@ def test_label_smoothing_is_the_plain_trainers(kind, tmp_path):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("kind", ["Llama", "Own", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("kind", part_of_grid(["Llama", "Own", "T5ForConditionalGeneration"], ["Own"]))
 def test_a_trainer_that_says_how_its_loss_is_scaled_is_followed(kind, scaled, tmp_path):
     cls = type("Saying", (transformers.Trainer,), {"loss_is_scaled_for_ga": scaled})
     assert_same(trained(kind, tmp_path, DropHead(p=0.0), cls=cls), trained(kind, tmp_path, cls=cls))
@@ -287,6 +293,7 @@ def pairs(tmp_path_factory):
     return torch.load(folder / "found.pt", weights_only=True)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("index", range(len(JOBS)), ids=[f"{k}-{'-'.join(map(str, s.values()))}" for k, s in JOBS])
 def test_two_processes_train_to_the_plain_trainers_numbers(pairs, index):
     assert_same(*pairs[index])

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from grids import part_of_grid
 from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
-
-pytestmark = pytest.mark.grid
 
 HOST = HOSTS["own"]
 NAMES = list(shelf.__all__)
@@ -66,7 +65,8 @@ def assert_same(found, wanted, what):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+# each beside all others that it composes with
+@pytest.mark.parametrize("name", part_of_grid(NAMES, ("DropHead", "EntropyPenalty")))
 def test_beside_a_neutral_method_a_method_gives_what_it_gives_alone(name):
     alone = step(strong(name))
     for other in partners(name):
@@ -84,7 +84,7 @@ def looks(model):
     return [type(m) for m in model.modules()], [set(m.__dict__) for m in model.modules()], hooks
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", part_of_grid(NAMES, ("SigmaReparam",)))
 def test_removing_two_methods_gives_back_the_same_bits_and_keys(name):
     model = fresh(HOST)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backend_functions import use
+from grids import part_of_grid
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -133,11 +134,22 @@ def every_method():
     return [m for m in [*strong, *MORE] if type(m) not in (FeatScale, LSA)]
 
 
+EVERY = every_method()
+
+
 def on_kernel(method):
     return not (method.overrides("logits") or method.overrides("weights"))
 
 
-@pytest.mark.parametrize("method", every_method(), ids=repr)
+# one of each kind: on weights, on logits, a penalty, carried values, beside the call, in place of a weight
+KINDS = ("DropHead", "DropKey", "EntropyPenalty", "NeuTRENO", "QKNorm", "SigmaReparam", "QKClip")
+
+
+@pytest.mark.parametrize(
+    "method",
+    part_of_grid(EVERY, [method for method in EVERY if type(method).__name__ in KINDS]),
+    ids=repr,
+)
 def test_every_method_does_on_packed_rows_what_it_does_on_a_padded_batch(llama, method):
     # In fp64, where torch's own kernels leave nothing but rounding.
     model = copy.deepcopy(llama).double()

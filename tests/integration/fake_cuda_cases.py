@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,9 +111,9 @@ def moved(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 Case = tuple[str, Callable[[], list[str]]]
 
 
-def methods(kind: str, dtype: str) -> Iterator[Case]:
-    """Every method on a host."""
-    for name in shelf.__all__:
+def methods(kind: str, dtype: str, names: Sequence[str] = shelf.__all__) -> Iterator[Case]:
+    """Every method on a host, or those that are named."""
+    for name in names:
         yield name, lambda name=name: regularized(name, kind, dtype)
 
 
@@ -297,6 +297,7 @@ def epoch_waits(steps: int, every: int | None = None) -> list[str]:
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     **{f"{kind}-{dtype}": lambda at=(kind, dtype): methods(*at) for kind in WALKED for dtype in DTYPES},
+    "kinds": lambda: methods("sdpa", "fp32", FIRST),
     "compiled": compiled,
     "readings": readings,
     "penalties": penalties,

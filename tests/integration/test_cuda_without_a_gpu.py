@@ -22,6 +22,8 @@ TORCH = Path(torch.__file__).parent
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
 GROUPS = {
     **{f"{host}-{dtype}": 30 for host in ("sdpa", "torch", "transformers") for dtype in ("fp32", "bf16")},
+    # of each kind of stage one, as the first of sdpa-fp32
+    "kinds": 8,
     "compiled": 40,
     "readings": 6,
     "penalties": 3,
@@ -69,7 +71,7 @@ def found(request, tmp_path_factory):
     return cases
 
 
-@pytest.mark.parametrize("group", part_of_grid(GROUPS, ("sdpa-fp32", "penalties", "loop")))
+@pytest.mark.parametrize("group", part_of_grid(GROUPS, ("kinds", "penalties", "loop")))
 def test_nothing_waits_for_the_device_and_no_tensor_lies_on_another(found, group):
     cases = found[group]
     assert len(cases) >= GROUPS[group], f"only {len(cases)} cases ran: {list(cases)}"

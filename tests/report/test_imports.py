@@ -15,11 +15,22 @@ from headwise.files.optional_imports import load
 def test_importing_the_report_imports_no_optional_library():
     heavy = "altair, jinja2, markupsafe, scipy, numpy, torch, vl_convert".split(", ")
     code = (
-        "import sys, headwise.reporting, headwise.pages.shell, headwise.pages.charts, headwise.results.analysis; "
+        "import sys, headwise.reporting.command, headwise.pages.shell, headwise.pages.charts; "
+        "import headwise.results.analysis; "
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_compiler_of_torch_is_imported_by_those_who_compile_alone():
+    """It takes as long as torch itself: a second and more of every command and every worker."""
+    code = (
+        "import sys, headwise.comparing.compare, headwise.engines.worker, headwise.watching.watch; "
+        "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]
 
 
 def test_a_missing_library_is_named_with_its_extra():

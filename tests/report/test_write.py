@@ -391,6 +391,6 @@ def test_the_work_of_a_report_grows_no_faster_than_its_runs(tmp_path):
 
     # once before, which imports
     work(2)
-    few, many = work(6), work(48)
+    few, many = work(3), work(24)
     # eight times the runs; what compares each run with each would take 64 times as long
     assert many / few < 16

@@ -166,5 +166,5 @@ def warm():
 
     for name in ("training.execution", "comparing.tune", "reporting.rebuild", "results.table"):
         importlib.import_module(f"headwise.{name}")
-    for name in ("optuna.storages.journal", "altair", "vl_convert", "scipy.stats", "torch.profiler"):
+    for name in ("optuna.storages.journal", "altair", "vl_convert", "scipy.stats", "torch.profiler", "torch._dynamo"):
         importlib.import_module(name)

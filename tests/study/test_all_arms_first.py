@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from grids import part_of_grid
 from small_studies import carry, study_of, tiny_study
 from test_engines import Engine, headwise
 
@@ -33,7 +34,7 @@ def place(tmp_path):
     return f"{tmp_path / 'plain.py'}:NoAttention"
 
 
-@pytest.mark.parametrize("jobs", [None, 2])
+@pytest.mark.parametrize("jobs", part_of_grid([None, 2], [None]))
 def test_a_model_without_attention_is_refused_before_the_baseline_trains(tmp_path, place, jobs):
     study = study_of(place, ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)"), seeds=2)
     refused = pytest.raises(StudyError, match=r"(?s)DropHead\(p=0.3\).*attention.*Nothing was trained")

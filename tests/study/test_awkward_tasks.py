@@ -127,6 +127,8 @@ def test_every_file_of_a_task_and_every_arms_own_checkpoint_is_part_of_the_ident
     assert identities(study_of(f"{PLACE}:Started", (arm,), start=tmp_path / "a"))[1] != before
 
 
+# make test trains in two processes in test_several_processes.py
+@pytest.mark.grid
 def test_two_processes_train_single_examples_and_judge_by_parts_of_the_model(tmp_path):
     command = [sys.executable, "-m", "headwise.cli", "compare", "--task", f"{PLACE}:Lone", "--seeds", "1"]
     command += [

@@ -25,6 +25,15 @@ def headwise(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
+def here(*arguments):
+    """Run the command in this process, where what it imports is there already."""
+    from typer.testing import CliRunner
+
+    from headwise.cli import app
+
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
 def test_help_starts_without_the_heavy_libraries():
     heavy = ("torch", "pydantic", "rich.progress", "accelerate", "numpy", "optuna", "ray", "scipy", "sklearn")
     code = (
@@ -35,6 +44,8 @@ def test_help_starts_without_the_heavy_libraries():
     assert "imported: []" in done.stdout, done.stdout + done.stderr
 
 
+# make test asks which libraries it imports, above
+@pytest.mark.grid
 def test_help_takes_less_computing_than_importing_torch():
     def seconds(*arguments):
         code = f"import resource, subprocess, sys; subprocess.run([sys.executable, *{arguments!r}], stdout=-3);"
@@ -360,18 +371,18 @@ def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, cap
         assert max(map(len, text.splitlines())) <= 80
     with pytest.raises(StudyError, match=r"--scale papr: tiny has no such scale\. Did you mean 'paper'\?"):
         describe_request("tiny", None, "papr", studies)
-    assert headwise("compare", "digits", "--scale=none", "--help").returncode == 1
+    assert here("compare", "digits", "--scale=none", "--help").exit_code == 1
 
 
 def test_the_help_of_a_study_lists_its_settings():
-    done = headwise("compare", "digits", "--help")
-    assert done.returncode == 0 and "--sweep" in done.stdout
+    done = here("compare", "digits", "--help")
+    assert done.exit_code == 0 and "--sweep" in done.stdout
     for line in ("Settings of Digits", "  mlp_dim=96", "  train_size=200  ", "  optimizer=adamw", "adamw | adam | sgd"):
         assert line in done.stdout, line
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
-    own = headwise("compare", "--task", f"{PLACE}:Tiny", "--help")
+    own = here("compare", "--task", f"{PLACE}:Tiny", "--help")
     assert "Settings of Tiny" in own.stdout and "  pause=0.0" in own.stdout
-    plain = headwise("compare", "--help")
+    plain = here("compare", "--help")
     assert "Settings of" not in plain.stdout
 
 

@@ -9,7 +9,7 @@ from test_core import CORE
 
 from headwise import SigmaReparam
 from headwise.comparing.claim_check import canonical_premises
-from headwise.comparing.premises import parameters_moved
+from headwise.experiments.premises import parameters_moved
 from headwise.files.errors import StudyError
 from headwise.reporting.rebuild import rebuild
 from headwise.results.claims import judged_premises

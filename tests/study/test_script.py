@@ -473,6 +473,8 @@ def test_of_a_bar_the_last_state_is_shown(tmp_path):
     assert last_lines(tmp_path).endswith("\n    reading\n    98%\n    no space")
 
 
+# make test holds the numbers of a script against those of the script alone: test_own_script.py
+@pytest.mark.grid
 def test_the_digits_study_as_a_script_gives_the_same_differences_to_the_bit(tmp_path):
     from headwise.studies.digits import STUDY
 

@@ -6,6 +6,7 @@ import sys
 
 import psutil
 import pytest
+from grids import part_of_grid
 from small_studies import PLACE, all_numbers, carry, tiny_study
 from test_engines import lines, wait_for
 
@@ -22,9 +23,14 @@ def started(*arguments, python=(), ignoring=()):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **hear)
 
 
-@pytest.mark.parametrize("number", CODES)
 # a library of the command line, one of the study, and one that workers import too
-@pytest.mark.parametrize("library", ["typer", "pydantic", "torch._C"])
+MOMENTS = [(library, number) for library in ("typer", "pydantic", "torch._C") for number in CODES]
+
+
+@pytest.mark.parametrize(
+    ("library", "number"),
+    part_of_grid(MOMENTS, [("typer", signal.SIGTERM), ("pydantic", signal.SIGINT), ("torch._C", signal.SIGTERM)]),
+)
 def test_a_stop_while_libraries_are_imported_prints_one_line(tmp_path, number, library):
     command = ("compare", "--task", f"{PLACE}:Slow", "--jobs", "1", "--out", str(tmp_path / "out"))
     process = started(*command, python=("-X", "importtime"))
@@ -45,7 +51,14 @@ def test_a_stop_while_libraries_are_imported_prints_one_line(tmp_path, number, l
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
 
 
-@pytest.mark.parametrize("extra", [("--jobs", "1"), ("--jobs", "2", "--tune", "2"), ("--processes", "2")])
+# a tuned study goes on in tests/study/test_storm.py, and Ctrl-C in several processes in test_several_processes.py
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("--jobs", "1"),
+        *(pytest.param(one, marks=pytest.mark.grid) for one in (("--jobs", "2", "--tune", "2"), ("--processes", "2"))),
+    ],
+)
 def test_sigterm_to_a_whole_job_prints_one_line_and_loses_nothing(tmp_path, extra):
     out = tmp_path / "out"
     command = ("compare", "--task", f"{PLACE}:Slow", "--seeds", "1", "--device", "cpu", "--out", str(out))

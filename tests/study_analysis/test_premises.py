@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import judged, noise, paired, study, test_of
 
-from headwise.comparing.premises import better_than_untrained, failure_arose, majority, memorised
-from headwise.comparing.premises import learned as learned_by
+from headwise.experiments.premises import better_than_untrained, failure_arose, majority, memorised
+from headwise.experiments.premises import learned as learned_by
 from headwise.results.analysis_record import JudgedClaim, JudgedTest
 from headwise.results.claims import judge, judged_claims, judged_premises
 from headwise.results.intervals import JointIntervals

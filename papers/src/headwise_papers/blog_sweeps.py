@@ -6,7 +6,7 @@ does not mention rescaling of the remaining heads, and uses the median as the un
 
 from __future__ import annotations
 
-from headwise.comparing.premises import learned
+from headwise.experiments.premises import learned
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import TEST_ACCURACY, doses
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales

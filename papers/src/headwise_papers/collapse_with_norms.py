@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.comparing.premises import learned
+from headwise.experiments.premises import learned
 from headwise.results.records import Premise
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.comparing.premises import learned, parameters_moved
+from headwise.experiments.premises import learned, parameters_moved
 from headwise.study import Claim, ClaimTest, Evaluation, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, DeiT
 

@@ -5,7 +5,7 @@ Zhai et al. 2023 train up to 100 layers per side on WMT; this study trains a nar
 
 from __future__ import annotations
 
-from headwise.comparing.premises import learned
+from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.translation import Translation
 

@@ -348,7 +348,10 @@ class Call:
         return part
 
 
-# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash.
-@torch.compiler.assume_constant_result
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
+
+
+# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash. This is what
+# torch.compiler.assume_constant_result does, which imports the compiler: more than a second of each process.
+_crc._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -67,8 +67,8 @@ class Method:
     """The reason why there is no neutral setting, shown on the method's page. A method needs either this or
     `neutral`."""
     strong: ClassVar[dict[str, Any]] = {}
-    """Settings at which the method visibly changes the output. If they are too weak, the tests cannot tell whether the
-    method acts."""
+    """Settings at which the method visibly changes the output; fields that are not named keep their defaults, so `{}`
+    means the defaults. If they are too weak, the tests cannot tell whether the method acts."""
     live: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that may change during training. Read them with `call.value(self, name)`: `self.name` keeps
     its first value whatever `set()` changes. `set()` and schedules refuse all other fields."""
@@ -100,8 +100,9 @@ class Method:
     and is always correct. Also True for a map that replaces the softmax and applies `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
     """Whether a query's row of the matrix is read and written independently of other rows, so that a large matrix may
-    be computed in blocks of queries. If wrongly True, results change with the size of the call; False takes more memory
-    and is always correct."""
+    be computed in blocks of queries. `call.penalize` combines the blocks, and a maximum that a method keeps may be
+    updated block by block: such methods are rowwise too. Methods that never touch the matrix need not set it. If
+    wrongly True, results change with the size of the call; False takes more memory and is always correct."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
     it that edit logits; if wrongly False, their edits are silently lost."""

@@ -16,16 +16,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.core.settings import suggest
-from headwise.experiments.evaluation import Metric
-from headwise.experiments.script import read_outcome
 from headwise.files.durable import write_json
 from headwise.files.errors import StudyError
 from headwise.results.digests import RESULT, digest_of, digests, sealed
 from headwise.results.folder import ledger_of
 from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
+
+if TYPE_CHECKING:
+    from headwise.experiments.evaluation import Metric
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 ARMS = ("arm", "method", "group")
@@ -112,6 +113,9 @@ def study_of_numbers(
         StudyError: if a column is missing, a row has no arm or seed, two rows have the same arm and seed, or rows of
             one arm have different settings; the rows are named.
     """
+    # imports torch, which the report of a study does without
+    from headwise.experiments.script import read_outcome
+
     metrics = [read_outcome(text) for text in outcomes]
     if not metrics:
         raise StudyError(
