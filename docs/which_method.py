@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import resources
@@ -241,11 +242,17 @@ def _room(league: League, world: str) -> float | None:
     return left if higher and unit.factor == 100 and left < NO_ROOM else None
 
 
+def first_reason(why: str) -> str:
+    """Return the reason of the first layer, if `why` gives one for every layer of a model; else `why` itself."""
+    reasons = re.findall(r"not applicable: (.+?)(?= \S+: not applicable: |$)", why)
+    return reasons[0] if reasons else why
+
+
 def result(row: Row, unit: Unit) -> list[str]:
     """Return the cells of an entry in a world: difference, verdict, verdict against the best control, time of a step,
     and the choice of its search."""
     if not row["difference"]:
-        return ["", f"{row['status']}: {row['why']}", "", "", ""]
+        return ["", f"{row['status']}: {first_reason(row['why'])}", "", "", ""]
     cost = row.number("cost")
     return [
         difference_of(row, unit),

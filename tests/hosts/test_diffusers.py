@@ -416,7 +416,7 @@ def test_a_run_with_lora_trains_the_adapters_alone():
     assert {"attention_entropy", "spectral_norm_qk"} <= found
     watch.remove()
     handle.remove(discard=True)
-    with pytest.raises(ValueError, match="are frozen"):
+    with pytest.raises(ValueError, match="is frozen"):
         headwise.regularize(model, QKClip(threshold=1.0))
 
 

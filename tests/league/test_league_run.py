@@ -188,6 +188,18 @@ def test_a_world_that_changed_is_not_mixed_with_what_was_run(tmp_path):
         cells_of(request, HereEngine(), Quiet())
 
 
+def test_runs_of_another_version_of_the_task_are_not_mixed_with_new_ones(tmp_path):
+    request = request_of(tmp_path, entries=("plain",))
+    go(request)
+    file = tmp_path / "source" / "dots.py"
+    before = file.read_text()
+    file.write_text(before + "# a comment\n")
+    with pytest.raises(StudyError, match=r"was run with another version of the file of .*Restore that version"):
+        cells_of(request, HereEngine(), Quiet())
+    file.write_text(before)
+    assert cells_of(request, HereEngine(), Quiet())
+
+
 def test_other_ranges_are_another_search(tmp_path):
     request = request_of(tmp_path, entries=("drop-head",))
     go(request)

@@ -201,7 +201,7 @@ def test_a_method_named_for_a_layer_where_it_has_no_meaning_is_refused():
     model = fresh()
     before = untouched(model)
     model.blocks[1].attn.q_norm = nn.LayerNorm(8)
-    with pytest.raises(ValueError, match=r"blocks\.1\.attn: QKClip the host normalises queries and keys itself"):
+    with pytest.raises(ValueError, match=r"blocks\.1\.attn: QKClip would change nothing: the host normalises"):
         headwise.regularize(model, QKClip(), where=["blocks.1.attn"])
     del model.blocks[1].attn.q_norm
     same(before, untouched(model))

@@ -175,7 +175,10 @@ class Method:
         self.require(value in allowed, f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
     def refuse(self, site: Site) -> str | None:
-        """Return the reason why the method does not apply to `site`, or None if it does."""
+        """Return why the method does not apply to `site`, or None if it does.
+
+        A verb phrase, such as "needs heads of equal size": reports put the name of the class before it.
+        """
         return None
 
     def at(self, name: str, step: int, site: Site) -> float:

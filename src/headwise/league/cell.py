@@ -15,6 +15,7 @@ from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import BASELINE
 from headwise.experiments.study import Study
 from headwise.experiments.task import Task
+from headwise.experiments.task_source import source_digest, source_file
 from headwise.files.durable import write_json
 from headwise.files.errors import StudyError, is_for_users
 from headwise.league import world_folder
@@ -62,7 +63,10 @@ class Place:
             notes=(world.reason,),
         )
         self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
-        self.record = world_folder.begin(self.folder, world, self.task.model_dump(mode="json"), trials)
+        file = source_file(world.task)
+        self.record = world_folder.begin(
+            self.folder, world, self.task.model_dump(mode="json"), trials, source_digest(file) if file else None
+        )
         self._storage: BaseStorage | None = None
 
     def beside(self, name: str, first_seed: int) -> Place:

@@ -58,6 +58,8 @@ class LeagueRecord(Record):
     title: str
     symptom: str
     task: str
+    # SHA-256 of the task's file, of which the identity of each run is made; None in records that do not tell it
+    source: str | None = None
     settings: dict[str, Any]
     trials: int
     entries: dict[str, EntryRecord] = {}
@@ -69,15 +71,22 @@ def digest_of(entry: Entry, trials: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> LeagueRecord:
-    """Return the stored record of a world, or a new one.
+def begin(folder: Path, world: World, settings: dict[str, Any], trials: int, source: str | None = None) -> LeagueRecord:
+    """Return the stored record of a world, or a new one; `source` is the SHA-256 of the task's file.
 
     Raises:
-        StudyError: if the folder contains this world with other settings or number of trials, or other content.
+        StudyError: if the folder contains this world with other settings, another number of trials or another version
+            of the task's file, or other content.
     """
     stored = read_json(folder / FILE)
     fresh = LeagueRecord(
-        world=world.name, title=world.title, symptom=world.symptom, task=world.task, settings=settings, trials=trials
+        world=world.name,
+        title=world.title,
+        symptom=world.symptom,
+        task=world.task,
+        source=source,
+        settings=settings,
+        trials=trials,
     )
     if stored is None:
         if (folder / "study.json").exists():
@@ -92,7 +101,12 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int) -> 
                 f"{folder} contains the world {record.world} with other {field}: its entries would not be comparable "
                 f"with new ones. Choose another --out, or delete {folder}."
             )
-    return record.model_copy(update={"title": world.title, "symptom": world.symptom})
+    if record.source is not None and record.source != source:
+        raise StudyError(
+            f"{folder} was run with another version of the file of {world.task}: new runs would not be pairs of its "
+            "runs. Restore that version of the file, or choose another --out."
+        )
+    return record.model_copy(update={"title": world.title, "symptom": world.symptom, "source": source})
 
 
 def read(folder: Path) -> LeagueRecord:

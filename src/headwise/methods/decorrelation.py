@@ -50,7 +50,7 @@ class Decorrelation(Method):
         return self.probes is not None
 
     def refuse(self, site: Site) -> str | None:
-        return "one head has no other to be compared with" if site.heads == 1 else None
+        return "compares heads, and this layer has only one" if site.heads == 1 else None
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.probes is not None:

@@ -43,7 +43,7 @@ class Disagreement(Method):
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
 
     def refuse(self, site: Site) -> str | None:
-        return "one head has no other to differ from" if site.heads == 1 else None
+        return "compares heads, and this layer has only one" if site.heads == 1 else None
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if self.on == "values":

@@ -33,13 +33,13 @@ class FeatScale(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.is_cross:
-            return "its mean over tokens would include the decoder's future ones, which a cross attention does not mask"
+            return "averages over tokens, and a cross attention does not mask the decoder's future ones"
         if site.causal:
-            return "its mean over tokens needs all of them, and a causal layer generates with only the new one present"
+            return "averages over all tokens, and a causal layer generates with only the new one present"
         if site.pooled:
-            return "its mean over tokens needs queries and keys of the same tokens, and this layer pools one of them"
+            return "averages over the tokens of queries and of keys alike, and this layer pools one of them"
         if site.windowed:
-            return "its mean over tokens would be that of a window"
+            return "averages over all tokens, and this layer sees windows"
         return None
 
     def build(self, site: Site, state: MethodState) -> None:

@@ -35,7 +35,11 @@ class GFSA(Method):
         self.require(self.order >= 2, f"order must be at least 2, got {self.order}")
 
     def refuse(self, site: Site) -> str | None:
-        return "A² needs queries and keys of the same tokens, and this layer pools one of them" if site.pooled else None
+        return (
+            "needs queries and keys of the same tokens for A², and this layer pools one of them"
+            if site.pooled
+            else None
+        )
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names

@@ -48,10 +48,14 @@ class InputNoise(Method):
         if not self.per_head:
             return None
         if site.rope:
-            return "rotary positions are applied between the projections and the scores; use per_head=False"
+            return "adds noise to projections, and here rotary positions follow them; use per_head=False"
         if site.qk_norm:
-            return "a norm is applied between the projections and the scores; use per_head=False"
-        return "a window's tokens are not those of the layer's input; use per_head=False" if site.windowed else None
+            return "adds noise to projections, and here a norm follows them; use per_head=False"
+        return (
+            "adds noise for each token of the layer's input, and this layer sees windows; use per_head=False"
+            if site.windowed
+            else None
+        )
 
     def build(self, site: Site, state: MethodState) -> None:
         if self.per_head:

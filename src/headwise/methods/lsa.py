@@ -46,7 +46,7 @@ class LSA(Method):
                 "learns the temperature"
             )
         if self.diagonal and site.pooled:
-            return "its queries and keys are different tokens: this layer pools one of them"
+            return "needs queries and keys of the same tokens, and this layer pools one of them"
         return None
 
     def reads_own_tokens(self) -> bool:

@@ -50,7 +50,7 @@ class QKClip(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.qk_norm:
-            return "the host normalises queries and keys itself, so that scaling their weights changes nothing"
+            return "would change nothing: the host normalises queries and keys itself"
         try:
             scaled = [block for block, power in _powers(site, self.balance) if power > 0]
         except ProjectionError as error:

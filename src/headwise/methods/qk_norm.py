@@ -45,7 +45,7 @@ class QKNorm(Method):
     def refuse(self, site: Site) -> str | None:
         if site.rope and self.norm == "layer":
             return 'a layer norm after rotary positions differs from one before them; use norm="rms"'
-        return "the host normalises queries and keys itself" if site.qk_norm else None
+        return "would act twice: the host normalises queries and keys itself" if site.qk_norm else None
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names

@@ -46,7 +46,7 @@ class QKRates(Method):
 
     def refuse(self, site: Site) -> str | None:
         if site.qk_norm:
-            return "the host normalises queries and keys itself, so that the size of their weights changes no logit"
+            return "would change no logit: the host normalises queries and keys itself"
         try:
             pieces = _pieces(site)
         except ProjectionError as error:

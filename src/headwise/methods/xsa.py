@@ -46,9 +46,7 @@ class XSA(Method):
         )
 
     def refuse(self, site: Site) -> str | None:
-        return (
-            "its queries and keys are different tokens, because this layer pools one of them" if site.pooled else None
-        )
+        return "needs queries and keys of the same tokens, and this layer pools one of them" if site.pooled else None
 
     def reads_own_tokens(self) -> bool:
         return True
