@@ -1,4 +1,5 @@
 import copy
+import gc
 import math
 
 import pytest
@@ -191,6 +192,8 @@ def test_methods_may_be_removed_before_the_watch():
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_model_that_was_compiled_before_is_regularized_and_watched_whichever_of_both_is_named(inside):
+    # A watched model of an earlier test, collected during compilation, would restore torch's function in mid-trace.
+    gc.collect()
     torch._dynamo.reset()
     model = fresh(HOSTS["own"])
     compiled = torch.compile(model, backend="eager")
