@@ -151,10 +151,8 @@ class Walk:
             raise self._dropped(None, f"{self.where}, whose source cannot be read")
 
     def _dropped(self, p: float | None, where: str) -> BranchEnd:
-        chance = "with an unknown p" if p is None else f"with p={p:g}"
-        barred = (
-            f"drops the attention branch by a function call {probability} in {where}, after which no method can act"
-        )
+        chance = "with unknown p" if p is None else f"with p={p:g}"
+        barred = f"drops the attention branch by a function call {chance} in {where}, after which no method can act"
         return BranchEnd(None, f"{barred}: set that dropout to 0, or {LEAVE_OUT}")
 
     def _block(self, body: list[ast.stmt]) -> None:

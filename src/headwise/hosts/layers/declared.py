@@ -34,7 +34,7 @@ def over_channels(module: nn.Module) -> str:
 
 
 def without_softmax(module: nn.Module) -> str:
-    """Return why no method applies to a layer with a recurrent state instead of a softmax; an empty string for others."""
+    """Return why no method applies to a layer with a recurrent state, not a softmax; an empty string for others."""
     kind = type(module).__name__
     if re.search(r"delta|linear_?att|lightning|retention|mamba|gla(?![a-z])", kind, re.IGNORECASE):
         return (
