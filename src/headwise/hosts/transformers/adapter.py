@@ -221,7 +221,7 @@ def is_plain(cls: type, implementation: str) -> bool:
 
 
 def is_cache(x: Any) -> bool:
-    """Return whether an argument is a cache, by its methods: its name differs between families."""
+    """Return whether an argument is a cache; it is named past_key_values, past_key_value or layer_past."""
     return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
 
 

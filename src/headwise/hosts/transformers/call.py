@@ -101,7 +101,7 @@ def routed(
     unknown = not torch.compiler.is_compiling() and adapter.verified != adapter.implementation
     if unknown and (eager or (not plain and reads(adapter, fitted))):
         with torch.no_grad():
-            # Detached: flex attention decides by requires_grad of its inputs, not by no_grad.
+            # Detached: flex attention checks requires_grad of its inputs even under no_grad.
             theirs = host(query.detach(), key.detach(), value.detach(), 0.0)[0].transpose(1, 2)
         verify(adapter, fitted, theirs, q, k, v, settings, packed)
     by_kernel = not plain and not adapter.site.own_attention
@@ -159,7 +159,7 @@ def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: 
     if outside:
         raise RuntimeError(
             f"{adapter.site.name} tells only its attention call how rows pack several sequences, but {outside[0]!r} "
-            f"acts on the input or output of the layer: pass cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
+            f"acts on the layer's input or output: pass cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
         )
     fitted.entered.take()
     return packing
@@ -355,7 +355,7 @@ def verify(
         if allowed is not None:
             # A row without keys may have any result in the host, even nan.
             difference = difference.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        # Kernels skip padded queries, which packed rows do not contain.
+        # Kernels skip padded queries, and packed rows have no result for them.
         real = call.real_queries_at_hand()
         if real is not None and (packed is not None or kernel):
             difference = difference.masked_fill(~real[:, None, :, None], 0.0)

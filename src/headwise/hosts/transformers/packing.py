@@ -21,8 +21,8 @@ from headwise.hosts.transformers.routed import FLEX, PLAIN
 
 COMPILED = (
     "{name} is called on rows that hold several sequences inside a compiled graph, whose shapes cannot depend on "
-    "their bounds: compile only the parts beside attention, for example `layer.mlp.compile()` of each layer, or train on "
-    "one sequence a row"
+    "their bounds: compile only the parts beside attention, for example `layer.mlp.compile()` of each layer, or train "
+    "on one sequence per row"
 )
 
 
