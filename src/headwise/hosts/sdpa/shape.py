@@ -144,8 +144,8 @@ def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     if len(places) != 1:
         raise RuntimeError(
             f"{site.name} calls attention with q of shape {tuple(q.shape)}, and which dimension holds its heads "
-            f"({heads or 'unknown'}) cannot be determined; give the module a num_heads attribute, or call attention with "
-            "(B, H, T, D)"
+            f"({heads or 'unknown'}) cannot be determined; give the module a num_heads attribute, or call "
+            "attention with (B, H, T, D)"
         )
     return places[0]
 
