@@ -203,7 +203,7 @@ def test_methods_act_on_flex_attention_wherever_it_is_named(inner):
     for ours, theirs in zip(model.parameters(), twin.parameters()):
         assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     handle.remove()
-    assert not hosts.sdpa.flex._places
+    assert not hosts.sdpa.flex._replaced
     with torch.no_grad():
         assert torch.allclose(model(x, None, masked()), naive(model, x, bias=False), atol=1e-5)
 
@@ -263,7 +263,7 @@ def test_nothing_stays_behind_and_where_nothing_acts_the_librarys_own_kernel_run
 def test_what_flex_attention_alone_can_do_is_refused_by_name():
     model, x = Model(), vectors()
     handle = headwise.regularize(model, RelaxedAttention(gamma=0.3))
-    with pytest.raises(RuntimeError, match=r"score_mod of layers.0 does more than to add a bias .*headwise.SoftCap"):
+    with pytest.raises(RuntimeError, match=r"score_mod of layers.0 does more than add a bias .*headwise.SoftCap"):
         model(x, soft_cap)
     handle.remove()
     model = Model(WithLse)

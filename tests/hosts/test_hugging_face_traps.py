@@ -190,7 +190,7 @@ def test_a_mask_that_is_no_matrix_raises() -> None:
     x = torch.randn(3, 10, 32)
     positions = model.model.rotary_emb(x, torch.arange(10)[None])
     with pytest.raises(
-        RuntimeError, match=r"passes a mask that is torch.int64 of shape \(3, 10\); understood is bool or float"
+        RuntimeError, match=r"passes a mask that is torch.int64 of shape \(3, 10\); supported are bool and float"
     ):
         layer(x, positions, torch.ones(3, 10, dtype=torch.long))
 

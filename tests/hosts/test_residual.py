@@ -436,7 +436,7 @@ class ByProcessor(nn.Module):
 def test_a_layer_that_hands_its_attention_to_a_processor_is_told_so():
     net = nn.ModuleDict({"attn": type("Attention", (ByProcessor,), {})()})
     with pytest.raises(
-        ValueError, match=r"attn .*hands the attention to self\.processor \(Processor\), an object that is no module"
+        ValueError, match=r"attn .*hands the attention to self\.processor \(Processor\), an object that is not a module"
     ) as told:
         headwise.regularize(net, headwise.DropHead())
     assert "calls neither" not in str(told.value)

@@ -105,7 +105,7 @@ def test_what_cannot_be_reached_is_named_with_its_remedy():
     patched = nn.MultiheadAttention(C, H)
     patched.forward = patched.forward
     with pytest.raises(
-        ValueError, match=r"its forward was replaced on the module itself by MultiheadAttention.forward: take that off"
+        ValueError, match=r"its forward was replaced on the module itself by MultiheadAttention.forward: undo that"
     ):
         headwise.regularize(nn.ModuleList([patched]), DropHead())
 

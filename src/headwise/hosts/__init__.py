@@ -1,4 +1,4 @@
-"""The hosts: by which ways models reach attention."""
+"""Hosts: one package or module for each way in which models call attention."""
 
 from headwise.hosts.finding import find
 

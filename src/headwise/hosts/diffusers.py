@@ -1,4 +1,4 @@
-"""Layers of diffusers: an object beside the weights, the processor, computes their attention, and is followed."""
+"""Attention layers of diffusers, whose attention is computed by a separate object, the processor."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from headwise.projections.names import HEAD_DIM, HEADS, QK_NORMS, first_number
 from headwise.projections.sharded import CONTEXT_PARALLEL
 
 DISPATCH, LIBRARY = "dispatch_attention_fn", "diffusers.models.attention_dispatch"
-# What each of these calls is F.scaled_dot_product_attention.
+# The backends that call F.scaled_dot_product_attention.
 TORCH = frozenset(f"_native_{kind}" for kind in ("cudnn", "efficient", "flash", "math")) | {"native"}
 DEPTH = 2
 
-# The globals in which the stand-in stands, by their identity.
-_places: dict[int, dict[str, Any]] = {}
+# The module globals in which the dispatcher is replaced, by their id.
+_replaced_in: dict[int, dict[str, Any]] = {}
 _plain: list[Any] = []
 
 
 def stand_in(layer: nn.Module) -> None:
-    """Put the stand-in wherever the code of a layer's processor reads the dispatcher from."""
+    """Replace the dispatcher in all module globals from which the code of a layer's processor reads it."""
     library = sys.modules.get(LIBRARY)
     if library is None:
         return
@@ -53,16 +53,16 @@ def stand_in(layer: nn.Module) -> None:
         space = function.__globals__
         if space is not vars(library) and space.get(DISPATCH) is getattr(library, DISPATCH):
             _plain[:] = [getattr(library, DISPATCH)]
-            _places[id(space)] = space
+            _replaced_in[id(space)] = space
             space[DISPATCH] = routed
 
 
 def step_aside() -> None:
-    """Return the dispatcher everywhere when no fitted layer of diffusers is left."""
+    """Restore the dispatcher everywhere when no fitted layer of diffusers is left."""
     if any(f.site.host == "diffusers" for f in live_layers()):
         return
-    while _places:
-        _, space = _places.popitem()
+    while _replaced_in:
+        _, space = _replaced_in.popitem()
         if space.get(DISPATCH) is routed:
             space[DISPATCH] = _plain[0]
 
@@ -81,8 +81,8 @@ def routed(
     backend: Any = None,
     parallel_config: Any = None,
 ) -> Tensor:
-    """Stand in for `dispatch_attention_fn`: calls of a fitted layer that reach none of torch's backends go through its
-    methods."""
+    """Replace `dispatch_attention_fn`: route a fitted layer's calls through its methods unless torch's own backend
+    runs, which is routed by itself."""
     plain = partial(_plain[0], query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs)
     plain = partial(plain, backend=backend, parallel_config=parallel_config)
     if parallel_config is None and _backend(backend) in TORCH:
@@ -108,10 +108,10 @@ def routed(
     ).transpose(1, 2)
 
 
-def _backend(given: Any) -> str:
-    if given is None:
-        given, _ = sys.modules[LIBRARY]._AttentionBackendRegistry.get_active_backend()
-    return str(getattr(given, "value", given))
+def _backend(backend: Any) -> str:
+    if backend is None:
+        backend, _ = sys.modules[LIBRARY]._AttentionBackendRegistry.get_active_backend()
+    return str(getattr(backend, "value", backend))
 
 
 def _refuse(fitted: FittedLayer, settings: dict[str, Any] | None, parallel: Any, backend: Any) -> None:
@@ -122,13 +122,13 @@ def _refuse(fitted: FittedLayer, settings: dict[str, Any] | None, parallel: Any,
         )
     if settings:
         raise RuntimeError(
-            f"{name} calls the attention backend {_backend(backend)!r} with {', '.join(sorted(settings))}, which is "
-            f"known to that backend alone: call set_attention_backend('native') on the model, or {LEAVE_OUT}"
+            f"{name} calls the attention backend {_backend(backend)!r} with {', '.join(sorted(settings))}, which "
+            f"only that backend supports: call set_attention_backend('native') on the model, or {LEAVE_OUT}"
         )
 
 
 def _mask(mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return the mask as one that broadcasts to (B, H, T, N); of (B, N) it is that of the keys."""
+    """Return a mask that broadcasts to (B, H, T, N); a mask of shape (B, N) is taken as one of the keys."""
     if mask is None or (isinstance(mask, Tensor) and mask.dim() > 2):
         return mask
     if not isinstance(mask, Tensor):
@@ -138,44 +138,43 @@ def _mask(mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     return whole if whole.dtype == torch.bool or whole.is_floating_point() else whole.bool()
 
 
-GIVEN = "encoder_hidden_states"
-TEXT = re.compile(r"encoder|txt|text|context|_t$")
+TEXT_ARGUMENT = "encoder_hidden_states"
+TEXT_NAME = re.compile(r"encoder|txt|text|context|_t$")
 
 
 @functools.lru_cache(maxsize=256)
 def text_first(function: Any) -> bool | None:
-    """Return whether code puts a text's tokens before an image's where it joins both to one sequence, or None where it
-    joins none.
+    """Return whether a function concatenates text tokens before image tokens, or None if it does not concatenate them.
 
-    Read from its source: of two things that are joined, one is named as a text's and the other is not.
+    The answer is read from the source: of two concatenated variables, exactly one has a name that means text.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):
         return None
-    found = {order for node in ast.walk(tree) if (order := _joined(node)) is not None}
-    # Code that joins them in both orders says nothing.
-    return found.pop() if len(found) == 1 else None
+    orders = {order for node in ast.walk(tree) if (order := _text_first_in(node)) is not None}
+    # Code that concatenates in both orders gives no answer.
+    return orders.pop() if len(orders) == 1 else None
 
 
-def _joined(node: ast.AST) -> bool | None:
+def _text_first_in(node: ast.AST) -> bool | None:
     if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("cat") and node.args):
         return None
     parts = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else []
     names = [part.id for part in parts if isinstance(part, ast.Name)]
     if len(parts) != 2 or len(names) != 2 or not all(re.search("key|^k_|_k$|hidden_states", name) for name in names):
         return None
-    text = [TEXT.search(name) is not None for name in names]
+    text = [TEXT_NAME.search(name) is not None for name in names]
     return text[0] if text[0] != text[1] else None
 
 
 class OtherTokens:
-    """Notes the text that a layer, or the block around it, is called with until the layer's attention is computed.
+    """The number of text tokens that a layer or its block was called with, kept until attention is computed.
 
     Args:
         layer: the attention layer.
-        block: the module around it, which joins image and text itself where the layer is given one sequence.
-        first: whether the layer's processor puts the text first; None where it joins nothing.
+        block: the parent module, which concatenates image and text itself if the layer gets one sequence.
+        first: whether the layer's processor puts the text first; None if it concatenates nothing.
     """
 
     def __init__(self, layer: nn.Module, block: nn.Module | None, first: bool | None) -> None:
@@ -184,67 +183,67 @@ class OtherTokens:
         self.own, self.around = Entered(), Entered()
 
     def hooks(self) -> list[Any]:
-        """Hook the layer, and the block where its own code joins image and text; give the handles."""
+        """Hook the layer, and the block if its own code concatenates image and text; return the handles."""
         handles = [self.layer.register_forward_pre_hook(self._before, with_kwargs=True)]
         if self.block is not None and self.block_first is not None:
             handles.append(self.block.register_forward_pre_hook(self._before_block, with_kwargs=True))
         return handles
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.own.put(_length(module, args, kwargs))
+        self.own.put(_text_length(module, args, kwargs))
 
     def _before_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.around.put(_length(module, args, kwargs))
+        self.around.put(_text_length(module, args, kwargs))
 
     def at(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where the text stands among the tokens of this call, whether it came apart from the image, and whether
-        the keys are others."""
+        """Return the slice of the text tokens in this call, whether the text was passed separately, and whether the
+        keys are tokens other than the queries."""
         own, around = self.own.take(), self.around.take()
         if own is not None:
             joined = queries == keys and queries > own
-            text = _place(own, keys, self.first) if joined and self.first is not None else None
-            # Without a word of the code's, a sequence as long as both is not taken for both.
+            text = _text_slice(own, keys, self.first) if joined and self.first is not None else None
+            # Where the code shows no concatenation, the length alone does not prove one.
             return text, text is not None, text is None
         joined = around is not None and queries == keys and queries > around
-        return (_place(around, keys, self.block_first) if joined else None), False, False
+        return (_text_slice(around, keys, self.block_first) if joined else None), False, False
 
 
-def _place(length: int, keys: int, first: bool | None) -> slice:
+def _text_slice(length: int, keys: int, first: bool | None) -> slice:
     return slice(0, length) if first else slice(keys - length, keys)
 
 
-def _length(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Return how many tokens a module is called with besides its own, or None where it is given none."""
-    given = kwargs.get(GIVEN)
-    if given is None:
+def _text_length(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Return the number of text tokens that a module is called with, or None if there are none."""
+    text = kwargs.get(TEXT_ARGUMENT)
+    if text is None:
         names = list(inspect.signature(forward_of(module)).parameters)[1:]
-        at = names.index(GIVEN) if GIVEN in names else len(args)
-        given = args[at] if at < len(args) else None
-    return given.shape[1] if isinstance(given, Tensor) and given.dim() > 2 else None
+        index = names.index(TEXT_ARGUMENT) if TEXT_ARGUMENT in names else len(args)
+        text = args[index] if index < len(args) else None
+    return text.shape[1] if isinstance(text, Tensor) and text.dim() > 2 else None
 
 
-SET = (
+SET_PROCESSOR = (
     "call {model}.set_attn_processor(...) with one that calls F.scaled_dot_product_attention, such as diffusers' "
     "{known}"
 )
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
-    """Find the layers of diffusers that have their attention computed by a processor."""
+    """Return the layers of diffusers whose attention is computed by a processor."""
     if "diffusers" not in sys.modules:
         return []
-    found = []
+    candidates = []
     for name, module in model.named_modules():
         processor = processor_of(module)
         if processor is None or module in taken:
             continue
         site = _describe(name, module, processor)
         if reason := _unreachable(module, processor, type(model).__name__):
-            found.append(Candidate(site, None, reason))
+            candidates.append(Candidate(site, None, reason))
         else:
-            tokens = OtherTokens(module, _around(model, name), text_first(_code(processor)))
-            found.append(Candidate(site, SdpaAdapter(site, tokens, stand_in, step_aside)))
-    return found
+            tokens = OtherTokens(module, _parent(model, name), text_first(_function_of(processor)))
+            candidates.append(Candidate(site, SdpaAdapter(site, tokens, stand_in, step_aside)))
+    return candidates
 
 
 def processor_of(module: nn.Module) -> Any:
@@ -255,7 +254,7 @@ def processor_of(module: nn.Module) -> Any:
     return processor if callable(processor) and "processor" in names_used(forward_of(module)) else None
 
 
-def _code(processor: Any) -> Any:
+def _function_of(processor: Any) -> Any:
     """Return the function that a processor runs."""
     own = type(processor).__dict__.get("__call__")
     return (
@@ -268,10 +267,10 @@ def _code(processor: Any) -> Any:
 
 
 def _functions(processor: Any) -> list[Any]:
-    return list(reached(_code(processor), type(processor), DEPTH))
+    return list(reached(_function_of(processor), type(processor), DEPTH))
 
 
-def _around(model: nn.Module, name: str) -> nn.Module | None:
+def _parent(model: nn.Module, name: str) -> nn.Module | None:
     above = name.rpartition(".")[0]
     return model.get_submodule(above) if above else None
 
@@ -289,30 +288,30 @@ def _describe(name: str, module: nn.Module, processor: Any) -> Site:
             site.head_dim = query.out_features // site.heads
     if isinstance(key, nn.Linear) and site.head_dim:
         site.kv_heads = key.out_features // site.head_dim
-    site.qk_norm = any(_acts(getattr(module, norm, None)) for norm in QK_NORMS)
+    site.qk_norm = any(_is_norm(getattr(module, norm, None)) for norm in QK_NORMS)
     words = {word for f in _functions(processor)[:1] for word in (*names_used(f), *f.__code__.co_varnames)}
     site.rope = any(re.search("rotary|rope", word) for word in words)
-    # The same classes serve layers of one stream, which have no projections for a text then.
-    site.joint = text_first(_code(processor)) is not None and getattr(module, "added_kv_proj_dim", 0) is not None
+    # The same classes are used for single-stream layers, which then have no projections for text.
+    site.joint = text_first(_function_of(processor)) is not None and getattr(module, "added_kv_proj_dim", 0) is not None
     return site
 
 
 def _is_cross(name: str, module: nn.Module) -> bool:
     declared = getattr(module, "is_cross_attention", None)
-    # Blocks keep self attention as attn1 and cross attention as attn2.
+    # Blocks name self attention attn1 and cross attention attn2.
     return declared if isinstance(declared, bool) else is_cross(name, module) or name.rpartition(".")[2] == "attn2"
 
 
-def _acts(norm: Any) -> bool:
+def _is_norm(norm: Any) -> bool:
     return isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
 
 
 def _unreachable(module: nn.Module, processor: Any, model: str) -> str:
-    """Say why what a processor computes cannot be served, or give an empty text."""
+    """Return why the attention of a processor cannot be routed, or an empty string."""
     kind = type(processor).__name__
     used = set().union(*(names_used(function) for function in _functions(processor)))
-    known = "JointAttnProcessor2_0" if getattr(module, "add_q_proj", None) is not None else "AttnProcessor2_0"
-    remedy = SET.format(model=model, known=known)
+    processor_name = "JointAttnProcessor2_0" if getattr(module, "add_q_proj", None) is not None else "AttnProcessor2_0"
+    remedy = SET_PROCESSOR.format(model=model, known=processor_name)
     if isinstance(processor, nn.Module) and next(processor.parameters(), None) is not None:
         return (
             f"its processor {kind} holds weights and attends to tokens of its own (an IP-Adapter, custom diffusion): "
@@ -326,5 +325,5 @@ def _unreachable(module: nn.Module, processor: Any, model: str) -> str:
             if "softmax" in reason
             else f"its processor {kind} computes {reason} of attention, which has no softmax: leave it as it is"
         )
-    what = "an explicit softmax" if "get_attention_scores" in used else "its attention by a kernel of its own"
-    return f"its processor {kind} computes {what} and calls neither F.{NAME} nor {DISPATCH}: {remedy}"
+    computation = "an explicit softmax" if "get_attention_scores" in used else "its attention by a kernel of its own"
+    return f"its processor {kind} computes {computation} and calls neither F.{NAME} nor {DISPATCH}: {remedy}"

@@ -1,4 +1,4 @@
-"""Finding: every attention-like module of a model, asked of each host in turn."""
+"""Find every attention-like module of a model by trying each host in turn."""
 
 from __future__ import annotations
 
@@ -23,49 +23,52 @@ EXPLICIT = (
     "calls neither F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention "
     f"on, {LOAD_SDPA}, or call F.scaled_dot_product_attention in it"
 )
-# for a layer that the user wrote, whose remedy is one line
+# for layers that the user wrote, where the remedy is one line
 BY_HAND = (
     "it computes its attention by itself, as in softmax(q @ k.T) @ v: in its forward call "
-    "F.scaled_dot_product_attention(q, k, v) in the place of these lines, which computes the same "
+    "F.scaled_dot_product_attention(q, k, v) in place of these lines, which computes the same "
     "(docs/training_script.md shows it)"
 )
 LIBRARIES = ("transformers", "timm", "diffusers")
 PROCESSOR = (
-    "its forward hands the attention to self.{name} ({kind}), an object that is no module, and headwise does not "
-    "follow what runs "
-    "there, fused attention or not: call F.scaled_dot_product_attention in the layer's own forward"
+    "its forward hands the attention to self.{name} ({kind}), an object that is not a module, and headwise does not "
+    "follow its code, fused attention or not: call F.scaled_dot_product_attention in the layer's own forward"
 )
 
 
 def find(model: nn.Module) -> list[Candidate]:
-    """Find every attention-like module of a model, in the order in which it lists them: reachable, or not and why."""
-    found: list[Candidate] = []
-    # From the narrowest to the widest: transformers' own sdpa function and torch's layer both call the function that
-    # the last host looks for, and what one host took is not taken again.
+    """Return every attention-like module of a model, in the order of `model.modules()`.
+
+    A module that cannot be reached has no adapter, and its `reason` says why.
+    """
+    candidates: list[Candidate] = []
+    # From the most specific host to the most general one: transformers' own sdpa function and torch's layer both call
+    # the function that the last host looks for. A module belongs to the first host that takes it.
     for host in (torch_mha, transformers, diffusers, sdpa):
-        taken = {inner for f in found for inner in f.site.module.modules()}
-        found.extend(host.find(model, taken))
-    # What looks like attention and belongs to no host is listed too, so that nothing is passed over in silence.
-    known = {f.site.module for f in found}
+        taken = {inner for candidate in candidates for inner in candidate.site.module.modules()}
+        candidates.extend(host.find(model, taken))
+    # Modules that look like attention and belong to no host are listed too, so that none is skipped silently.
+    known = {candidate.site.module for candidate in candidates}
     inside = {inner for module in known for inner in module.modules()}
     around = {m for m in model.modules() if any(inner in known for inner in m.modules())}
     for name, module in model.named_modules():
-        if looks_like_attention(module) and module not in inside | around and not _wraps(module):
+        if looks_like_attention(module) and module not in inside | around and not _contains_attention(module):
             reason = over_channels(module) or without_softmax(module) or _by_processor(module) or _explicit(module)
-            found.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
+            candidates.append(Candidate(Site(name, module, is_cross=is_cross(name, module)), None, reason))
     order = {module: i for i, module in enumerate(model.modules())}
-    found.sort(key=lambda f: order[f.site.module])
-    number([f.site for f in found])
-    for f in found:
-        f.site.model = model
-        if f.adapter is not None and (reason := heads_split(f.site.module, model)):
-            f.adapter, f.reason = None, reason
-    return found
+    candidates.sort(key=lambda candidate: order[candidate.site.module])
+    number([candidate.site for candidate in candidates])
+    for candidate in candidates:
+        candidate.site.model = model
+        if candidate.adapter is not None and (reason := heads_split(candidate.site.module, model)):
+            candidate.adapter, candidate.reason = None, reason
+    return candidates
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """Return the reachable attention sites of a model, regularized or not; an empty list where none can be reached,
-    and `regularize` then says why.
+    """Return the reachable attention sites of a model, regularized or not.
+
+    The list is empty if no site can be reached; `regularize` then raises an error that says why.
 
     Example:
         >>> import torch, headwise
@@ -74,7 +77,7 @@ def sites(model: nn.Module) -> list[Site]:
         >>> headwise.sites(model)
         [Site(layers.0.self_attn, self, depth 0, 2 heads of 8), Site(layers.1.self_attn, self, depth 1, 2 heads of 8)]
     """
-    return [f.site for f in find(model) if f.adapter is not None]
+    return [candidate.site for candidate in find(model) if candidate.adapter is not None]
 
 
 def _explicit(module: nn.Module) -> str:
@@ -82,21 +85,20 @@ def _explicit(module: nn.Module) -> str:
     return EXPLICIT if library in LIBRARIES else BY_HAND
 
 
-def _wraps(module: nn.Module) -> bool:
-    # Of nested attention-like modules the innermost is the one to name.
+def _contains_attention(module: nn.Module) -> bool:
+    # Of nested attention-like modules only the innermost is listed.
     return any(looks_like_attention(inner) for inner in module.modules() if inner is not module)
 
 
 def _by_processor(module: nn.Module) -> str:
-    """Say that a layer has its attention computed by an object of its own, as diffusers' layers have; empty where it
-    has none."""
-    named = names_used(forward_of(module))
-    for name, part in vars(module).items():
-        called = getattr(type(part), "__call__", None)  # noqa: B004  # its code is read, not whether there is one
-        if name in named and inspect.isfunction(called) and _attends(type(part), called):
-            return PROCESSOR.format(name=name, kind=type(part).__name__)
+    """Return the reason if a separate object computes the layer's attention, as in diffusers; else an empty string."""
+    names = names_used(forward_of(module))
+    for name, value in vars(module).items():
+        call = getattr(type(value), "__call__", None)  # noqa: B004  # its code is read below
+        if name in names and inspect.isfunction(call) and _attends(type(value), call):
+            return PROCESSOR.format(name=name, kind=type(value).__name__)
     return ""
 
 
-def _attends(cls: type, called: Any) -> bool:
-    return bool(LIKE.search(cls.__name__)) or sdpa.NAME in names_used(called)
+def _attends(cls: type, call: Any) -> bool:
+    return bool(LIKE.search(cls.__name__)) or sdpa.NAME in names_used(call)

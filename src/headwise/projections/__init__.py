@@ -1,4 +1,4 @@
-"""Projections: which weights make the queries, keys, values and output of an attention layer."""
+"""Projections: find the weights that compute the queries, keys, values and output of an attention layer."""
 
 from headwise.projections.block import Block, ProjectionError, whole
 from headwise.projections.finding import find, of, output

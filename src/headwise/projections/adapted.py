@@ -1,7 +1,7 @@
-"""Adapted: the weight that a layer computes with, adapters included, where it is more than the parameter it keeps.
+"""The effective weight of a layer with peft's adapters.
 
-Adapters are those of peft: LoRA's effective weight is base + sum of scale * B A over the active adapters. What cannot
-be written as one weight is refused by name.
+LoRA's effective weight is base + sum of scale * B A over the active adapters. Adapters whose effect cannot be written
+as one weight are refused by name.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ MERGE = "merge the adapters into plain weights first (merge_and_unload())"
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Return whether a module is a layer of peft that stands around a plain one."""
-    # Read only where the user has imported peft: a layer of it cannot exist otherwise.
+    """Return whether a module is a layer of peft that wraps a plain layer."""
+    # Looked up in sys.modules: without an import of peft by the user, no such layer exists.
     known = sys.modules.get("peft.tuners.tuners_utils")
     return known is not None and isinstance(module, known.BaseTunerLayer) and "base_layer" in module._modules
 
 
 def base_of(module: nn.Module) -> nn.Module:
-    """Return the plain layer inside of adapters, or the module itself."""
+    """Return the plain layer inside adapters, or the module itself."""
     while is_adapted(module):
         module = module.get_submodule("base_layer")
     return module
 
 
 def obstacle(module: nn.Module) -> str:
-    """Say why the effective weight of a module cannot be told: the end of a sentence about its weight; else empty."""
+    """Return why a module has no single effective weight, as the end of a sentence, or an empty string."""
     if not is_adapted(module):
         return ""
     layer: Any = module
@@ -52,29 +52,27 @@ def obstacle(module: nn.Module) -> str:
 
 
 def effective(module: nn.Module, name: str) -> Tensor:
-    """Return the weight or bias that a module computes with, laid out as its parameter, differentiable in all that make
-    it."""
-    plain: Tensor = getattr(base_of(module), name)
-    for layer, adapter in _acting(module):
+    """Return the effective weight or bias of a module in its parameter's layout, differentiable in all its parts."""
+    tensor: Tensor = getattr(base_of(module), name)
+    for layer, adapter in _unmerged(module):
         if name == "weight":
-            plain = plain + layer.get_delta_weight(adapter).to(plain.dtype)
+            tensor = tensor + layer.get_delta_weight(adapter).to(tensor.dtype)
         elif layer.lora_bias.get(adapter, False):
-            plain = plain + (layer.lora_B[adapter].bias * layer.scaling[adapter]).to(plain.dtype)
-    return plain
+            tensor = tensor + (layer.lora_B[adapter].bias * layer.scaling[adapter]).to(tensor.dtype)
+    return tensor
 
 
 def parts(module: nn.Module, name: str) -> list[Tensor]:
-    """Return the tensors that are multiplied where the rows of an effective weight or bias are: its own, and each
-    adapter's B.
+    """Return the tensors to multiply in order to scale rows of an effective weight or bias: its own and each B.
 
-    Of a merged adapter too: what `unmerge()` takes off again must be what now lies in the base.
+    Merged adapters are included: `unmerge()` must subtract what is now in the base.
     """
-    found: list[Tensor] = [underlying(base_of(module), name)]
+    tensors: list[Tensor] = [underlying(base_of(module), name)]
     if is_adapted(module):
         layer: Any = module
         for adapter in [*layer.merged_adapters] if layer.merged else _active(layer):
-            found += [p for n, p in layer.lora_B[adapter].named_parameters() if n == name]
-    return found
+            tensors += [p for n, p in layer.lora_B[adapter].named_parameters() if n == name]
+    return tensors
 
 
 def underlying(module: nn.Module, name: str) -> nn.Parameter:
@@ -84,7 +82,7 @@ def underlying(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def adapters_of(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of adapters on a module that are matrices, without those of the plain layer."""
+    """Return the matrix parameters of a module's adapters, without those of the plain layer."""
     if not is_adapted(module):
         return []
     own = {id(p) for p in base_of(module).parameters()}
@@ -92,19 +90,18 @@ def adapters_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def trains(module: nn.Module, name: str) -> bool:
-    """Return whether an effective weight can still change: its parameter, or that of an adapter that acts, has a
-    gradient."""
+    """Return whether training can change an effective weight: its parameter or an active adapter's requires grad."""
     if underlying(base_of(module), name).requires_grad:
         return True
     return any(
         p.requires_grad
-        for layer, a in _acting(module)
+        for layer, a in _unmerged(module)
         for p in (*layer.lora_A[a].parameters(), *layer.lora_B[a].parameters())
     )
 
 
-def _acting(module: nn.Module) -> Iterator[tuple[Any, str]]:
-    """Return the adapters whose effect is added to the base in a call, each with its layer."""
+def _unmerged(module: nn.Module) -> Iterator[tuple[Any, str]]:
+    """Yield (layer, name) of each adapter that is added to the base in a call."""
     if not is_adapted(module):
         return
     layer: Any = module
@@ -114,5 +111,5 @@ def _acting(module: nn.Module) -> Iterator[tuple[Any, str]]:
 
 
 def _active(layer: Any) -> list[str]:
-    held = getattr(layer, "lora_A", {})
-    return [name for name in layer.active_adapters if name in held]
+    adapters = getattr(layer, "lora_A", {})
+    return [name for name in layer.active_adapters if name in adapters]

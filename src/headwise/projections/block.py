@@ -1,4 +1,4 @@
-"""Block: the part of one parameter that makes the queries, keys, values or the output of an attention layer."""
+"""Block: the part of a parameter that computes the queries, keys, values or output of an attention layer."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Rows = slice | Tensor
 
 
 class ProjectionError(ValueError):
-    """Raised where a site's projections cannot be told, with the reason and the remedy."""
+    """Raised if a site's projections cannot be determined, with the reason and the remedy."""
 
 
 @dataclass(eq=False)
 class Block:
-    """One of q, k, v, o of a site: which rows of which parameter, head after head.
+    """The rows of a parameter that are one of q, k, v or o of a site, head after head.
 
     Attributes:
         kind: "q", "k", "v" or "o".
         module: the module that holds the parameter.
         where: qualified name of the parameter, for messages.
         name: the parameter's name in the module.
-        rows: of q, k and v the output rows, of o the input columns, head-major: heads * head_dim of them.
-        heads: heads of this block (key/value heads for k and v).
-        head_dim: rows of one head.
-        transposed: whether the parameter is stored (in, out), as GPT-2's Conv1D does.
-        bias_module, bias_name, bias_rows: the bias, where there is one.
-        convolved: why the parameter is no matrix that maps single tokens, or empty: a convolution over several
-            positions, or in groups.
-        grouped: whether it is a convolution in groups, which is no matrix of patches either.
+        rows: heads * head_dim indices, head-major: output rows for q, k and v, input columns for o.
+        heads: number of heads of this block (key/value heads for k and v).
+        head_dim: number of rows of one head.
+        transposed: whether the parameter is stored (in, out), as in GPT-2's Conv1D.
+        bias_module, bias_name, bias_rows: the bias, if there is one.
+        convolved: why the parameter is not a matrix that maps single tokens (a convolution over several positions or
+            in groups); empty if it is one.
+        grouped: whether the parameter is a grouped convolution, which is not a matrix of patches either.
         along: further tensors (module, name), heads * head_dim long, that act as rows of this block, such as `bias_k`.
-        beyond: why the parameter is not what the layer computes with, where that was seen when the block was found.
+        beyond: why the layer does not compute with this parameter alone; empty if it does.
     """
 
     kind: str
@@ -56,42 +56,42 @@ class Block:
     beyond: str = ""
 
     def __post_init__(self) -> None:
-        # Kept, so that compiled code that reads weights need not find out.
+        # Computed once, so that compiled code that reads weights need not check it.
         self.adapted = is_adapted(self.module)
 
     def bind(self, module: nn.Module) -> None:
-        """Take another module around, or inside of, the same parameter: adapters were put on or taken off."""
+        """Set the module that holds the parameter, after adapters were added or removed."""
         if self.bias_module is self.module:
             self.bias_module = module
         self.module, self.adapted = module, is_adapted(module)
 
     def unreadable(self) -> str:
-        """Say why the weight that the layer computes with cannot be told: the end of a sentence; else empty."""
+        """Return why the effective weight cannot be read, as the end of a sentence, or an empty string."""
         return self.beyond or sharded(self.module, self.name) or obstacle(self.module)
 
     def trains(self) -> bool:
-        """Return whether training can change this block, by its parameter or an adapter's."""
+        """Return whether training can change this block, through its parameter or an adapter."""
         return trains(self.module, self.name)
 
     def frozen(self) -> str:
-        """Name what `scale_` would write though it takes no gradient; empty where all of it is trained."""
-        held = [(self.module, self.name, self.where)]
+        """Return the name of a frozen parameter that `scale_` would change, or an empty string."""
+        tensors = [(self.module, self.name, self.where)]
         if self.bias_module is not None and self.kind != "o":
-            held.append((self.bias_module, self.bias_name, f"{self.where.rpartition('.')[0]}.{self.bias_name}"))
-        held += [(module, name, f"{self.where.rpartition('.')[0]}.{name}") for module, name in self.along]
+            tensors.append((self.bias_module, self.bias_name, f"{self.where.rpartition('.')[0]}.{self.bias_name}"))
+        tensors += [(module, name, f"{self.where.rpartition('.')[0]}.{name}") for module, name in self.along]
         return next(
-            (where for module, name, where in held if not all(p.requires_grad for p in parts(module, name))), ""
+            (where for module, name, where in tensors if not all(p.requires_grad for p in parts(module, name))), ""
         )
 
     def weight(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the block as (heads * head_dim, C), rows in head-major order; differentiable, adapters included, whole
-        under FSDP2.
+        """Return the block as a differentiable matrix (heads * head_dim, C), rows in head-major order.
 
-        For q, k, v: C is the layer's input, of a convolution its patch (in·kh·kw). For o the matrix is transposed: a
-        row is one input of the output projection, to (out·kh·kw).
+        Adapters are included, and under FSDP2 the matrix is whole. For q, k and v, C is the layer's input, or the patch
+        (in·kh·kw) of a convolution. For o the matrix is transposed: a row is one input of the output projection, and C
+        its output (out·kh·kw).
 
         Raises:
-            ProjectionError: of a grouped convolution, which has no such matrix.
+            ProjectionError: for a grouped convolution, which has no such matrix.
         """
         if self.grouped:
             raise ProjectionError(f"{self.maker} is {self.convolved}")
@@ -106,7 +106,7 @@ class Block:
 
     @property
     def width(self) -> int:
-        """Return the channels that enter q, k or v, or that leave o."""
+        """Return the number of input channels of q, k or v, or of output channels of o."""
         channels = getattr(self.module, "out_channels" if self.kind == "o" else "in_channels", None)
         return self.weight().shape[1] if channels is None else channels
 
@@ -115,7 +115,7 @@ class Block:
         return self.weight(dtype).unflatten(0, (self.heads, self.head_dim))
 
     def bias(self) -> Tensor | None:
-        """Return the bias: (heads * head_dim,) for q, k and v; (C,) for o; None where there is none."""
+        """Return the bias, (heads * head_dim,) for q, k and v and (C,) for o, or None."""
         if self.bias_module is None:
             return None
         adapted = self.adapted and self.bias_module is self.module
@@ -123,19 +123,18 @@ class Block:
         return bias if self.bias_rows is None else bias[self.bias_rows]
 
     def by_rows(self, full: Tensor) -> Tensor:
-        """View the whole parameter with this block's rows along dimension 0."""
+        """Return the whole parameter as a matrix with this block's rows along dimension 0."""
         if full.dim() > 2:
-            # Of a convolution, inputs stand at dimension 1 and what it spans behind them.
+            # A convolution has its inputs at dimension 1, followed by its kernel.
             return (full.transpose(0, 1) if self.kind == "o" else full).flatten(1)
         return full.t() if self.transposed != (self.kind == "o") else full
 
     @torch.no_grad()
     def scale_(self, factors: Tensor) -> None:
-        """Multiply each head's rows, its bias and what acts along with them, by a factor (heads,); adapters on them
-        too.
+        """Multiply each head's rows, bias, `along` tensors and adapters by a factor (heads,).
 
         Raises:
-            RuntimeError: where a parametrization without `rescale_` stands on the parameter.
+            RuntimeError: if the parameter has a parametrization without `rescale_`.
         """
         per_row = factors.repeat_interleave(self.head_dim)
         axis = 1 if self.transposed != (self.kind == "o") else 0
@@ -153,7 +152,7 @@ class Block:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor that FSDP2 keeps in shards (a collective), or the tensor itself."""
+    """Return the full tensor of one that FSDP2 shards (a collective operation), or the tensor itself."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -161,7 +160,7 @@ def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axi
     chain = getattr(base_of(module), "parametrizations", {})
     target, *adapters = parts(module, name)
     size = target.shape[axis]
-    # Factors of 1 elsewhere: exact, and the same code serves slices, index tensors and shards.
+    # Multiplying by 1 elsewhere is exact, and the same code handles slices, index tensors and shards.
     factors = torch.ones(size, dtype=target.dtype, device=target.device)
     factors[slice(None) if rows is None else rows] = per_row.to(factors)
     shape = [1] * target.dim()
@@ -171,7 +170,7 @@ def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axi
     else:
         multiply_(target, factors.view(shape))
     for other in adapters:
-        # An adapter's B has the outputs first, however its base is stored.
+        # An adapter's B has its outputs at dimension 0, whatever the layout of its base.
         multiply_(other, factors.view(-1, *[1] * (other.dim() - 1)))
 
 
@@ -186,25 +185,25 @@ def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
 
 
 def multiply_(target: Tensor, factor: Tensor) -> None:
-    """Multiply a parameter in place by a plain tensor, also where FSDP2 keeps it in shards."""
+    """Multiply a parameter, sharded by FSDP2 or not, in place by a plain tensor."""
     target = target.detach()
-    target.mul_(_beside(target, factor))
+    target.mul_(_like_target(target, factor))
 
 
 def overwrite_(target: Tensor, value: Tensor) -> None:
-    """Write a plain tensor into a parameter, also where FSDP2 keeps it in shards."""
+    """Copy a plain tensor into a parameter, sharded by FSDP2 or not."""
     target = target.detach()
-    target.copy_(_beside(target, value))
+    target.copy_(_like_target(target, value))
 
 
-def _beside(target: Tensor, plain: Tensor) -> Tensor:
-    """Return a plain tensor as one that can meet the target, which FSDP2 may keep in shards."""
+def _like_target(target: Tensor, plain: Tensor) -> Tensor:
+    """Return a plain tensor as a distributed one if FSDP2 shards the target."""
     if not hasattr(target, "full_tensor"):
         return plain
-    # Imported here alone: torch's own import of it takes long, and is not there in builds without distributed.
+    # Imported here: the import takes long, and the module is missing in builds without distributed.
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(target, DTensor)
     mesh = target.device_mesh
-    # Each process made the same numbers, so that nothing need be sent to check them.
+    # Each process has the same numbers, so no check between processes is needed.
     return DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -1,4 +1,4 @@
-"""Capture: see the queries, keys and values that a site's attention receives, and leave no trace."""
+"""Capture the queries, keys and values that a site's attention receives, without changing the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass
 class Seen:
-    """What one attention call received, each (B, H, ..., D) as the host lays it out."""
+    """The queries, keys and values of one attention call, each (B, H, ..., D) in the host's layout."""
 
     q: Tensor
     k: Tensor
@@ -24,7 +24,7 @@ class Seen:
 
 @dataclass
 class Arguments:
-    """The arguments of one call of a module, with which it can be called again."""
+    """The arguments of one call of a module, for calling it again."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -32,11 +32,12 @@ class Arguments:
 
 @contextmanager
 def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None) -> Iterator[list[Seen]]:
-    """Collect what attention receives while `module` runs.
+    """Collect the inputs of attention while `module` runs.
 
     Args:
         module: the attention module.
-        edit: changes the attention's output; it is told whether heads stand at dimension -2 (transformers' interface).
+        edit: changes the attention's output; its second argument is whether the heads are dimension -2, as in
+            transformers' interface.
     """
     calls: list[Seen] = []
     inside = {"module": 0, "attention": 0}
@@ -49,7 +50,7 @@ def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None
 
     def wrap(function: Callable[..., Any], at: int, interface: bool) -> Callable[..., Any]:
         def attention(*args: Any, **kwargs: Any) -> Any:
-            # The interface's own function calls F.scaled_dot_product_attention again: one call is seen once.
+            # A function of the interface calls F.scaled_dot_product_attention: only the outer call counts.
             if not inside["module"] or inside["attention"]:
                 return function(*args, **kwargs)
             q, k, v = _three(args[at:], kwargs)
@@ -93,29 +94,29 @@ def _patched(wrap: Callable[..., Any]) -> Iterator[None]:
         if interface is None:
             yield
             return
-        found = interface.get_interface
+        original = interface.get_interface
 
         def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            return wrap(found(self, name, default), 1, True)
+            return wrap(original(self, name, default), 1, True)
 
         interface.get_interface = get_interface
         try:
             yield
         finally:
-            interface.get_interface = found
+            interface.get_interface = original
     finally:
         functional.scaled_dot_product_attention = plain
 
 
 def _interface() -> Any:
-    # Read only where the user has imported transformers: a module of it cannot exist otherwise.
+    # Looked up in sys.modules: without an import of transformers by the user, none of its modules exists.
     utilities = sys.modules.get("transformers.modeling_utils")
     return getattr(utilities, "AttentionInterface", None)
 
 
 @contextmanager
 def untouched(root: nn.Module) -> Iterator[None]:
-    """Run in eval mode without grad; restore modes, buffers and torch's generators afterwards."""
+    """Enter eval mode without grad; restore modes, buffers and torch's generators afterwards."""
     modes = [(module, module.training) for module in root.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers() if buffer.device.type != "meta"]
     devices = list({p.device.index for p in root.parameters() if p.device.type == "cuda"})
@@ -131,7 +132,7 @@ def untouched(root: nn.Module) -> Iterator[None]:
 
 
 def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arguments | None:
-    """Run the model and give the arguments of the first call of `module`; None where it is not reached."""
+    """Run the model and return the arguments of the first call of `module`, or None if it is not called."""
     calls: list[Arguments] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -139,8 +140,7 @@ def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arg
             calls.append(Arguments(args, {name: _without_cache(value) for name, value in kwargs.items()}))
             raise _ReachedError
 
-    # An exception ends the run where its use is over: what follows the module costs time and may fail on a made-up
-    # batch.
+    # An exception ends the run at the module: the rest would cost time and may fail on a synthesised batch.
     handle = module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
     try:
         run()
@@ -152,11 +152,11 @@ def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arg
 
 
 class _ReachedError(Exception):
-    """Ends a run at the module it was made for."""
+    """Ends a run at the module whose arguments are needed."""
 
 
 def _without_cache(value: Any) -> Any:
-    # A cache grows with each call, so that the same call would not see the same keys twice.
+    # A cache grows with each call, so a repeated call would see more keys.
     return None if "Cache" in type(value).__name__ else value
 
 

@@ -1,4 +1,4 @@
-"""Finding: the projections of a site by the names of its parts, or by perturbing rows where names do not tell."""
+"""Find the projections of a site by the names of its parts or, failing that, by perturbing rows of weights."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headwise.projections.site_projections import Projections
 def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Projections:
     """Find the q, k, v and o weights of a site.
 
-    Separate projections are found by the names hosts give them; any other layout is verified on the site: rows are
-    perturbed, and which of q, k and v, and which heads, move is seen. Modes, buffers and generators are put back, and
-    weights bit for bit.
+    Separate projections are found by their names. Any other layout is verified on the site: rows of weights are
+    perturbed to see which heads of q, k and v change. Modes, buffers and generators are restored, and weights bit for
+    bit.
 
     Args:
         site: the attention layer.
-        model: the model it belongs to; needed where the layer cannot be run alone.
-        example: a batch for the model, where none can be made from its config.
+        model: the model of the layer; needed if the layer cannot be run alone.
+        example: a batch for the model; needed if none can be made from its config.
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy.
@@ -37,21 +37,21 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
     if reason := below(site.module):
         raise ProjectionError(f"the weight of {site.name} {reason}")
     if isinstance(site.module, nn.MultiheadAttention):
-        made = named.multihead(site)
+        projections = named.multihead(site)
         if parent is not None and is_adapted(parent):
-            # The adapter around it writes into its weights for the length of a call.
-            for block in made.blocks:
+            # The adapter around the module changes its weights during a call.
+            for block in projections.blocks:
                 block.beyond = obstacle(parent)
-        return made
-    found = named.by_name(site, parent)
+        return projections
+    by_name = named.by_name(site, parent)
     if (parts := latent_blocks(site.module, site.name)) is not None:
-        return _latent(site, parts, found.get("o"))
+        return _latent(site, parts, by_name.get("o"))
     reason = ""
-    if {"q", "k", "v"} <= set(found):
-        apart = named.separate(site, found)
-        if isinstance(apart, Projections):
-            return with_context(site, apart)
-        reason = apart
+    if {"q", "k", "v"} <= set(by_name):
+        separate = named.separate(site, by_name)
+        if isinstance(separate, Projections):
+            return with_context(site, separate)
+        reason = separate
     try:
         return probed(site, model, example, parent)
     except Unclear as unclear:
@@ -59,37 +59,36 @@ def find(site: Site, model: nn.Module | None = None, example: Any = None) -> Pro
 
 
 def _latent(site: Site, parts: dict[str, Block], output: Leaf | None) -> Projections:
-    """Make the projections of latent attention: parts of factors in the place of q, k and v."""
-    made = Projections(site.name, "latent", latent=parts)
-    by = {kind: " and ".join(sorted({b.maker for k, b in parts.items() if kind in MAKES[k]})) for kind in "qkv"}
-    made.missing = {
-        kind: f"is latent attention, which makes its {kind} by factors, {makers}" for kind, makers in by.items()
+    """Return the projections of latent attention: parts of factors instead of q, k and v."""
+    projections = Projections(site.name, "latent", latent=parts)
+    makers_of = {kind: " and ".join(sorted({b.maker for k, b in parts.items() if kind in MAKES[k]})) for kind in "qkv"}
+    projections.missing = {
+        kind: f"is latent attention, which makes its {kind} by factors, {makers}" for kind, makers in makers_of.items()
     }
-    named.add_output(made, output, parts["up_v"].heads, parts["up_v"].head_dim, site)
-    return made
+    named.add_output(projections, output, parts["up_v"].heads, parts["up_v"].head_dim, site)
+    return projections
 
 
 def of(site: Site) -> Projections:
-    """Return the site's projections, found once and kept with the site.
+    """Return the site's projections, found once and cached on the site.
 
-    The model and the example are read from `site.model` and `site.example` where the core has put them.
+    The model and the example are `site.model` and `site.example`, if the core has set them.
     """
-    # On the site, which lives as long as what is found; its fields are what methods and `where` may read.
-    kept = site.__dict__.get("found_projections")
-    if kept is None:
-        kept = find(site, getattr(site, "model", None), getattr(site, "example", None))
-        site.__dict__["found_projections"] = kept
-        _tell(site, kept)
-    _follow(site, kept)
-    return kept
+    # Not a field of the site: fields are what methods and `where` may read.
+    projections = site.__dict__.get("found_projections")
+    if projections is None:
+        projections = find(site, getattr(site, "model", None), getattr(site, "example", None))
+        site.__dict__["found_projections"] = projections
+        _set_sizes(site, projections)
+    _rebind(site, projections)
+    return projections
 
 
 def output(site: Site, who: str) -> Block:
-    """Return the block of the output projection alone, which its name tells where q, k and v are no plain matrices
-    (latent attention).
+    """Return the block of the output projection, found by its name if q, k and v are no plain matrices.
 
     Raises:
-        ProjectionError: naming the site, the reason and the remedy, where there is none that can be told.
+        ProjectionError: naming the site, the reason and the remedy, if it cannot be found.
     """
     reason = site.__dict__.get("output_alone", "")
     if not reason:
@@ -103,31 +102,31 @@ def output(site: Site, who: str) -> Block:
     alone = named.block("o", leaf, slice(0, leaf.columns), 1, leaf.columns, site)
     if unreadable := alone.unreadable():
         raise ProjectionError(f"{who} needs the output projection; {alone.where} {unreadable}")
-    # That the others cannot be told is found once.
+    # Cached, so that the search for the other projections fails only once.
     site.__dict__["output_alone"] = reason
     return alone
 
 
-def _follow(site: Site, found: Projections) -> None:
-    """Let blocks follow their parameters into adapters that were put around them since, or out of those taken off."""
+def _rebind(site: Site, projections: Projections) -> None:
+    """Bind blocks to the modules that now hold their parameters, after adapters were added or removed."""
     if site.model is None:
         return
-    for block in found.blocks:
+    for block in projections.blocks:
         try:
-            now = site.model.get_submodule(block.where.rpartition(".")[0])
+            current = site.model.get_submodule(block.where.rpartition(".")[0])
         except AttributeError:
             continue
-        if now is not block.module and base_of(now) is base_of(block.module):
-            block.bind(now)
+        if current is not block.module and base_of(current) is base_of(block.module):
+            block.bind(current)
 
 
-def _tell(site: Site, found: Projections) -> None:
-    """Write onto the site what it did not know of itself."""
-    if found.q is not None and found.k is not None:
-        site.heads = site.heads or found.q.heads
-        site.kv_heads = site.kv_heads or found.k.heads
-        site.head_dim = site.head_dim or found.q.head_dim
-        site.hidden = site.hidden or found.q.width
+def _set_sizes(site: Site, projections: Projections) -> None:
+    """Set the sizes on the site that it did not declare."""
+    if projections.q is not None and projections.k is not None:
+        site.heads = site.heads or projections.q.heads
+        site.kv_heads = site.kv_heads or projections.k.heads
+        site.head_dim = site.head_dim or projections.q.head_dim
+        site.hidden = site.hidden or projections.q.width
 
 
 def _parent(site: Site, model: nn.Module | None) -> nn.Module | None:

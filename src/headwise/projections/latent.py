@@ -1,4 +1,4 @@
-"""Latent: the parts of multi-head latent attention's factors, as DeepSeek and its relatives keep them."""
+"""The parts of the factors of multi-head latent attention, as in DeepSeek and related models."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from headwise.projections.layout import as_rows
 from headwise.projections.named import further
 from headwise.projections.names import HEADS, first_number
 
-# The names of the factors: queries down and up (or at once), keys and values down, with the rotary key, and up.
+# Names of the factors: queries down and up (or one matrix), keys and values down, with the rotary key, and up.
 DOWN_Q, UP_Q, WHOLE_Q, DOWN_KV, UP_KV = "q_a_proj", "q_b_proj", "q_proj", "kv_a_proj_with_mqa", "kv_b_proj"
 SIZES, ROTARY = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), "qk_rope_head_dim"
-# What each part makes: of the keys' and values' common factor both.
+# What each part computes; the factor that keys and values share counts for both.
 MAKES = {"down_q": "q", "up_q": "q", "rotary_q": "q", "down_kv": "kv", "rotary_k": "k", "up_k": "k", "up_v": "v"}
 
 
 @dataclass(eq=False)
 class Piece:
-    """Rows of a weight, and of its bias where it has one, in groups that belong together: heads, or one group of all.
+    """Rows of a weight, and of its bias if it has one, in groups: one for each head, or one group of all rows.
 
     Attributes:
-        kind: what they make.
+        kind: the part that the rows compute.
         where: qualified name of the weight.
-        weight, bias: the module and the name in it; the bias None where there is none.
-        axis: the dimension of the weight that the rows stand along.
-        rows, bias_rows: (groups, rows of one group), where they were asked for last: on the CPU at first.
+        weight, bias: the module and the parameter's name; the bias is None if there is none.
+        axis: the dimension of the weight along which the rows are counted.
+        rows, bias_rows: indices (groups, rows of one group); at first on the CPU, then on the device of the last use.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Piece:
     bias_rows: Tensor | None = None
 
     def norms(self, weight: Tensor) -> Tensor:
-        """Return the Frobenius norm of each group (groups,) of the weight, whole."""
+        """Return the Frobenius norm of each group (groups,) of the full weight."""
         rows = weight.detach().transpose(0, self.axis).flatten(1)
         # moved once, without waiting for the device
         self.rows = self.rows.to(weight.device, non_blocking=True)
@@ -52,9 +52,9 @@ def piece_of(block: Block) -> Piece:
     """Return the rows of a block by head."""
 
     def by_head(size: int, rows: slice | Tensor | None) -> Tensor:
-        every = torch.arange(size)
-        own = every if rows is None else every[rows.cpu() if isinstance(rows, Tensor) else rows]
-        return own.view(block.heads, -1)
+        indices = torch.arange(size)
+        chosen = indices if rows is None else indices[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return chosen.view(block.heads, -1)
 
     axis = 1 if block.transposed else 0
     bias, bias_rows = None, None
@@ -66,47 +66,46 @@ def piece_of(block: Block) -> Piece:
 
 
 def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
-    """Return the parts of latent attention's factors that make logits, by kind, or None where the module is no such
-    attention.
+    """Return the parts of latent attention's factors that compute logits, by kind, or None for any other attention.
 
-    "down_q", "down_kv" and "rotary_k" are one group each; "up_q", "rotary_q" and "up_k" one for each head. Queries
-    without a factor have no "down_q", heads without rotary positions no "rotary_q" and no "rotary_k".
+    "down_q", "down_kv" and "rotary_k" have one group; "up_q", "rotary_q" and "up_k" have one for each head. There is no
+    "down_q" if queries are not factored, and no "rotary_q" and "rotary_k" without rotary positions.
     """
     rows = _rows(module)
-    # values make no logits
+    # values compute no logits
     return (
         None if rows is None else {kind: _piece(module, name, kind, *of) for kind, of in rows.items() if kind != "up_v"}
     )
 
 
 def latent_blocks(module: nn.Module, name: str) -> dict[str, Block] | None:
-    """Return the same parts, and "up_v" of the values, as blocks; None where the module is no latent attention."""
+    """Return the same parts and "up_v", of the values, as blocks; None if the module is no latent attention."""
     rows = _rows(module)
     if rows is None:
         return None
-    made = {}
-    for kind, (of, index) in rows.items():
-        layer = getattr(module, of)
-        block = Block(kind, layer, f"{name}.{of}.weight", "weight", as_rows(index), *index.shape)
+    blocks = {}
+    for kind, (factor, index) in rows.items():
+        layer = getattr(module, factor)
+        block = Block(kind, layer, f"{name}.{factor}.weight", "weight", as_rows(index), *index.shape)
         block.beyond = further(layer)
         if layer.bias is not None:
             block.bias_module, block.bias_name, block.bias_rows = layer, "bias", block.rows
-        made[kind] = block
-    return made
+        blocks[kind] = block
+    return blocks
 
 
 def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
-    """Return the layer of each part and the part's rows in it, (groups, rows of one group)."""
+    """Return for each part the name of its layer and its rows there, (groups, rows of one group)."""
     sizes = [first_number(module, (size,)) for size in SIZES]
     heads = first_number(module, HEADS)
     names = (DOWN_KV, UP_KV, *((DOWN_Q, UP_Q) if getattr(module, DOWN_Q, None) is not None else (WHOLE_Q,)))
-    held = {one: getattr(module, one, None) for one in names}
-    bases = {one: base_of(layer) for one, layer in held.items() if isinstance(layer, nn.Module)}
-    layers = {one: base for one, base in bases.items() if isinstance(base, nn.Linear)}
+    values_by_name = {factor: getattr(module, factor, None) for factor in names}
+    bases = {factor: base_of(layer) for factor, layer in values_by_name.items() if isinstance(layer, nn.Module)}
+    layers = {factor: base for factor, base in bases.items() if isinstance(base, nn.Linear)}
     if heads is None or None in sizes or len(layers) < len(names):
         return None
     latent, plain, values = (size or 0 for size in sizes)
-    # none in layers without positions (GLM-5)
+    # 0 in layers without positions (GLM-5)
     rotary = first_number(module, (ROTARY,)) or 0
     up_q = names[-1]
     queries, keys = (
@@ -124,8 +123,8 @@ def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
     }
     if DOWN_Q in names:
         rows["down_q"] = (DOWN_Q, torch.arange(layers[DOWN_Q].weight.shape[0])[None])
-    made = {UP_KV: keys.numel(), DOWN_KV: down.numel(), up_q: queries.numel()}
-    if any(layers[one].weight.shape[0] != size for one, size in made.items()):
+    expected = {UP_KV: keys.numel(), DOWN_KV: down.numel(), up_q: queries.numel()}
+    if any(layers[factor].weight.shape[0] != size for factor, size in expected.items()):
         return None
     return {kind: (of, index) for kind, (of, index) in rows.items() if index.numel()}
 

@@ -1,4 +1,4 @@
-"""Layout: the ways in which q, k and v can lie in the rows of one matrix."""
+"""Layouts: the orders in which one matrix can store the rows of q, k and v."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sizes:
-    """Heads and head sizes of a call: H query heads of d, G key/value heads of d and e."""
+    """Heads and head sizes of a call: H query heads of size d, and G key and value heads of sizes d and e."""
 
     heads: int
     groups: int
@@ -24,20 +24,20 @@ class Sizes:
         return {"q": (self.heads, self.size), "k": (self.groups, self.size), "v": (self.groups, self.value_size)}[kind]
 
     def rows(self, kinds: str) -> int:
-        """Return how many rows the kinds take together."""
+        """Return the total number of rows of the kinds."""
         return sum(heads * size for heads, size in map(self.of, kinds))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A hypothesis: for each kind the rows (heads, head size) it takes, and the layout in words."""
+    """A hypothesis: the layout in words, and the rows (heads, head size) of each kind."""
 
     words: str
     rows: dict[str, Tensor]
 
 
 def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
-    """Return the layouts that one matrix for `kinds` can have, the usual ones first."""
+    """Yield the layouts that one matrix for `kinds` can have, the usual ones first."""
     orders = sorted(itertools.permutations(kinds), key=lambda order: "".join(order) != kinds)
     for order in orders:
         yield _stacked(order, sizes)
@@ -61,7 +61,7 @@ def _stacked(order: tuple[str, ...], sizes: Sizes) -> Layout:
 
 
 def _grouped(order: tuple[str, ...], sizes: Sizes) -> Layout:
-    """Interleave by key/value head: the queries of its group, its keys, its values (GPT-NeoX, Falcon)."""
+    """Return the layout interleaved by key/value head: queries of its group, keys, values (GPT-NeoX, Falcon)."""
     per_group = {kind: sizes.of(kind)[0] // sizes.groups * sizes.of(kind)[1] for kind in order}
     width, offset, rows = sum(per_group.values()), 0, {}
     for kind in order:
@@ -78,12 +78,12 @@ def _transposed(order: tuple[str, ...], sizes: Sizes) -> Iterator[Layout]:
     for axes in (("part", "dim", "head"), ("head", "dim", "part"), ("dim", "part", "head"), ("dim", "head", "part")):
         grid = torch.arange(len(order) * heads * size).view(*(extent[axis] for axis in axes))
         grid = grid.permute(axes.index("part"), axes.index("head"), axes.index("dim"))
-        shown = ", ".join({"part": str(len(order)), "head": "H", "dim": "d"}[axis] for axis in axes)
-        yield Layout(f"({shown}) as {', '.join(order)}", dict(zip(order, grid, strict=True)))
+        letters = ", ".join({"part": str(len(order)), "head": "H", "dim": "d"}[axis] for axis in axes)
+        yield Layout(f"({letters}) as {', '.join(order)}", dict(zip(order, grid, strict=True)))
 
 
 def as_rows(index: Tensor) -> slice | Tensor:
-    """Return an index (heads, size) head-major, as a slice where it is one."""
+    """Return an index (heads, size) flattened head-major, as a slice if it is contiguous."""
     flat = index.reshape(-1)
     start = int(flat[0])
     if torch.equal(flat, torch.arange(start, start + flat.numel())):

@@ -1,4 +1,4 @@
-"""Leaves: the modules below an attention layer that hold a projection's matrix."""
+"""Leaves: the submodules of an attention layer that hold the matrix of a projection."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from headwise.projections.adapted import base_of, is_adapted
 
 @dataclass(eq=False)
 class Leaf:
-    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), a convolution, or one of them with
-    adapters.
+    """A module with one matrix: a Linear, GPT-2's Conv1D (stored transposed), a convolution, or one with adapters.
 
-    Only a 1x1 convolution is one matrix that maps tokens; `obstacle` says why another is none.
+    Only a 1x1 convolution is a matrix that maps tokens; for others `obstacle` says why they are not.
     """
 
     name: str
@@ -25,7 +24,7 @@ class Leaf:
 
     @property
     def weight(self) -> Tensor:
-        """Return the matrix as the module keeps it, or shows it where a parametrization or an adapter stands on it."""
+        """Return `module.weight`: the parameter, or its value through a parametrization or an adapter."""
         weight = self.module.weight
         assert isinstance(weight, Tensor)
         return weight
@@ -43,7 +42,7 @@ class Leaf:
 
     @property
     def grouped(self) -> bool:
-        """Return whether each output sees some of the inputs alone, so that the weight is no matrix at all."""
+        """Return whether each output depends on only some of the inputs, so that the weight is no matrix."""
         return getattr(self.module, "groups", 1) > 1
 
     @property
@@ -53,7 +52,7 @@ class Leaf:
 
 
 def leaf(name: str, module: nn.Module) -> Leaf | None:
-    """Return the module as a leaf, or None where it maps nothing linearly."""
+    """Return the module as a leaf, or None if it is no linear map."""
     if isinstance(module, nn.Embedding) or not hasattr(module, "weight"):
         return None
     weight = module.weight
@@ -64,22 +63,22 @@ def leaf(name: str, module: nn.Module) -> Leaf | None:
         return Leaf(name, module, obstacle=_obstacle(plain))
     if weight.dim() != 2:
         return None
-    # transformers' Conv1D computes x @ weight and names its outputs `nf`.
+    # transformers' Conv1D computes x @ weight and stores its number of outputs as `nf`.
     return Leaf(name, module, transposed=not isinstance(plain, nn.Linear) and hasattr(plain, "nf"))
 
 
 def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
-    """List the leaves below an attention module, in its own order, under their qualified names."""
-    found = []
+    """Return the leaves below an attention module, in its own order, with qualified names."""
+    below = []
     inside: set[nn.Module] = set()
     for name, child in module.named_modules():
         if name and child not in inside and not name.startswith("headwise.") and ".parametrizations" not in f".{name}":
-            # Base and adapters are one leaf: what they compute is their sum.
+            # A base layer and its adapters are one leaf: the layer computes their sum.
             inside.update(child.modules() if is_adapted(child) else ())
-            made = leaf(f"{prefix}.{name}" if prefix else name, child)
-            if made is not None:
-                found.append(made)
-    return found
+            candidate = leaf(f"{prefix}.{name}" if prefix else name, child)
+            if candidate is not None:
+                below.append(candidate)
+    return below
 
 
 def _obstacle(module: _ConvNd) -> str:

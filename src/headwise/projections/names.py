@@ -1,6 +1,6 @@
-"""Names: under which attention modules and configs keep their heads, head sizes, norms and projections.
+"""Names of the heads, head sizes, norms and projections in attention modules and configs.
 
-The one place for such names: a host that calls something otherwise is served by adding its word here.
+All such names are in this file: to support a host with other names, add them here.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ HEADS = (
     "num_heads", "num_attention_heads", "n_heads", "n_head", "num_attention_head", "heads", "nhead", "nheads",
     "num_head",
 )  # fmt: skip
-# Of composed configs (BART, T5) alone, whose plain names are properties of one half.
+# Only for composed configs (BART, T5), whose plain names are properties of one half.
 HALVES_HEADS = ("decoder_attention_heads", "encoder_attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "head_size")
-# Latent attention (DeepSeek) keeps the size of what is compared apart from the size of its values.
+# Latent attention (DeepSeek) has separate sizes for queries and keys and for values.
 COMPARED_DIM = ("qk_head_dim", *HEAD_DIM)
 HIDDEN = ("hidden_size", "d_model", "dim", "n_embd")
 
@@ -30,9 +30,9 @@ PROJECTIONS = {
         "output_proj", "linear_out", "o_linear", "projection", "proj_out", "fc_out",
     },
 }  # fmt: skip
-# Biases that a module adds to a bias-free projection itself, as BEiT and EVA do.
+# Biases that the attention module itself adds to a projection without bias, as in BEiT and EVA.
 BIASES_APART = {"q": "q_bias", "k": "k_bias", "v": "v_bias"}
-# Modules beside which BERT and its relatives keep the output projection, as `output.dense`.
+# Names of modules whose sibling `output.dense` is the output projection, as in BERT and related models.
 BESIDE_OUTPUT = ("self", "attention", "self_attention")
 QK_NORMS = (
     "q_norm", "k_norm", "norm_q", "norm_k", "qk_norm", "query_norm", "q_ln", "q_layernorm", "query_layernorm",
@@ -41,10 +41,10 @@ QK_NORMS = (
 
 
 def first_number(owner: Any, names: tuple[str, ...]) -> int | None:
-    """Return the first of the attributes `names` that is a whole number above 0, or None."""
+    """Return the first of the attributes `names` that is a positive whole number, or None."""
     for name in names:
         value = getattr(owner, name, None)
-        # True is an int in Python: a flag of that name counts nothing.
+        # True is an int in Python, but a flag is not a number.
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None

@@ -1,4 +1,4 @@
-"""Perturbation: find the projections of a site by changing rows of weights; nothing is assumed about names or order."""
+"""Find the projections of a site by perturbing rows of weights, without assumptions about names or order."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from headwise.projections.layout import Layout, Sizes, as_rows, layouts
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.site_projections import Projections
 
-# Of a tensor's largest entry: above what another order of sums does to entries that did not change, far below noise as
-# large as the rows themselves.
+# Relative to a tensor's largest entry: above the rounding of entries that did not change, far below the effect of noise
+# as large as the rows themselves.
 MOVED = 1e-5
 
 
 class Unclear(Exception):
-    """Says why the layout of a site cannot be seen: the end of a sentence that begins with the site's name."""
+    """Raised with the reason why a site's layout cannot be determined, to follow the site's name in a sentence."""
 
 
 class Probe:
-    """Replays one call of an attention module, with rows of its projections or heads of its output perturbed.
+    """A recorded call of an attention module, replayed with perturbed rows of its projections or heads of its output.
 
     Attributes:
-        base: q, k and v of the call as it is, each (B, H, T, D).
+        base: q, k and v of the unperturbed call, each (B, H, T, D).
         order: the leaves that ran as modules, in the order in which they ran.
-        axes: dimensions of the queries as the host lays them out: 4, or 5 with windows.
+        axes: number of dimensions of the host's queries: 4, or 5 with windows.
     """
 
-    def __init__(self, site: Site, call: capture.Arguments, found: list[Leaf], head_axis: int = 1) -> None:
+    def __init__(self, site: Site, call: capture.Arguments, candidates: list[Leaf], head_axis: int = 1) -> None:
         self.site, self.call, self.head_axis = site, call, head_axis
         self.order: list[Leaf] = []
         self.outputs: dict[int, Tensor] = {}
         self.axes = 0
-        handles = [one.module.register_forward_hook(self._note(one)) for one in found]
+        handles = [projection.module.register_forward_hook(self._note(projection)) for projection in candidates]
         try:
             self.base = self.replay()
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _note(self, one: Leaf) -> Any:
+    def _note(self, projection: Leaf) -> Any:
         def note(_: nn.Module, __: Any, output: Tensor) -> None:
-            self.order.append(one)
-            self.outputs[id(one)] = output
+            self.order.append(projection)
+            self.outputs[id(projection)] = output
 
         return note
 
     def replay(self, edit: Any = None) -> dict[str, Tensor]:
-        """Run the call again and give what attention received."""
+        """Run the call again and return the q, k and v that attention received."""
         with capture.seen(self.site.module, edit) as calls:
             capture.again(self.site.module, self.call)
         if not calls:
@@ -72,53 +72,57 @@ class Probe:
             return x.unsqueeze(1)
         return x.movedim(self.head_axis, 1).flatten(2, -2)
 
-    def moved(self, one: Leaf, rows: Tensor) -> dict[str, Tensor]:
-        """Perturb rows of a leaf and give for q, k and v which entries moved, bool (H, D)."""
-        with self._perturbed(one, rows):
+    def moved(self, projection: Leaf, rows: Tensor) -> dict[str, Tensor]:
+        """Perturb rows of a leaf and return for q, k and v which entries changed, bool (H, D)."""
+        with self._perturbed(projection, rows):
             return _difference(self.base, self.replay())
 
     @contextmanager
-    def _perturbed(self, one: Leaf, rows: Tensor) -> Iterator[None]:
-        if id(one) in self.outputs:
-            with _shifted_output(one, rows, self.outputs[id(one)]):
+    def _perturbed(self, projection: Leaf, rows: Tensor) -> Iterator[None]:
+        if id(projection) in self.outputs:
+            with _shifted_output(projection, rows, self.outputs[id(projection)]):
                 yield
-        elif is_adapted(one.module):
-            raise Unclear(f"reads {one.name}.weight past its module, so that the adapters on it do nothing")
-        elif "parametrizations" in one.module._modules:
-            raise Unclear(f"reads {one.name}.weight past its module, and that weight is parametrized already")
+        elif is_adapted(projection.module):
+            raise Unclear(
+                f"reads {projection.name}.weight without calling its module, so that its adapters have no effect"
+            )
+        elif "parametrizations" in projection.module._modules:
+            raise Unclear(
+                f"reads {projection.name}.weight without calling its module, and that weight is parametrized already"
+            )
         else:
-            with _shifted_rows(one, rows):
+            with _shifted_rows(projection, rows):
                 yield
 
-    def columns(self, one: Leaf, heads: Tensor | None, dims: Tensor | None) -> Tensor:
-        """Perturb heads (or entries within heads) of attention's output and give which inputs of a leaf moved, bool
+    def columns(self, projection: Leaf, heads: Tensor | None, dims: Tensor | None) -> Tensor:
+        """Perturb heads, or entries within heads, of attention's output and return which inputs of a leaf changed, bool
         (C,)."""
         inputs: list[Tensor] = []
-        handle = one.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
+        handle = projection.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
         try:
             self.replay()
             self.replay(lambda o, interface: _shift_heads(o, -2 if interface else self.head_axis, heads, dims))
         finally:
             handle.remove()
-        plain, shifted = (_channels_last(x, one) for x in inputs)
+        plain, shifted = (_channels_last(x, projection) for x in inputs)
         return _far(plain, shifted).flatten(0, -2).any(0)
 
 
 def _noise(like: Tensor) -> Tensor:
     numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(like)
-    # As large as the numbers themselves, so that no precision hides it; rows that are all 0 are moved by 1.
+    # As large as the numbers themselves, so that no precision hides it; for rows of zeros the scale is 1.
     size = like.detach().float().std()
     return numbers * (size if size > 0 else torch.ones_like(size)).to(like)
 
 
 @contextmanager
-def _shifted_output(one: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
-    """Add noise to the outputs that the rows make: the same as other numbers in the rows, and no weight is touched."""
-    convolution = isinstance(one.module, nn.modules.conv._ConvNd)
-    mask = torch.zeros(one.rows, dtype=output.dtype, device=output.device)
+def _shifted_output(projection: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
+    """Add noise to the outputs of the rows, which has the effect of changed rows without changing a weight."""
+    convolution = isinstance(projection.module, nn.modules.conv._ConvNd)
+    mask = torch.zeros(projection.rows, dtype=output.dtype, device=output.device)
     mask[rows.to(output.device)] = 1
     mask = mask.view(-1, *[1] * (output.dim() - 2)) if convolution else mask
-    handle = one.module.register_forward_hook(lambda _, __, out: out + _noise(out) * mask)
+    handle = projection.module.register_forward_hook(lambda _, __, out: out + _noise(out) * mask)
     try:
         yield
     finally:
@@ -126,12 +130,12 @@ def _shifted_output(one: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _shifted_rows(one: Leaf, rows: Tensor) -> Iterator[None]:
-    """Add noise to the rows themselves, and put the saved bits back."""
-    weight = one.weight.data
+def _shifted_rows(projection: Leaf, rows: Tensor) -> Iterator[None]:
+    """Add noise to the rows themselves, and restore the saved weight bit for bit."""
+    weight = projection.weight.data
     saved = weight.clone()
     try:
-        view = weight.t() if one.transposed else weight
+        view = weight.t() if projection.transposed else weight
         rows = rows.to(weight.device)
         view[rows] = view[rows] + _noise(view[rows])
         yield
@@ -141,16 +145,16 @@ def _shifted_rows(one: Leaf, rows: Tensor) -> Iterator[None]:
 
 def _shift_heads(out: Tensor, axis: int, heads: Tensor | None, dims: Tensor | None) -> Tensor:
     noise = _noise(out)
-    for at, chosen in ((axis, heads), (out.dim() - 1, dims)):
+    for dim, chosen in ((axis, heads), (out.dim() - 1, dims)):
         if chosen is not None:
-            mask = torch.zeros(out.shape[at], dtype=out.dtype, device=out.device)
+            mask = torch.zeros(out.shape[dim], dtype=out.dtype, device=out.device)
             mask[chosen.to(out.device)] = 1
-            noise = noise * mask.view([-1 if i == at % out.dim() else 1 for i in range(out.dim())])
+            noise = noise * mask.view([-1 if i == dim % out.dim() else 1 for i in range(out.dim())])
     return out + noise
 
 
-def _channels_last(x: Tensor, one: Leaf) -> Tensor:
-    return x.movedim(1, -1) if isinstance(one.module, nn.modules.conv._ConvNd) else x
+def _channels_last(x: Tensor, projection: Leaf) -> Tensor:
+    return x.movedim(1, -1) if isinstance(projection.module, nn.modules.conv._ConvNd) else x
 
 
 def _far(a: Tensor, b: Tensor) -> Tensor:
@@ -165,18 +169,18 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
     """Return the projections of a site, verified by perturbing rows.
 
     Raises:
-        Unclear: with the reason, where the layout cannot be seen.
+        Unclear: with the reason, if the layout cannot be determined.
     """
-    found = leaves(site.module, site.name)
-    if not found:
+    candidates = leaves(site.module, site.name)
+    if not candidates:
         raise Unclear("has no linear layer below it")
     if any(p.device.type == "meta" for p in site.module.parameters()):
-        raise Unclear("has weights without numbers (meta device), so that its layout cannot be seen")
+        raise Unclear("has weights without numbers (meta device), so that its layout cannot be determined")
     reasons = []
     for root, run in ways(site, model, example):
         with capture.untouched(root):
             try:
-                return _from(site, found, root, run, parent)
+                return _probed_by(site, candidates, root, run, parent)
             except Unclear as reason:
                 reasons.append(str(reason))
             except (
@@ -188,73 +192,77 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
                 KeyError,
                 NotImplementedError,
             ) as error:
-                # The layer alone takes no single tensor, or the synthesised batch does not fit: the next way is tried.
+                # The layer may need more than one tensor, or the synthesised batch may not fit: try the next way.
                 reasons.append(
                     f"could not be run ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
                 )
-    raise Unclear(_worth_telling(reasons))
+    raise Unclear(_most_specific(reasons))
 
 
-def _worth_telling(reasons: list[str]) -> str:
-    seen = [reason for reason in reasons if not reason.startswith("could not be run")]
-    return seen[-1] if seen else f"{reasons[0]}; pass example= with a batch"
+def _most_specific(reasons: list[str]) -> str:
+    specific = [reason for reason in reasons if not reason.startswith("could not be run")]
+    return specific[-1] if specific else f"{reasons[0]}; pass example= with a batch"
 
 
-def _from(
-    site: Site, found: list[Leaf], root: nn.Module, run: Callable[[], Any], parent: nn.Module | None
+def _probed_by(
+    site: Site, candidates: list[Leaf], root: nn.Module, run: Callable[[], Any], parent: nn.Module | None
 ) -> Projections:
     call = capture.arguments(root, site.module, run)
     if call is None:
-        raise Unclear("was not reached by the batch it was run on; pass example= with one that reaches it")
+        raise Unclear("was not called on the batch that the model was run on; pass example= with a batch that uses it")
     reasons = []
     for axis in (1, 2):
-        probe = Probe(site, call, found, axis)
+        probe = Probe(site, call, candidates, axis)
         if axis == 2 and probe.axes < 5:
             break
         try:
-            return _assembled(site, probe, found, parent)
+            return _assembled(site, probe, candidates, parent)
         except Unclear as reason:
             reasons.append(reason)
     raise reasons[0]
 
 
-def _assembled(site: Site, probe: Probe, found: list[Leaf], parent: nn.Module | None) -> Projections:
-    makers = _makers(probe, found)
-    made = Projections(site.name, "", verified=True)
+def _assembled(site: Site, probe: Probe, candidates: list[Leaf], parent: nn.Module | None) -> Projections:
+    makers = _makers(probe, candidates)
+    projections = Projections(site.name, "", verified=True)
     words = []
-    for one in found:
-        kinds = "".join(kind for kind, maker in makers.items() if maker is one)
+    for candidate in candidates:
+        kinds = "".join(kind for kind, maker in makers.items() if maker is candidate)
         if not kinds:
             continue
-        sizes, layout = _layout(probe, one, kinds)
-        words.append(f"{layout.words}{', transposed' if one.transposed else ''}")
+        sizes, layout = _layout(probe, candidate, kinds)
+        words.append(f"{layout.words}{', transposed' if candidate.transposed else ''}")
         for kind in kinds:
             heads, size = sizes.of(kind)
-            setattr(made, kind, named.block(kind, one, as_rows(layout.rows[kind]), heads, size, site))
-    made.layout = "; ".join(dict.fromkeys(words))
-    _outside_biases(made, site)
-    _output(made, probe, [one for one in probe.order if one not in makers.values()], site, parent)
-    return made
+            setattr(projections, kind, named.block(kind, candidate, as_rows(layout.rows[kind]), heads, size, site))
+    projections.layout = "; ".join(dict.fromkeys(words))
+    _outside_biases(projections, site)
+    _output(
+        projections, probe, [candidate for candidate in probe.order if candidate not in makers.values()], site, parent
+    )
+    return projections
 
 
-def _makers(probe: Probe, found: list[Leaf]) -> dict[str, Leaf]:
-    """Return the one leaf that makes each of q, k and v."""
-    moved = [(one, probe.moved(one, torch.arange(one.rows))) for one in found]
-    return {kind: _maker(probe, kind, [one for one, by in moved if by[kind].any()]) for kind in "qkv"}
+def _makers(probe: Probe, candidates: list[Leaf]) -> dict[str, Leaf]:
+    """Return the single leaf that computes each of q, k and v."""
+    moved = [(candidate, probe.moved(candidate, torch.arange(candidate.rows))) for candidate in candidates]
+    return {
+        kind: _maker(probe, kind, [candidate for candidate, changed in moved if changed[kind].any()]) for kind in "qkv"
+    }
 
 
 def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
-    """Return the leaf among those that move q, k or v whose rows are its heads.
+    """Return the one of `movers`, the leaves that change q, k or v, whose rows are its heads.
 
     Raises:
-        Unclear: where there is none or more than one, or where it is no matrix.
+        Unclear: if there is none or more than one, or if it is no matrix.
     """
-    matrices = [one for one in movers if not one.obstacle]
+    matrices = [mover for mover in movers if not mover.obstacle]
     # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.
-    if len(matrices) == 1 and [one for one in probe.order if one in movers][-1:] == matrices:
+    if len(matrices) == 1 and [mover for mover in probe.order if mover in movers][-1:] == matrices:
         movers = matrices
     if len(movers) != 1:
-        names = " and ".join(one.name for one in movers) or "no linear layer"
+        names = " and ".join(mover.name for mover in movers) or "no linear layer"
         tail = "; merge adapters and low-rank factors into one weight first" if len(movers) > 1 else ""
         raise Unclear(f"makes its {kind} by {names}{tail}")
     if movers[0].obstacle:
@@ -262,59 +270,60 @@ def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
     return movers[0]
 
 
-def _outside_biases(made: Projections, site: Site) -> None:
-    # What the module itself adds to q, k or v is as long as these and in their order, wherever the rows of the weight
-    # lie.
-    for block in (made.q, made.k, made.v):
+def _outside_biases(projections: Projections, site: Site) -> None:
+    # A bias that the attention module itself adds is in the order of q, k or v, whatever the rows of the weight are.
+    for block in (projections.q, projections.k, projections.v):
         if block is not None and block.bias_module is site.module and block.bias_name:
             block.bias_rows = None
 
 
-def _layout(probe: Probe, one: Leaf, kinds: str) -> tuple[Sizes, Layout]:
-    """Return the one layout that the perturbations agree with."""
+def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[Sizes, Layout]:
+    """Return the layout that the perturbations confirm."""
     q, k, v = (probe.base[kind] for kind in "qkv")
     for groups in [g for g in range(1, k.shape[1] + 1) if k.shape[1] % g == 0][::-1]:
         sizes = Sizes(q.shape[1], groups, q.shape[-1], v.shape[-1])
-        if sizes.rows(kinds) != one.rows:
+        if sizes.rows(kinds) != projection.rows:
             continue
         for layout in layouts(kinds, sizes):
-            if _agrees(probe, one, layout, sizes):
+            if _agrees(probe, projection, layout, sizes):
                 return sizes, layout
-    shown = f"{q.shape[1]} heads of {q.shape[-1]}"
-    raise Unclear(f"has one {one.name} with {one.rows} rows for {', '.join(kinds)} in no known order ({shown})")
+    expected = f"{q.shape[1]} heads of {q.shape[-1]}"
+    raise Unclear(
+        f"has one {projection.name} with {projection.rows} rows for {', '.join(kinds)} in no known order ({expected})"
+    )
 
 
-def _agrees(probe: Probe, one: Leaf, layout: Layout, sizes: Sizes) -> bool:
-    """Perturb the rows of coded sets of heads, then of coded sets of entries: exactly those must move."""
+def _agrees(probe: Probe, projection: Leaf, layout: Layout, sizes: Sizes) -> bool:
+    """Return whether perturbed rows of coded sets of heads, then of entries, change exactly these."""
     units = [(kind, head) for kind, rows in layout.rows.items() for head in range(len(rows))]
     for chosen in _codes(len(units)):
         picked = [units[i] for i in chosen]
-        moved = probe.moved(one, torch.cat([layout.rows[kind][head] for kind, head in picked]))
+        moved = probe.moved(projection, torch.cat([layout.rows[kind][head] for kind, head in picked]))
         for kind in "qkv":
             expected = [(kind, head) in picked for head in range(sizes.of(kind)[0])]
             if _per_head(moved[kind].any(-1), sizes, kind).tolist() != expected:
                 return False
-    return all(_entries_agree(probe, one, rows, kind) for kind, rows in layout.rows.items())
+    return all(_entries_agree(probe, projection, rows, kind) for kind, rows in layout.rows.items())
 
 
 def _per_head(moved: Tensor, sizes: Sizes, kind: str) -> Tensor:
-    # Hosts repeat grouped keys and values to all heads before they call attention.
+    # Hosts may repeat grouped keys and values to all heads before they call attention.
     heads = sizes.of(kind)[0]
     return moved.view(heads, -1).any(1)
 
 
-def _entries_agree(probe: Probe, one: Leaf, rows: Tensor, kind: str) -> bool:
-    """Check the order within heads: of v exactly; rotary positions and norms spread q and k over further entries."""
+def _entries_agree(probe: Probe, projection: Leaf, rows: Tensor, kind: str) -> bool:
+    """Check the order within heads: exactly for v; rotary positions and norms also change other entries of q and k."""
     for chosen in _codes(rows.shape[1]):
         index = torch.tensor(chosen)
-        moved = probe.moved(one, rows[:, index].reshape(-1))[kind].any(0)
+        moved = probe.moved(projection, rows[:, index].reshape(-1))[kind].any(0)
         if not moved[index].all() or (kind == "v" and int(moved.sum()) != len(chosen)):
             return False
     return True
 
 
 def _codes(count: int) -> Iterator[list[int]]:
-    """Return sets that tell `count` things apart: for each binary digit those that have it and those that do not."""
+    """Yield sets that distinguish `count` items: for each binary digit, those with a 1 and those with a 0."""
     for bit in range(max(1, (count - 1).bit_length())):
         for value in (1, 0):
             chosen = [i for i in range(count) if (i >> bit) & 1 == value]
@@ -322,34 +331,38 @@ def _codes(count: int) -> Iterator[list[int]]:
                 yield chosen
 
 
-def _output(made: Projections, probe: Probe, after: list[Leaf], site: Site, parent: nn.Module | None) -> None:
+def _output(projections: Projections, probe: Probe, after: list[Leaf], site: Site, parent: nn.Module | None) -> None:
     heads, size = probe.base["q"].shape[1], probe.base["v"].shape[-1]
-    for one in after:
-        if one.columns != heads * size or not probe.columns(one, None, None).any():
+    for candidate in after:
+        if candidate.columns != heads * size or not probe.columns(candidate, None, None).any():
             continue
-        plain = torch.arange(heads * size)
-        for index in (plain.view(heads, size), plain.view(size, heads).t()):
-            if _columns_agree(probe, one, index):
-                made.o = named.block("o", one, as_rows(index), heads, size, site)
+        columns = torch.arange(heads * size)
+        for index in (columns.view(heads, size), columns.view(size, heads).t()):
+            if _columns_agree(probe, candidate, index):
+                projections.o = named.block("o", candidate, as_rows(index), heads, size, site)
                 return
-        made.missing["o"] = f"has {one.name}, whose inputs follow no known order of heads"
+        projections.missing["o"] = f"has {candidate.name}, whose inputs follow no known order of heads"
         return
     beside = named.by_name(site, parent).get("o")
     named.add_output(
-        made, beside if beside is not None and id(beside) not in map(id, after) else None, heads, size, site
+        projections, beside if beside is not None and id(beside) not in map(id, after) else None, heads, size, site
     )
 
 
-def _columns_agree(probe: Probe, one: Leaf, index: Tensor) -> bool:
+def _columns_agree(probe: Probe, projection: Leaf, index: Tensor) -> bool:
     heads, size = index.shape
     for chosen in _codes(heads):
-        if sorted(index[chosen].reshape(-1).tolist()) != _moved(probe.columns(one, torch.tensor(chosen), None)):
+        if sorted(index[chosen].reshape(-1).tolist()) != _indices(
+            probe.columns(projection, torch.tensor(chosen), None)
+        ):
             return False
     for chosen in _codes(size):
-        if sorted(index[:, chosen].reshape(-1).tolist()) != _moved(probe.columns(one, None, torch.tensor(chosen))):
+        if sorted(index[:, chosen].reshape(-1).tolist()) != _indices(
+            probe.columns(projection, None, torch.tensor(chosen))
+        ):
             return False
     return True
 
 
-def _moved(columns: Tensor) -> list[int]:
+def _indices(columns: Tensor) -> list[int]:
     return columns.nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Projections: the q, k, v and o weights of one site."""
+"""The q, k, v and o weights of one site."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ REMEDY = {
 
 @dataclass(eq=False)
 class Projections:
-    """The q, k, v and o blocks of a site; a block that was not found is None and `missing` says why.
+    """The q, k, v and o blocks of a site; for a block that was not found, which is None, `missing` says why.
 
     Attributes:
         name: qualified name of the site.
         layout: in words, such as "separate", "stacked (3, H, d)" or "in_proj_weight".
-        verified: whether the layout was seen to hold by perturbing rows on the site.
-        latent: of latent attention (DeepSeek), whose queries, keys and values are made by factors, these parts by kind;
-            see `latent`.
-        thrown_away: whether what attention gives these tokens is not used, so that they have no output projection.
-        context: of joint attention (Flux, SD3), whose text tokens have projections of their own, these; q, k, v, o are
-            the image's.
+        verified: whether the layout is certain: confirmed by perturbing rows, or fixed by torch's definition.
+        latent: the parts of the factors by kind, for latent attention (DeepSeek), which has no plain q, k and v; see
+            the module `latent`.
+        thrown_away: whether the attention output of these tokens is not used, so that they have no output projection.
+        context: the projections of the text tokens, for joint attention (Flux, SD3); q, k, v and o are the image's.
     """
 
     name: str
@@ -46,13 +45,12 @@ class Projections:
 
     @property
     def blocks(self) -> list[Block]:
-        """Return the blocks that were found, in the order q, k, v, o; of latent attention its parts and o; then those
-        of the text."""
+        """Return the blocks that were found: the latent parts, then q, k, v and o, then those of the text tokens."""
         own = [*self.latent.values(), *(block for block in (self.q, self.k, self.v, self.o) if block is not None)]
         return own if self.context is None else own + self.context.blocks
 
     def streams(self) -> tuple[Projections, ...]:
-        """Return the projections of each kind of tokens: one, or in joint attention the image's and the text's."""
+        """Return the projections of each kind of token: one, or the image's and the text's in joint attention."""
         return (self,) if self.context is None else (replace(self, context=None), self.context)
 
     @property
@@ -71,19 +69,19 @@ class Projections:
         """Return the named blocks, such as `need("qk", "QKClip", of="rows")`.
 
         Args:
-            kinds: of "q", "k", "v" and "o".
-            who: asks for them, for messages.
-            of: what they must be: matrices that map single tokens; matrices (out, in·kh·kw) that map patches of tokens,
-                as convolutions do; or rows that belong to heads, whatever they are multiplied with.
+            kinds: letters among "q", "k", "v" and "o".
+            who: the method that needs them, for messages.
+            of: what the blocks must be: matrices that map single tokens; matrices (out, in·kh·kw) that may also map
+                patches of tokens, as convolutions do; or only rows that belong to heads.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, where one is missing, is no such matrix or
+            ProjectionError: naming the site, the reason and the remedy, if a block is missing, is no such matrix or
                 cannot be read.
         """
         if self.context is not None:
             raise ProjectionError(
-                f"{who} knows one set of projections, and {self.name} has two: its image tokens' own and its text "
-                "tokens' own"
+                f"{who} supports one set of projections, and {self.name} has two: one for image tokens and one "
+                "for text tokens"
             )
         for kind in kinds:
             block = getattr(self, kind)
@@ -99,7 +97,7 @@ class Projections:
         return tuple(getattr(self, kind) for kind in kinds)
 
     def parameters(self) -> list[tuple[nn.Module, str]]:
-        """Return each parameter that holds a block once, as (module, name)."""
+        """Return each parameter that contains a block, once, as (module, name)."""
         seen: dict[tuple[int, str], tuple[nn.Module, str]] = {}
         for block in self.blocks:
             seen.setdefault((id(block.module), block.name), (block.module, block.name))

@@ -1,5 +1,4 @@
-"""Spectral: a weight divided by its largest singular value, block by block, which one power iteration a step
-follows."""
+"""A weight divided by its largest singular value, block by block, tracked by one power iteration per step."""
 
 from __future__ import annotations
 
@@ -10,22 +9,21 @@ from headwise.core.precision import at_least_fp32
 from headwise.core.remedies import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
-# Singular vectors at the start: exact for matrices whose decomposition costs milliseconds; above, a block of vectors
-# converges where the largest singular values lie close together, in which case one vector would take thousands of
-# steps.
+# Initial singular vectors: exact for matrices whose decomposition takes milliseconds. For larger ones a block of
+# vectors is iterated: if the largest singular values are close together, one vector would need thousands of steps.
 EXACT_UP_TO, VECTORS, ITERATIONS = 128, 8, 300
 
 
 class Spectral(nn.Module):
-    """Computes gamma / sigma * W for each block of a weight; its forward changes no state, so that it may be run again.
+    """The parametrization gamma / sigma * W of each block of a weight; its forward changes no state.
 
     Args:
-        weight: the parameter: a matrix, or a convolution's, read as (outputs, inputs x kernel).
-        blocks: its parts, each with a sigma of its own; rows of none stay as they are.
-        init: gamma starts at sigma ("current") or at 1 ("one"); None: there is no gamma, the factor is 1 / sigma.
+        weight: the parameter: a matrix, or that of a convolution, read as (outputs, inputs x kernel).
+        blocks: its parts, each with its own sigma; rows outside all blocks are unchanged.
+        init: the initial gamma: sigma ("current") or 1 ("one"); None for no gamma, so that the factor is 1 / sigma.
 
     Raises:
-        ValueError: where a block is all zero.
+        ValueError: if a block is all zero.
     """
 
     owner: Tensor
@@ -36,10 +34,10 @@ class Spectral(nn.Module):
         full = whole(weight.detach())
         self.kinds = [b.kind for b in blocks]
         outputs = 1 if blocks[0].transposed else 0
-        # An output projection's block names inputs. Where these are all there are, it is the whole matrix.
+        # The block of an output projection lists inputs. If it lists all inputs, it is the whole matrix.
         self.columns = blocks[0].kind == "o" and not _covers(blocks[0], full.shape[1 - outputs])
         self.axis = 1 - outputs if self.columns else outputs
-        # Which block each row belongs to; rows of none keep the factor 1, which stands last.
+        # The index of each row's block; rows outside all blocks get the last factor, which is 1.
         owner = torch.full((full.shape[self.axis],), len(blocks), device=full.device)
         for index, block in enumerate(blocks):
             owner[slice(None) if block.kind == "o" and not self.columns else block.rows] = index
@@ -68,7 +66,7 @@ class Spectral(nn.Module):
         """Return u W v of each block, (blocks,) in fp32 or wider, differentiable in W alone."""
         values = []
         for kind, matrix in zip(self.kinds, self._matrices(weight), strict=True):
-            # Vectors are unit, up to the rounding of a model that was cast to fewer bits.
+            # Normalized again: a model that was cast to fewer bits has rounded vectors.
             u, v = (_unit(getattr(self, f"{name}_{kind}").to(matrix.dtype)) for name in "uv")
             values.append(torch.dot(u, matrix @ v))
         return torch.stack(values)
@@ -85,8 +83,7 @@ class Spectral(nn.Module):
 
     @torch.no_grad()
     def iterate(self, weight: Tensor) -> None:
-        """Take one power iteration on each block: from the right vector to the left one and back, as the authors' code
-        does."""
+        """Run one power iteration on each block, right vector to left and back, as the authors' code does."""
         for kind, matrix in zip(self.kinds, self._matrices(whole(weight.detach())), strict=True):
             u, v = getattr(self, f"u_{kind}"), getattr(self, f"v_{kind}")
             u.copy_(_unit(matrix @ v.to(matrix.dtype)))
@@ -94,10 +91,10 @@ class Spectral(nn.Module):
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
-        """Multiply rows of what is computed by factors: W takes them, gamma follows the change of sigma.
+        """Multiply rows of the computed weight by factors: W is multiplied, and gamma by the change of sigma.
 
         Raises:
-            RuntimeError: without a gamma: the sizes of the heads are bound to each other then.
+            RuntimeError: if there is no gamma, because the heads' norms cannot then change separately.
         """
         if self.gamma is None:
             raise RuntimeError(
@@ -107,7 +104,7 @@ class Spectral(nn.Module):
         shape = [1] * weight.dim()
         shape[axis] = -1
         multiply_(weight, factors.view(shape))
-        # What is computed is right with any vectors: one iteration follows the change, as it follows each step's.
+        # The result is correct with any vectors; one iteration tracks the change, as after a training step.
         self.iterate(weight)
         multiply_(self.gamma, (self.sigma(whole(weight.detach())) / before).to(self.gamma.dtype))
 
@@ -116,9 +113,9 @@ def _covers(block: Block, size: int) -> bool:
     return len(torch.arange(size)[block.rows.cpu() if isinstance(block.rows, Tensor) else block.rows]) == size
 
 
-def _take(rows: Tensor, place: list[int]) -> Tensor:
-    start, count = place[0], len(place)
-    return rows[start : start + count] if place[-1] - start == count - 1 else rows[place]
+def _take(rows: Tensor, indices: list[int]) -> Tensor:
+    start, count = indices[0], len(indices)
+    return rows[start : start + count] if indices[-1] - start == count - 1 else rows[indices]
 
 
 def _unit(x: Tensor) -> Tensor:

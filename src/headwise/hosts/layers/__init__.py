@@ -1,2 +1,1 @@
-"""What every host reads off an attention layer: its code, what it declares, its branch and residual, and how it is
-hooked."""
+"""Shared by all hosts: reading a layer's code and declarations, following its branch to the residual, and hooks."""

@@ -1,4 +1,4 @@
-"""Candidate: one attention-like module of a model, and the adapter by which a host can stand in its attention."""
+"""Candidate: an attention-like module of a model, with the adapter that a host uses to route its attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwise.core.site import Site
 
 @dataclass
 class Candidate:
-    """An attention-like module: reachable by an adapter, or not and why."""
+    """An attention-like module: its adapter, or None and the reason why it cannot be reached."""
 
     site: Site
     adapter: Adapter | None

@@ -1,4 +1,4 @@
-"""Code: what a module's forward names, read without running it."""
+"""Read the names that a module's forward uses, without running it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRIPLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "valu
 
 
 def names_used(function: Any) -> set[str]:
-    """Return the global and attribute names a function's code uses, inner functions included."""
-    return _words(function, "co_names")
+    """Return the global and attribute names that a function's code uses, including those of inner functions."""
+    return _names_in_code(function, "co_names")
 
 
-def _words(function: Any, kind: str) -> set[str]:
+def _names_in_code(function: Any, kind: str) -> set[str]:
     code = getattr(inspect.unwrap(function), "__code__", None)
     words: set[str] = set()
     queue = [code] if code is not None else []
@@ -31,19 +31,19 @@ def _words(function: Any, kind: str) -> set[str]:
 
 
 def forward_of(layer: nn.Module | type) -> Any:
-    """Return the function that a module's or its class's forward is; the module's own where one was set on it."""
+    """Return the forward function of a module or class; one set on the module itself takes precedence."""
     forward: Any = layer.forward  # type: ignore[union-attr]  # a class of modules has one too
     return getattr(forward, "__func__", forward)
 
 
 def _class_of(layer: nn.Module | type) -> Any:
-    # Any: mypy takes the `__hash__` by which the caches below keep a class for that of its instances.
+    # Any: with `type`, mypy confuses the `__hash__` that the caches below need with that of instances.
     return layer if isinstance(layer, type) else type(layer)
 
 
 def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
-    """Return a forward's function and what it calls by name, a few levels deep: own methods, functions of its
-    modules."""
+    """Yield a forward function and the functions it calls by name, up to `depth` levels deep: methods of `cls` and
+    functions of the modules that it uses."""
     queue, seen = [(function, depth)], set()
     while queue:
         current, left = queue.pop(0)
@@ -57,18 +57,18 @@ def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
 
 
 def _called(function: Any, cls: type) -> list[Any]:
-    """Return the functions that a function's code names: globals, functions of modules, methods of its own class."""
+    """Return the functions that a function's code names: globals, functions of modules and methods of `cls`."""
     space = getattr(function, "__globals__", {})
     names, attributes = _globals_and_attributes(function)
     modules = [space[n] for n in names if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
-    found = [space.get(name) for name in sorted(names)]
+    values = [space.get(name) for name in sorted(names)]
     for name in sorted(attributes):
-        # Without super() the first definition is the one that runs.
+        # Without super() only the first definition runs.
         methods = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
-        found += methods if "super" in names else methods[:1]
-        found += [vars(module).get(name) for module in modules]
-    plain = (f.__func__ if isinstance(f, staticmethod | classmethod) else f for f in found)
-    return [f for f in plain if inspect.isfunction(f) and not (f.__module__ or "").startswith("torch.")]
+        values += methods if "super" in names else methods[:1]
+        values += [vars(module).get(name) for module in modules]
+    functions = (f.__func__ if isinstance(f, staticmethod | classmethod) else f for f in values)
+    return [f for f in functions if inspect.isfunction(f) and not (f.__module__ or "").startswith("torch.")]
 
 
 def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
@@ -87,8 +87,8 @@ def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
 
 
 def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
-    """Return whether the forward of a module or a class uses the name `target`, in itself or in what it calls, a few
-    levels deep."""
+    """Return whether the forward of a module or class, or a function that it calls up to `depth` levels deep, uses the
+    name `target`."""
     return target in _names(forward_of(layer), _class_of(layer), depth)
 
 
@@ -97,25 +97,25 @@ def uses(module: nn.Module, pattern: str, depth: int = 1) -> bool:
     return any(re.search(pattern, name) for name in _names(forward_of(module), _class_of(module), depth))
 
 
-# Kept by class: the layers of a model share their code, which is read instruction by instruction.
+# Cached by class: reading code instruction by instruction is slow, and the layers of a model share it.
 @functools.lru_cache(maxsize=1024)
 def _names(function: Any, cls: Any, depth: int) -> frozenset[str]:
     return frozenset().union(*(names_used(inner) for inner in reached(function, cls, depth)))
 
 
 def speaks_of_attention(module: nn.Module) -> bool:
-    """Return whether a module's forward has local names q, k and v, or their like, in itself or in its own methods."""
-    return not type(module).__module__.startswith("torch.") and _speaks(forward_of(module), _class_of(module))
+    """Return whether a module's forward, or a method it calls, has local variables such as q, k and v."""
+    return not type(module).__module__.startswith("torch.") and _has_triple(forward_of(module), _class_of(module))
 
 
 @functools.lru_cache(maxsize=1024)
-def _speaks(function: Any, cls: Any) -> bool:
-    words = set().union(*(_words(inner, "co_varnames") for inner in reached(function, cls, 1)))
+def _has_triple(function: Any, cls: Any) -> bool:
+    words = set().union(*(_names_in_code(inner, "co_varnames") for inner in reached(function, cls, 1)))
     return any(triple <= words for triple in TRIPLES)
 
 
 def passes_true(module: nn.Module, keyword: str) -> bool:
-    """Return whether a module's forward passes `keyword=True` to something, where its source can be read."""
+    """Return whether the source of a module's forward contains `keyword=True`; False if it cannot be read."""
     try:
         return bool(
             re.search(rf"\b{keyword}\s*=\s*True\b(?!\s*if)", inspect.getsource(forward_of(module)).partition(":")[2])

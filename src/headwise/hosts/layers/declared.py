@@ -1,4 +1,4 @@
-"""Declared: what a module says of itself before any call, by its class, its names, its settings and its code."""
+"""Read what a module declares before any call: from its class, its names, its settings and its code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LIKE = re.compile(r"attention|attn|mhsa|gpsa", re.IGNORECASE)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Return whether a module holds parameters and is an attention layer by its class's name or by its forward's words.
+    """Return whether a module has parameters and looks like attention by its class name or its forward.
 
-    A forward that speaks of q, k and v, in itself or in its own methods, is attention's, whatever its class is called.
+    A forward with local variables such as q, k and v counts as attention, whatever the name of its class.
     """
     if next(module.parameters(), None) is None:
         return False
@@ -24,7 +24,7 @@ def looks_like_attention(module: nn.Module) -> bool:
 
 
 def over_channels(module: nn.Module) -> str:
-    """Say why no method has a meaning on a layer that attends over channels; empty where it attends over tokens."""
+    """Return why no method applies to a layer that attends over channels; an empty string for others."""
     if re.search(r"^XCA$|channel_?att", type(module).__name__, re.IGNORECASE):
         return (
             "it attends from channel to channel, not from token to token, where no method has a meaning: leave it as "
@@ -34,7 +34,7 @@ def over_channels(module: nn.Module) -> str:
 
 
 def without_softmax(module: nn.Module) -> str:
-    """Say why no method has a meaning on a layer that keeps a state in the place of a softmax; empty for others."""
+    """Return why no method applies to a layer with a recurrent state, not a softmax; an empty string for others."""
     kind = type(module).__name__
     if re.search(r"delta|linear_?att|lightning|retention|mamba|gla(?![a-z])", kind, re.IGNORECASE):
         return (
@@ -45,38 +45,38 @@ def without_softmax(module: nn.Module) -> str:
 
 
 def is_cross(name: str, module: nn.Module) -> bool:
-    """Tell from the module's declared kind or its name whether it attends from one sequence to another."""
+    """Return whether a module is cross attention, by its declared kind or its name."""
     if getattr(module, "is_cross_attention", False):
         return True
-    # The name within its layer: `encoder.layer.0.crossattention.self` is told by the module around it.
+    # The name within its layer: in `encoder.layer.0.crossattention.self` only the parent's name shows it.
     within = re.split(r"(?:^|\.)\d+\.", name)[-1] if re.search(r"(?:^|\.)\d+\.", name) else name.rpartition(".")[2]
-    told = f"{within} {type(module).__name__}".lower().replace("multiheadattention", "")
-    return bool(re.search(r"cross|encoder_?attn|encdec|enc_dec|multihead_attn", told))
+    words = f"{within} {type(module).__name__}".lower().replace("multiheadattention", "")
+    return bool(re.search(r"cross|encoder_?attn|encdec|enc_dec|multihead_attn", words))
 
 
 def attends_across(name: str, module: nn.Module) -> bool:
-    """Return whether queries are other tokens than keys: cross attention, a class token's own attention, a pool's
-    latents."""
+    """Return whether the keys are tokens other than the queries: cross attention, class attention, or a pool with
+    latent queries."""
     if is_cross(name, module):
         return True
     if re.search(r"class_?att|att(entio)?n_?pool|resampler|perceiver", type(module).__name__, re.IGNORECASE):
         return True
-    given = inspect.signature(forward_of(module)).parameters.values()
-    needed = {p.name for p in given if p.default is p.empty}
-    return bool(needed & {"context", "memory", "kv", "key_value", "encoder_hidden_states"})
+    parameters = inspect.signature(forward_of(module)).parameters.values()
+    required = {p.name for p in parameters if p.default is p.empty}
+    return bool(required & {"context", "memory", "kv", "key_value", "encoder_hidden_states"})
 
 
 def shifts_windows(modules: Iterable[nn.Module]) -> bool:
-    """Return whether one of an attention module and the blocks around it shifts its windows, as every second one of
+    """Return whether one of the modules, an attention layer and its blocks, shifts windows, as every second block of
     Swin does."""
-    # timm keeps the shift it returns to when the input grows as its target.
+    # target_shift_size: the shift that timm uses again when the input grows.
     sizes = (getattr(module, name, 0) for module in modules for name in ("shift_size", "target_shift_size"))
     return any(any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0 for size in sizes)
 
 
 def other_positions(module: nn.Module) -> bool:
-    """Return whether a layer whose code knows rotary positions is built for others: Falcon with ALiBi, ESM with
-    absolute ones."""
+    """Return whether a layer whose code supports rotary positions is configured for others: Falcon with ALiBi, ESM
+    with absolute positions."""
     config = getattr(module, "config", None)
     if getattr(config, "alibi", False) is True:
         return True

@@ -1,4 +1,4 @@
-"""Hooks: how a layer's input and its branch come to a fitted site, as tokens, on their way through plain modules."""
+"""Hooks that pass a layer's input and the output of its branch to a fitted site, as tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from headwise.core.remedies import LEAVE_OUT
 
 
 class Hooks:
-    """The hooks that bring a layer's input and output to a fitted site, as tokens (B, T, C).
+    """The hooks that pass a layer's input and output to a fitted site, as tokens (B, T, C).
 
     Args:
-        fitted: the site.
-        inside: whether the output projection runs inside the site's forward, so that one that never ran is noticed.
+        fitted: the fitted site.
+        inside: whether the output projection runs inside the site's forward; if it does and never ran, `check_output`
+            raises.
     """
 
     def __init__(self, fitted: FittedLayer, inside: bool = False) -> None:
@@ -26,7 +27,7 @@ class Hooks:
         self.arrived = Entered()
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Show what enters the layer to the `hidden` stages; an edited input replaces the first."""
+        """Pass the layer's input through the `hidden` stages; an edited input replaces the original."""
         self.left = False
         self.arrived.take()
         for name in ("hidden_states", "x", "query", "input"):
@@ -46,36 +47,35 @@ class Hooks:
         return x if edited is tokens else from_tokens(module, edited, x.shape)
 
     def follow(self, output: nn.Module, last: nn.Module | None) -> list[Any]:
-        """Hook the output projection, or the dropout or norm that its result passes last before the residual; give the
-        handles."""
+        """Hook the output projection, or the last dropout or norm between it and the residual; return the handles."""
         if last is None:
             return [output.register_forward_hook(self.after)]
-        # One dropout may serve several calls of a layer: the first one after the projection is the branch's.
+        # A layer may call one dropout in several places: its first call after the projection is the one to hook.
         return [output.register_forward_hook(self.before_last), last.register_forward_hook(self.after_last)]
 
     def before_last(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Take note that the branch has left the output projection."""
+        """Record that the output projection has run."""
         self.arrived.put(module)
 
     def after_last(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Show what enters the residual to the `branch` stages, in the layout of the projection before it."""
+        """Pass the output of the last module before the residual through the `branch` stages."""
         projection = self.arrived.take()
         return output if projection is None else self.after(projection, args, output)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Show what leaves the output projection to the `branch` stages."""
+        """Pass the output of the output projection through the `branch` stages."""
         self.left = True
         tokens = as_tokens(module, output)
         edited = self.fitted.leave(tokens)
         return output if edited is tokens else from_tokens(module, edited, output.shape)
 
     def check_output(self) -> None:
-        """Raise RuntimeError where the output projection did not run as a module, so that the `branch` stages were
-        passed by."""
+        """Raise RuntimeError if the output projection did not run as a module, so that the `branch` stages were
+        skipped."""
         if self.inside and not self.left:
             raise RuntimeError(
-                f"{self.fitted.site.name} never called its output projection as a module, so that what acts after it "
-                f"did nothing; call the projection itself, not its weight, or {LEAVE_OUT}"
+                f"{self.fitted.site.name} never called its output projection as a module, so methods that act after it "
+                f"had no effect: call the projection itself instead of using its weight, or {LEAVE_OUT}"
             )
 
 
@@ -87,14 +87,14 @@ def _channels_first(module: nn.Module) -> bool:
 
 
 def as_tokens(module: nn.Module, x: Tensor) -> Tensor:
-    """Return a layer's input or output as tokens (B, T, C): maps (B, C, H, W) and (B, H, W, C) are flattened."""
+    """Return a layer's input or output as tokens (B, T, C); maps (B, C, H, W) or (B, H, W, C) are flattened."""
     if x.dim() <= 3:
         return x
     return x.flatten(2).transpose(1, 2) if _channels_first(module) else x.flatten(1, -2)
 
 
 def from_tokens(module: nn.Module, tokens: Tensor, shape: torch.Size) -> Tensor:
-    """Return tokens (B, T, C) the shape they had before `as_tokens`."""
+    """Return tokens (B, T, C) in the shape that they had before `as_tokens`."""
     if len(shape) <= 3:
         return tokens
     return tokens.transpose(1, 2).reshape(shape) if _channels_first(module) else tokens.reshape(shape)

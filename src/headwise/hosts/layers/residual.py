@@ -1,4 +1,4 @@
-"""Behind which dropout or norm a layer's branch enters the residual, and why a method has no meaning on a site."""
+"""Find the last dropout or norm before the residual, and the reasons why a method does not apply to a site."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headwise.projections import ProjectionError
 
 
 def last_before_sum(site: Site) -> nn.Module | None:
-    """Return the dropout or norm that a site's branch passes last before the residual, or None where it passes neither.
+    """Return the last dropout or norm between a site's attention and the residual, or None if there is none.
 
     Raises:
-        ProjectionError: where that is a function call, or cannot be seen: nothing can stand behind it.
+        ProjectionError: if it is a function call or cannot be determined, so that no hook can be placed after it.
     """
     model, start = site.model, site.module
     if site.host != "torch":
@@ -29,7 +29,7 @@ def last_before_sum(site: Site) -> nn.Module | None:
         return None
     way = Way()
     try:
-        # Outwards, module by module: what is given back unchanged meets its dropout or norm in the module around.
+        # From the inside out: a result that a module returns unchanged may meet a dropout or norm in its parent.
         while name:
             name, way = _climb(model, name, way)
         raise way.lost()
@@ -40,7 +40,7 @@ def last_before_sum(site: Site) -> nn.Module | None:
 
 
 def obstacle(site: Site) -> str | None:
-    """Say why nothing can act on a site's branch where it enters the residual, or None where it can."""
+    """Return why no method can act on a site's branch where it enters the residual, or None if one can."""
     try:
         last_before_sum(site)
     except ProjectionError as error:
@@ -49,16 +49,15 @@ def obstacle(site: Site) -> str | None:
 
 
 def _climb(model: nn.Module, name: str, way: Way) -> tuple[str, Way]:
-    """Follow the result of a module through the module around it; give that one's name and the way where the result
-    leaves it."""
+    """Follow the result of a module through its parent; return the parent's name and the way up to its result."""
     above, _, own = name.rpartition(".")
     parent = model.get_submodule(above)
     if not isinstance(parent, nn.Sequential | nn.ModuleList):
         back = Walk(parent, own, way).through(forward_of(parent))
-        # What does not come back by a name may do so in a way that cannot be read.
+        # A result that is not seen to be returned may be returned in a way that cannot be read.
         return above, replace(way, moved=True) if back is None else back
-    # Neither has code of its own to read. A Sequential runs its children in order; so do those who keep a list of a
-    # projection and its dropout (diffusers' to_out), but what they do behind the list stands in their own code.
+    # Neither has code to read. A Sequential runs its children in order. A ModuleList of a projection and its dropout
+    # (diffusers' to_out) is run in order too, but what follows the list is in the code of the module that keeps it.
     later = list(parent._modules.values())[list(parent._modules).index(own) + 1 :]
     for module in later:
         if drops(module):
@@ -73,17 +72,17 @@ def _climb(model: nn.Module, name: str, way: Way) -> tuple[str, Way]:
 
 
 def refusal(method: Method, site: Site) -> str | None:
-    """Say why a method has no meaning on a site, or None where it has."""
+    """Return why a method does not apply to a site, or None if it does."""
     if site.kernel and not site.own_attention and (method.overrides("logits") or method.overrides("weights")):
         return edits(method, site.kernel)
     if method.self_only and site.is_cross:
         return "has no meaning on cross attention"
     if site.joint and (method.overrides("hidden") or method.overrides("branch")):
-        return "acts on the tokens that enter or leave a layer, and here those of an image and of a text do so apart"
+        return "acts on the tokens that enter or leave a layer, and here image and text tokens do so separately"
     if method.carries and site.windowed:
         return (
             "carries tokens between layers, and this layer attends in windows whose token order differs between layers"
         )
     if (method.self_only or method.carries) and site.pooled:
-        return "needs queries and keys of the same tokens, and this layer pools one of them"
+        return "needs queries and keys of the same tokens, and this layer pools one of the two"
     return method.refuse(site) or (obstacle(site) if method.overrides("branch") else None)

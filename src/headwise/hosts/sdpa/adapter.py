@@ -1,5 +1,4 @@
-"""Any module that calls `F.scaled_dot_product_attention` or `flex_attention`: timm, nanoGPT-like models, torchtitan,
-your own."""
+"""Modules that call `F.scaled_dot_product_attention` or `flex_attention`: timm, nanoGPT, torchtitan, users' own."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from headwise.hosts.sdpa.limits import Limits
 from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
 from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, first_number
 
-# Attention inside of windows that the module itself, or the block around it, cuts.
+# Class and function names that show attention in windows, cut by the module itself or by its block.
 CLASSES = re.compile(
     r"window|partition|locallygrouped|maskunit|localattention|neighborhood|blockattention", re.IGNORECASE
 )
@@ -41,38 +40,37 @@ SIZES = ("window_size", "partition_size", "win_size", "ws", "window")
 
 
 def declared(model: nn.Module, site: Site) -> None:
-    """Note on the site whether its module, or the block around it, declares to attend in windows, and whether it
-    pools."""
+    """Set on the site whether its module or block declares attention in windows, and whether the module pools."""
     block = model.get_submodule(site.name.rpartition(".")[0]) if "." in site.name else None
     around = [site.module, *([block] if block is not None and block is not model else [])]
-    site.windowed = any(_cuts(module) for module in around)
+    site.windowed = any(_cuts_windows(module) for module in around)
     site.shifted = site.windowed and shifts_windows(around)
     site.pooled = not site.is_cross and pools(site.module)
-    # The layouts of timm are sample-major; a test holds each of them to it. Others are seen on an example.
+    # All layouts of timm are sample-major, which a test checks. Others are determined from an example.
     if site.windowed and type(site.module).__module__.startswith("timm."):
         site.row_order = SAMPLE_MAJOR
 
 
 def pools(module: nn.Module) -> bool:
-    """Return whether a module declares to pool its queries or keys, as PVT, Twins and Hiera do."""
+    """Return whether a module declares that it pools its queries or keys, as PVT, Twins and Hiera do."""
     ratios = [getattr(module, name, 1) for name in ("sr_ratio", "q_stride", "kv_stride", "reduction_ratio")]
     reducer = getattr(module, "sr", None)
-    kept = reducer is None or isinstance(reducer, nn.Identity) or not isinstance(reducer, nn.Module)
-    return not kept or any(_positive(ratio) and ratio not in (1, (1, 1)) for ratio in ratios)
+    unchanged = reducer is None or isinstance(reducer, nn.Identity) or not isinstance(reducer, nn.Module)
+    return not unchanged or any(_positive(ratio) and ratio not in (1, (1, 1)) for ratio in ratios)
 
 
-def _cuts(module: nn.Module) -> bool:
+def _cuts_windows(module: nn.Module) -> bool:
     if getattr(module, "use_mask_unit_attn", True) is False:
         return False
     sizes = [getattr(module, name) for name in SIZES if hasattr(module, name)]
     if sizes and not any(_positive(size) for size in sizes):
         return False
-    named = CLASSES.search(type(module).__name__) is not None
-    return named or uses(module, CUTS) or (bool(sizes) and _blocks_of_tokens(module))
+    by_class = CLASSES.search(type(module).__name__) is not None
+    return by_class or uses(module, CUTS) or (bool(sizes) and _is_tiny_vit(module))
 
 
-def _blocks_of_tokens(module: nn.Module) -> bool:
-    # A size of windows alone tells nothing: BEiT keeps the size of the whole grid under that name.
+def _is_tiny_vit(module: nn.Module) -> bool:
+    # A window size alone proves nothing: BEiT stores the size of the whole grid under that name.
     return "TinyVit" in type(module).__name__
 
 
@@ -89,20 +87,20 @@ OFF = (
 
 
 class Tokens(Protocol):
-    """What tells of other tokens than a layer's own."""
+    """A source of the tokens of a call that are not the layer's own, such as a text's."""
 
     def hooks(self) -> list[Any]:
-        """Hook the layer and give the handles."""
+        """Hook the layer and return the handles."""
         ...
 
     def at(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
-        than the queries."""
+        """Return the slice of the text tokens, whether the text was passed separately, and whether the keys are tokens
+        other than the queries."""
         ...
 
 
 class SdpaAdapter:
-    """Marks the module's forward, so that the calls inside it are this site's."""
+    """Marks the module's forward as open while it runs, so that attention calls inside it belong to this site."""
 
     limits: Limits
 
@@ -113,37 +111,43 @@ class SdpaAdapter:
         stand_in: Callable[[nn.Module], None] | None = None,
         step_aside: Callable[[], None] | None = None,
     ) -> None:
-        """Make the adapter of a site; hosts with further ways to attention give what stands in for them and what takes
-        it back."""
+        """Create the adapter of a site.
+
+        Args:
+            site: the site.
+            tokens: the source of its other tokens, if there is one.
+            stand_in: replaces a further attention function of the host in the code of a layer.
+            step_aside: restores that function when no fitted site is left.
+        """
         self.site, self.tokens = site, tokens
         self.stand_in, self.step_aside = stand_in, step_aside
-        # As the module declares them: the site's own number may be what an example showed.
+        # The number that the module declares: the site's number may come from an example instead.
         self.heads = site.heads
         self.fitted: FittedLayer | None = None
         self.hooks: Hooks | None = None
         self.handles: list[Any] = []
-        # The calls seen while the model is examined on an example.
+        # The calls recorded while the model runs on an example; None otherwise.
         self.record: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SdpaAdapter:
-        # Past __init__ as deepcopy itself does, but the copy needs a finalizer of its own.
+        # Skips __init__, as deepcopy does by default; the copy needs its own finalizer.
         twin = object.__new__(SdpaAdapter)
         memo[id(self)] = twin
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        _give_back_with(twin)
+        _restore_with(twin)
         return twin
 
     def attach(self, fitted: FittedLayer) -> None:
-        """Hook the module and, for the first site of all, stand in for the function."""
+        """Hook the module and, for the first fitted site, replace the attention function."""
         output = projections.output(fitted.site, "what acts on the branch").module if fitted.needs("branch") else None
         self.fitted, self.limits = fitted, Limits(fitted)
         module = self.site.module
-        # Where a dropout or norm stands before the residual, the branch is whole behind it.
+        # The branch is complete only after the last dropout or norm before the residual.
         last = output if output is None else last_before_sum(self.site) or output
         self.hooks = Hooks(fitted, inside=last is not None and any(m is last for m in module.modules()))
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
-            # First of all hooks, so that calls made by others are this site's; the last runs though the forward raised.
+            # Runs before all other hooks, so that their calls belong to this site; `leave` runs even after an error.
             module.register_forward_pre_hook(self.enter, prepend=True),
             module.register_forward_hook(self.leave, always_call=True),
         ]
@@ -155,22 +159,22 @@ class SdpaAdapter:
         flex.stand_in(module)
         if self.stand_in is not None:
             self.stand_in(module)
-        _give_back_with(self)
+        _restore_with(self)
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
-        than the queries."""
+        """Return the slice of the text tokens, whether the text was passed separately, and whether the keys are tokens
+        other than the queries."""
         return (None, False, False) if self.tokens is None else self.tokens.at(queries, keys)
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Say that the calls from now on are this site's."""
+        """Mark the site as open: attention calls from now on belong to it."""
         open_sites.enter(self, module)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Say that they no longer are.
+        """Mark the site as closed.
 
         Raises:
-            RuntimeError: where the forward made no such call, so that methods that act on it were passed by.
+            RuntimeError: if the forward made no attention call, so that methods that act on it were bypassed.
         """
         called = open_sites.leave(self)
         # None: the forward raised, and its error is the one to show.
@@ -191,7 +195,7 @@ class SdpaAdapter:
             )
 
     def detach(self) -> None:
-        """Unhook; the last site of all gives the function back."""
+        """Remove the hooks; the last fitted site restores the function."""
         for handle in self.handles:
             handle.remove()
         open_sites.leave(self)
@@ -199,24 +203,24 @@ class SdpaAdapter:
         _step_aside(self.step_aside)
 
 
-def _give_back_with(adapter: SdpaAdapter) -> None:
-    # A fitted model may be thrown away without remove(). Not at exit: the interpreter has let go of modules by then.
-    # The layer and its adapter may go one after the other, and whichever goes last finds no site left.
-    for one in (adapter, adapter.fitted):
-        if one is not None:
-            weakref.finalize(one, _step_aside, adapter.step_aside).atexit = False
+def _restore_with(adapter: SdpaAdapter) -> None:
+    # A fitted model may be deleted without remove(). Not at exit: the interpreter has freed modules by then. The layer
+    # and its adapter may be freed one after the other, and only the last one finds no site left.
+    for owner in (adapter, adapter.fitted):
+        if owner is not None:
+            weakref.finalize(owner, _step_aside, adapter.step_aside).atexit = False
 
 
-def _step_aside(further: Callable[[], None] | None) -> None:
+def _step_aside(restore: Callable[[], None] | None) -> None:
     call.step_aside()
     flex.step_aside()
-    if further is not None:
-        further()
+    if restore is not None:
+        restore()
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
-    """Find the modules whose own code calls fused or flex attention, in their forward or in what it calls by name."""
-    found: dict[nn.Module, Candidate] = {}
+    """Return the modules whose forward, or a function that it calls by name, calls fused or flex attention."""
+    candidates: dict[nn.Module, Candidate] = {}
     names = {name: module for name, module in model.named_modules() if module not in taken}
     calling = [
         n
@@ -225,8 +229,8 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
     ]
     for name in calling:
         layer = _owner(name, names, calling)
-        found.setdefault(names[layer], _found(model, layer, names[layer]))
-    return list(found.values())
+        candidates.setdefault(names[layer], _candidate(model, layer, names[layer]))
+    return list(candidates.values())
 
 
 def _container(module: nn.Module) -> bool:
@@ -234,18 +238,18 @@ def _container(module: nn.Module) -> bool:
 
 
 def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
-    """Return the name of the layer around a module that calls the function but holds no weights: that is the site."""
+    """Return the name of the site for a calling module: its layer if the module itself holds no weights."""
     layer = name
     while layer and next(names[layer].parameters(), None) is None:
         layer = layer.rpartition(".")[0]
         while layer and _container(names[layer]):
             layer = layer.rpartition(".")[0]
     inside = [n for n in calling if n != layer and (not layer or n.startswith(f"{layer}."))]
-    # Around several of them it is no attention layer: each stays a site of its own.
+    # A layer with several such modules is no attention layer: each of them is its own site.
     return layer if layer in names and inside in ([], [name]) else name
 
 
-def _found(model: nn.Module, name: str, module: nn.Module) -> Candidate:
+def _candidate(model: nn.Module, name: str, module: nn.Module) -> Candidate:
     site = Site(name, module, host="fused", is_cross=attends_across(name, module))
     site.heads = first_number(module, HEADS)
     site.head_dim = first_number(module, HEAD_DIM)
@@ -268,6 +272,8 @@ def _is_norm(module: Any) -> bool:
 
 
 def _has_rope(module: nn.Module) -> bool:
-    # A flag is no embedding: timm's EVA without rotary positions keeps rope_mixed = False.
-    held = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
-    return any(("rope" in name or "rotary" in name) and kept is not None and kept is not False for name, kept in held)
+    # A flag does not count: timm's EVA without rotary positions has rope_mixed = False.
+    attributes = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
+    return any(
+        ("rope" in name or "rotary" in name) and value is not None and value is not False for name, value in attributes
+    )

@@ -1,5 +1,4 @@
-"""The stand-in for `torch.nn.functional.scaled_dot_product_attention`: calls inside a fitted site go through its
-methods."""
+"""The replacement of `F.scaled_dot_product_attention`, which routes calls inside a fitted site through its methods."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from headwise.hosts.sdpa.shape import SERVED, Shape, broadcast, with_causality
 def newest_last(
     fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has
-    them.
+    """Return keys, values and mask ordered so that the queries' own tokens come last, as in a growing cache.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
     """
@@ -30,7 +28,7 @@ def newest_last(
     if keys <= queries or not fitted.needs_own_tokens():
         return k, v, mask
     if causal:
-        # A static cache's first filling: no query sees a place behind the queries.
+        # The first call with a static cache: no query sees a key after the queries' own.
         return k[:, :, :queries], v[:, :, :queries], mask
     if mask is None:
         return k, v, mask
@@ -44,9 +42,9 @@ def newest_last(
 
 
 def _end(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Return the place behind the newest token of each sample, (B|1,).
+    """Return the position after the newest token of each sample, (B|1,).
 
-    Query i is the token at (tokens before it) + i and sees nothing behind itself; padded queries see less than that.
+    Query i is the token at (number of earlier tokens) + i and sees nothing after itself; padded queries see less.
     """
     seen = visible(mask)
     place = torch.arange(seen.shape[-1], device=seen.device)
@@ -56,35 +54,34 @@ def _end(mask: Tensor, queries: int, keys: int) -> Tensor:
     return (before + queries).clamp(queries, keys)
 
 
-class _Standing:
-    """Whether `routed` stands in the function's place, and what stood there before; calls outside of fitted sites go
-    there.
+class _Replacement:
+    """Whether `routed` replaces the function, and the function it replaced, which serves calls outside fitted sites.
 
-    `plain` stays after the function was given back: a garbage collection may do that while a call is on its way.
+    `plain` is kept after the function was restored: a garbage collection may restore it while a call is running.
     """
 
     on = False
     plain: Callable[..., Tensor] = fused
 
 
-standing = _Standing()
+replacement = _Replacement()
 
 
 def stand_in() -> None:
-    """Put `routed` in the place of the function, unless it stands there, or below somebody else's wrapper."""
+    """Replace the function by `routed`, unless it is replaced already, perhaps below another library's wrapper."""
     now = F.scaled_dot_product_attention
-    if now is routed or (standing.on and now is not standing.plain):
+    if now is routed or (replacement.on and now is not replacement.plain):
         return
-    standing.on, standing.plain = True, now
+    replacement.on, replacement.plain = True, now
     F.scaled_dot_product_attention = routed
 
 
 def step_aside() -> None:
-    """Return the function back when no fitted site is left; below somebody else's wrapper, stay and pass calls on."""
+    """Restore the function when no fitted site is left; below another library's wrapper, stay and forward calls."""
     left = any(f.site.host in SERVED for f in live_layers())
     if not left and F.scaled_dot_product_attention is routed:
-        F.scaled_dot_product_attention = standing.plain
-        standing.on = False
+        F.scaled_dot_product_attention = replacement.plain
+        replacement.on = False
 
 
 def routed(
@@ -97,8 +94,8 @@ def routed(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Stand in for `F.scaled_dot_product_attention`: calls inside a fitted site go through its methods."""
-    plain = standing.plain
+    """Replace `F.scaled_dot_product_attention`: route calls inside a fitted site through its methods."""
+    plain = replacement.plain
     adapter = serving()
     if adapter is None:
         return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -123,11 +120,11 @@ def serve(
     causal: bool,
     scale: float | None,
 ) -> Tensor:
-    """Take a call (..., T, D) inside a fitted site through its methods; `original` is the host's own computation."""
+    """Return the attention of a call (..., T, D) with the site's methods; `original` is the host's own computation."""
     fitted = adapter.fitted
     assert fitted is not None
     training = fitted.site.module.training
-    _note(adapter, fitted, query, key, value)
+    _record(adapter, fitted, query, key, value)
     shape = Shape.of(adapter, query, key)
     q, k, v = broadcast(shape.to4(query), shape.to4(key), shape.to4(value))
     adapter.limits.check(fitted.site, q, k, causal, training)
@@ -141,13 +138,13 @@ def serve(
     mask, causal = _masking(fitted, shape.mask4(mask), causal, q, k)
     if not training:
         k, v, mask = newest_last(fitted, q, k, v, mask, causal)
-    given: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout, "samples": samples}
-    out, _ = fitted.attention(q, k, v, own, training=training, text=text, cross=across, **given)
+    settings: dict[str, Any] = {"mask": mask, "causal": causal, "scale": scale, "dropout": dropout, "samples": samples}
+    out, _ = fitted.attention(q, k, v, own, training=training, text=text, cross=across, **settings)
     return shape.from4(out)
 
 
-def _note(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Keep the call where the model is examined on an example, with the number of rows that entered the layer."""
+def _record(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Record the call, with the number of rows that entered the layer, while the model runs on an example."""
     if adapter.record is not None:
         entered = fitted.entered.latest
         adapter.record.append((q, k, v, 0 if entered is None else entered.shape[0]))
@@ -156,14 +153,14 @@ def _note(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor
 def _masking(
     fitted: FittedLayer, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, bool]:
-    """Return the mask (B|1, H|1, T, N), and whether causality is to be added to it."""
+    """Return the mask (B|1, H|1, T, N), and whether causality must be added to it."""
     if mask is not None and fitted.site.shifted and mask.dtype != torch.bool:
         mask = hide_other_regions(mask)
     if mask is not None and causal:
-        # Some of torch's kernels take both, others raise: one mask serves all.
+        # Some of torch's kernels accept a mask with causality, others raise: one combined mask works for all.
         return with_causality(mask, q.shape[2], k.shape[2]), False
     return mask, causal
 
 
-# Whoever replaces the function by its name, as torch's context_parallel does, must find its place.
+# Code that replaces the function by its name, such as torch's context_parallel, must find this name.
 routed.__name__ = "scaled_dot_product_attention"

@@ -1,9 +1,8 @@
-"""The stand-in for flex attention: where a module's code names `flex_attention`, calls inside a fitted site go through
-its methods.
+"""The replacement of `flex_attention`, which routes calls inside a fitted site through its methods.
 
-Models import the function by name, and compile it: it is replaced in each place that a site's code reads it from, a
-module's globals, a closure, a class or the layer itself, and put back with the last site. Its `score_mod` and
-`block_mask` become the mask of the call, a dense one: flex attention's own sparse kernel runs where nothing acts.
+Models import the function by name and compile it, so it is replaced wherever a site's code reads it: in a module's
+globals, a closure, a class or the layer itself. It is restored with the last site. `score_mod` and `block_mask` become
+a dense mask of the call; flex attention's own sparse kernel runs if no method acts.
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import SERVED, Shape
 
 NAME, LIBRARY = "flex_attention", "torch.nn.attention.flex_attention"
-# how far calls are followed from a layer's forward
+# levels of calls that are followed from a layer's forward
 DEPTH = 2
-# scores at which a score_mod is tried: one that adds a bias adds the same to each
-TRIED = (0.0, 1.0, -3.0)
+# scores at which a score_mod is evaluated: a bias adds the same number to each
+TRIED_SCORES = (0.0, 1.0, -3.0)
 
-# by holder and name: what holds the function, under which name, and what stood there
-_places: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+# by id of the holder and name: the holder, the name, and the original value
+_replaced: dict[tuple[int, str], tuple[Any, str, Any]] = {}
 
 
 def calls_flex(module: nn.Module) -> bool:
     """Return whether a module's forward names flex attention, compiled or not."""
-    return next(_named(module), None) is not None
+    return next(_uses_of_flex(module), None) is not None
 
 
 def stand_in(layer: nn.Module) -> None:
-    """Put a stand-in wherever the code of a layer and of the modules in it reads flex attention from."""
+    """Replace flex attention wherever the code of a layer or of its submodules reads it."""
     for module in layer.modules():
-        for holder, name, kept in list(_named(module)):
-            original = kept.__func__ if isinstance(kept, staticmethod) else kept
+        for holder, name, value in list(_uses_of_flex(module)):
+            original = value.__func__ if isinstance(value, staticmethod) else value
             if getattr(original, "stands_for_flex", None) is None:
-                _places[id(holder), name] = holder, name, kept
+                _replaced[id(holder), name] = holder, name, value
                 _put(holder, name, _stand_in_of(original))
 
 
 def step_aside() -> None:
-    """Return the function back everywhere when no fitted site is left."""
+    """Restore the function everywhere when no fitted site is left."""
     if any(f.site.host in SERVED for f in live_layers()):
         return
-    while _places:
-        _, (holder, name, kept) = _places.popitem()
-        _put(holder, name, kept)
+    while _replaced:
+        _, (holder, name, value) = _replaced.popitem()
+        _put(holder, name, value)
 
 
 def _put(holder: Any, name: str, value: Any) -> None:
@@ -66,13 +65,12 @@ def _put(holder: Any, name: str, value: Any) -> None:
     elif isinstance(holder, CellType):
         setattr(holder, name, value)
     else:
-        # never bound to an instance, as the compiled function is not
+        # static: like the compiled function, it must not be bound to an instance
         setattr(holder, name, value if isinstance(value, staticmethod) else staticmethod(value))
 
 
-def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Return where the code of a module's forward reads flex attention from: the holder, the name there, the
-    function."""
+def _uses_of_flex(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Yield each (holder, name, function) from which the code of a module's forward reads flex attention."""
     if type(module).__module__.startswith("torch."):
         return
     code = [(function, names_used(function)) for function in reached(forward_of(module), type(module), DEPTH)]
@@ -87,19 +85,21 @@ def _named(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
             continue
         yield from ((space, name, space[name]) for name in used if _is_flex(space.get(name)))
         yield from ((cell, "cell_contents", value) for cell, value in _closed_over(function) if _is_flex(value))
-        # as an attribute of the library, or imported from it where it is called
-        if NAME in used and (LIBRARY in used or any(space.get(name) is one for name in used for one in modules)):
+        # read as an attribute of the library, or imported from it inside the function
+        if NAME in used and (LIBRARY in used or any(space.get(name) is m for name in used for m in modules)):
             yield library, NAME, library[NAME]
-    own = ((module.__dict__, module.__dict__), *((base, vars(base)) for base in type(module).__mro__))
-    for holder, held in own:
-        yield from ((holder, name, held[name]) for name in words & held.keys() if _is_flex(held[name]))
+    holders = ((module.__dict__, module.__dict__), *((base, vars(base)) for base in type(module).__mro__))
+    for holder, attributes in holders:
+        yield from (
+            (holder, name, attributes[name]) for name in words & attributes.keys() if _is_flex(attributes[name])
+        )
 
 
 def _closed_over(function: Any) -> Iterator[tuple[CellType, Any]]:
-    """Return what a function reads from the functions around it, and where that is kept."""
+    """Yield the closure cells of a function with their values."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):
-            # empty: its name is not given a value yet
+            # an empty cell raises: its variable has no value yet
             yield cell, cell.cell_contents
 
 
@@ -114,13 +114,13 @@ def _is_flex(value: Any) -> bool:
 def _stand_in_of(original: Any) -> Any:
     if not isinstance(original, functools.partial):
         return _routed(original)
-    made: Any = functools.partial(_routed(original.func), *original.args, **original.keywords)
-    made.stands_for_flex = original
-    return made
+    partial: Any = functools.partial(_routed(original.func), *original.args, **original.keywords)
+    partial.stands_for_flex = original
+    return partial
 
 
 def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for flex attention, or for a compiled one."""
+    """Return the replacement of flex attention, plain or compiled."""
 
     def routed(
         query: Tensor,
@@ -144,12 +144,12 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         training = fitted.site.module.training
         if fitted.untouched(training):
             return fitted.attention(query, key, value, lambda: (plain(), None), training=training, scale=scale)[0]
-        # A request of figures beside the output may ask for none, and gets a pair all the same.
+        # return_aux may request no auxiliary output; the result is a pair all the same.
         paired = others.get("return_aux") is not None
         if paired and not any(others["return_aux"]):
             others = {**others, "return_aux": None}
-        asked = [name for name, value in {"return_lse": return_lse, **others}.items() if value]
-        _refuse(fitted, asked)
+        unsupported = [name for name, value in {"return_lse": return_lse, **others}.items() if value]
+        _refuse(fitted, unsupported)
         own = (lambda: (plain()[0], None)) if paired else (lambda: (plain(), None))
         out = _serve(adapter, fitted, query, key, value, score_mod, block_mask, scale, own)
         return (out, vars(sys.modules[LIBRARY])["AuxOutput"]()) if paired else out
@@ -158,16 +158,16 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
     return routed
 
 
-def _refuse(fitted: FittedLayer, asked: list[str]) -> None:
+def _refuse(fitted: FittedLayer, arguments: list[str]) -> None:
     if torch.compiler.is_compiling():
         raise RuntimeError(
             f"{fitted.site.name} calls flex_attention in a compiled graph, where its masks cannot be read: compile the "
             f"parts of the model around it, call F.scaled_dot_product_attention in it, or {LEAVE_OUT}"
         )
-    if asked:
+    if arguments:
         raise RuntimeError(
-            f"{fitted.site.name} calls flex_attention with {', '.join(asked)}, which is known of its own kernel "
-            f"alone: leave it out, or {LEAVE_OUT}"
+            f"{fitted.site.name} calls flex_attention with {', '.join(arguments)}, which only its own kernel "
+            f"supports: call it without, or {LEAVE_OUT}"
         )
 
 
@@ -199,7 +199,7 @@ def _serve(
 
 
 def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return what a BlockMask allows, bool (B|1, H|1, T, N): its blocks, and inside of them its function."""
+    """Return what a BlockMask allows, bool (B|1, H|1, T, N): its blocks, and inside them its mask function."""
     if block_mask is None:
         return None
     create_mask = sys.modules[LIBRARY].create_mask
@@ -217,24 +217,24 @@ def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
     """Return what a score_mod adds to each score, (B, H, T, N), with its gradients.
 
     Raises:
-        RuntimeError: where it does something else than to add.
+        RuntimeError: if it does anything but add a bias.
     """
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     places = [torch.arange(size, device=q.device) for size in shape]
     mod = score_mod
-    for at in (4, 3, 2, 1):
-        mod = torch.vmap(mod, in_dims=(0, *(0 if n == at else None for n in range(1, 5))))
+    for depth in (4, 3, 2, 1):
+        mod = torch.vmap(mod, in_dims=(0, *(0 if dim == depth else None for dim in range(1, 5))))
     with TransformGetItemToIndex():
-        first, *others = (mod(torch.full(shape, score, device=q.device), *places) for score in TRIED)
-    for score, found in zip(TRIED[1:], others):
-        same = torch.isclose(found - score, first, rtol=1e-4, atol=1e-4) | (found == first) & first.isinf()
+        first, *others = (mod(torch.full(shape, score, device=q.device), *places) for score in TRIED_SCORES)
+    for score, scores in zip(TRIED_SCORES[1:], others):
+        same = torch.isclose(scores - score, first, rtol=1e-4, atol=1e-4) | (scores == first) & first.isinf()
         if not same.all():
             raise RuntimeError(
-                f"the score_mod of {fitted.site.name} does more than to add a bias to the scores, which methods and "
-                "readings cannot take into "
-                f"account: write a soft cap as headwise.SoftCap and a mask as block_mask, or {LEAVE_OUT}"
+                f"the score_mod of {fitted.site.name} does more than add a bias to the scores, which methods and "
+                "readings cannot take into account: write a soft cap as headwise.SoftCap and a mask as block_mask, or "
+                f"{LEAVE_OUT}"
             )
     return first
 

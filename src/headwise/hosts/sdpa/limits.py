@@ -1,4 +1,4 @@
-"""What a call may not be, given the methods on its site: found out when the call is made, refused by name."""
+"""Refusals of calls that the methods on their site do not support, checked when the call is made."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEA
 
 
 class Limits:
-    """The reasons why methods on a site would refuse calls that are causal, pooled, in windows, or whose rows are
-    unknown.
+    """The reasons why methods on a site refuse calls that are causal, pooled, windowed or of unknown row order.
 
-    What the module did not declare is seen in its calls alone; each reason is asked for once, when the site is fitted.
+    Properties that the module does not declare show only in its calls; the reasons are computed once, at fitting.
     """
 
     def __init__(self, fitted: FittedLayer) -> None:
         site, methods = fitted.site, fitted.methods
-        self.causal = _first(methods, _as(site, causal=True))
-        self.pooled = _first([m for m in methods if m.self_only or m.carries], _as(site, pooled=True))
-        self.windows = _first(methods, _as(site, windowed=True))
-        self.across = None if site.is_cross else _first(methods, _as(site, is_cross=True))
-        self.joint = None if site.joint else _first(methods, _as(site, joint=True))
-        # Draws are per sample, and so are a layer's own tokens.
+        self.causal = _first_refusal(methods, _with_facts(site, causal=True))
+        self.pooled = _first_refusal([m for m in methods if m.self_only or m.carries], _with_facts(site, pooled=True))
+        self.windows = _first_refusal(methods, _with_facts(site, windowed=True))
+        self.across = None if site.is_cross else _first_refusal(methods, _with_facts(site, is_cross=True))
+        self.joint = None if site.joint else _first_refusal(methods, _with_facts(site, joint=True))
+        # Random draws are per sample, and so are values carried between layers.
         self.per_sample = next((repr(m) for m in methods if m.draws() or m.carries), None)
 
     def check(self, site: Site, q: Tensor, k: Tensor, causal: bool, training: bool) -> None:
-        """Raise RuntimeError where a method here has no meaning on such a call."""
+        """Raise RuntimeError if a method on the site does not apply to such a call."""
         if causal and self.causal is not None:
             raise RuntimeError(f"{site.name} is called with is_causal=True, and there {self.causal}; {LEAVE_OUT}")
-        # A cache in evaluation: fewer queries than keys, and the new tokens are the last.
+        # With a cache in evaluation there are fewer queries than keys, and the new tokens are the last keys.
         cached = not training and q.shape[2] < k.shape[2]
         if self.pooled is not None and q.shape[2] != k.shape[2] and not cached:
             raise RuntimeError(
@@ -44,8 +43,7 @@ class Limits:
             )
 
     def check_tokens(self, site: Site, apart: bool, across: bool) -> None:
-        """Raise RuntimeError where a method has no meaning on a call with other tokens, which it was not declared to
-        have."""
+        """Raise RuntimeError if a method does not apply to a call with other tokens that the module did not declare."""
         if across and self.across is not None:
             raise RuntimeError(
                 f"{site.name} is called with other tokens for its keys, and there {self.across}; {LEAVE_OUT}"
@@ -56,14 +54,13 @@ class Limits:
             )
 
 
-def _as(site: Site, **facts: Any) -> Site:
+def _with_facts(site: Site, **facts: Any) -> Site:
     other = copy.copy(site)
     other.__dict__.update(facts)
     return other
 
 
-def _first(methods: list[Method], site: Site) -> str | None:
-
+def _first_refusal(methods: list[Method], site: Site) -> str | None:
     for method in methods:
         reason = refusal(method, site)
         if reason is not None:
@@ -72,18 +69,18 @@ def _first(methods: list[Method], site: Site) -> str | None:
 
 
 def samples_of(fitted: FittedLayer, limits: Limits, shape: Shape, rows: int) -> int | None:
-    """Return how many samples a call of so many rows holds, or None where each row is one.
+    """Return the number of samples in a call with `rows` rows, or None if each row is one sample.
 
     Raises:
-        RuntimeError: where a method needs to know and the rows cannot be shared out to the samples of the batch.
+        RuntimeError: if a method needs the number and the rows cannot be assigned to the samples of the batch.
     """
     site, order = fitted.site, fitted.site.row_order
-    whole, seen = batch(fitted), shape.samples
+    whole, in_call = batch(fitted), shape.samples
     if order == OWN:
         return None
-    if seen is not None and whole not in (None, seen):
-        seen = None
-    samples = whole if seen is None else seen
+    if in_call is not None and whole not in (None, in_call):
+        in_call = None
+    samples = whole if in_call is None else in_call
     if samples == rows or (samples is None and not site.windowed):
         return None
     if limits.windows is not None and not site.windowed and samples is not None and rows % samples == 0:
@@ -93,27 +90,27 @@ def samples_of(fitted: FittedLayer, limits: Limits, shape: Shape, rows: int) -> 
         )
     if limits.per_sample is None:
         return None
-    if samples is None or rows % samples or (seen is None and order not in (SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED)):
-        raise RuntimeError(_unknown(fitted, limits, rows, samples, order))
+    if samples is None or rows % samples or (in_call is None and order not in (SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED)):
+        raise RuntimeError(_unknown_order(fitted, limits, rows, samples, order))
     return samples
 
 
-def _unknown(fitted: FittedLayer, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
+def _unknown_order(fitted: FittedLayer, limits: Limits, rows: int, samples: int | None, order: str | None) -> str:
     start = f"{fitted.site.name} is called with {rows} rows"
     if samples is None:
         return (
             f"{start}, which are windows, and the batch of the whole model is not known here, while "
             f"{limits.per_sample} acts per sample; call the whole model on tensors, not a part of it, or {LEAVE_OUT}"
         )
-    why = (
+    reason = (
         "which rows belong to which sample could not be seen on the example"
         if order == UNCLEAR
         else "which rows belong to which sample is not known"
     )
-    return f"{start} for {samples} samples, while {limits.per_sample} acts per sample: {why}; {EXAMPLE}"
+    return f"{start} for {samples} samples, while {limits.per_sample} acts per sample: {reason}; {EXAMPLE}"
 
 
 class Limited(Served, Protocol):
-    """A served site that knows which calls its methods refuse."""
+    """A served site with the limits of its methods."""
 
     limits: Limits

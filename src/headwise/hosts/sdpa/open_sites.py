@@ -1,4 +1,4 @@
-"""Open sites: whose call of the function this is. The function is told no module, so entered forwards are kept."""
+"""Track the sites whose forward runs now: the attention function is not passed its module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise.hosts.sdpa.limits import Limited
 
 _CALL = nn.Module._call_impl.__code__
 _RESUMED = "torch_dynamo_resume_in"
-# Frames of this file between the function's stand-in and the walk: `_runs`, `_running` and `serving`.
+# Frames of this file between the function's replacement and the walk: `_runs`, `_running` and `serving`.
 _OWN_FRAMES = 3
 
 
@@ -23,11 +23,11 @@ class _Open:
     """A site whose forward runs now.
 
     Attributes:
-        adapter: of the site.
-        module: that was entered.
+        adapter: the site's adapter.
+        module: the module that was entered.
         region: the checkpointed region around it.
-        outer: the site around it.
-        thread: that entered it, None for compiled code.
+        outer: the open site around it.
+        thread: the thread that entered it; None for compiled code.
         called: whether the forward called the function.
     """
 
@@ -39,10 +39,10 @@ class _Open:
 
 
 class _Current:
-    """The innermost site whose forward runs now: the last one entered, and by thread.
+    """The innermost open site, of the process (`top`) and of each thread (`mine.top`).
 
-    What compiled code writes to a thread's own storage is lost at the end of its graph: it uses `top`, which code in
-    eager mode keeps up to date too.
+    What compiled code writes to thread-local storage is lost at the end of its graph, so it uses `top`, which eager
+    code keeps up to date too.
     """
 
     top: _Open | None = None
@@ -55,19 +55,18 @@ current = _Current()
 
 
 def enter(adapter: Limited, module: nn.Module) -> None:
-    """Say that the calls from now on are this site's."""
+    """Open a site: attention calls from now on belong to it."""
     if torch.compiler.is_compiling():
         current.top = _Open(adapter, module, None, current.top, None)
         return
     top, mine = current.top, getattr(current.mine, "top", None)
-    # What compiled code entered is known to no thread, and may lie around this site.
+    # A site that compiled code opened belongs to no thread and may be around this one.
     outer = top if top is not None and top.thread is None else mine
     current.top = current.mine.top = _Open(adapter, module, passes.region()[0], outer, threading.get_ident())
 
 
 def leave(adapter: Limited) -> bool:
-    """Say that they no longer are, and whether there was one; sites inside that an exception left open are closed
-    too."""
+    """Close a site and return whether it made a call; inner sites that an exception left open are closed too."""
     mine = current.top if torch.compiler.is_compiling() else getattr(current.mine, "top", None)
     while mine is not None and mine.adapter is not adapter:
         mine = mine.outer
@@ -79,37 +78,37 @@ def leave(adapter: Limited) -> bool:
 
 
 def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
-    found = top
-    while found is not None and found.adapter is not adapter:
-        found = found.outer
-    return top if found is None else found.outer
+    site = top
+    while site is not None and site.adapter is not adapter:
+        site = site.outer
+    return top if site is None else site.outer
 
 
 def serving() -> Limited | None:
-    """Return the adapter of the site whose forward runs now; to be called by the function's stand-in itself."""
+    """Return the adapter of the innermost open site; must be called directly by the function's replacement."""
     if torch.compiler.is_compiling():
-        # Dynamo traces no walk over frames. It needs none either: it traces one forward, in one thread, in order.
+        # Dynamo cannot trace a walk over frames, and needs none: it traces one forward, in one thread, in order.
         if current.top is not None:
             current.top.called = True
         return None if current.top is None else current.top.adapter
-    # What is not an Exception (an interrupt from the keyboard) skips the hooks that close a site; another thread may
-    # have entered a site since. The thread's own stack tells.
+    # A BaseException such as KeyboardInterrupt skips the hooks that close a site, and another thread may have opened a
+    # site since. The stack of this thread decides.
     top = _running(current.top) or _running(getattr(current.mine, "top", None))
     if top is None:
         if current.top is not None and current.top.thread in (None, threading.get_ident()):
             current.top = None
         current.mine.top = None
         return _recalled() if passes.in_backward() else None
-    where, recompute = passes.region()
-    # A region that lies inside of the site keeps whose calls it made: its recompute enters no module (see `_recalled`).
-    if where is not None and recompute is None and where is not top.region:
-        where.sites.append(top.adapter)
-    _note_call(top.adapter)
+    region, recompute = passes.region()
+    # A checkpointed region inside the site records its calls' sites: its recompute enters no module (`_recalled`).
+    if region is not None and recompute is None and region is not top.region:
+        region.sites.append(top.adapter)
+    _mark_called(top.adapter)
     return top.adapter
 
 
-def _note_call(adapter: Limited) -> None:
-    # By this thread's own note: another thread may run the same module.
+def _mark_called(adapter: Limited) -> None:
+    # Only this thread's entry counts: another thread may run the same module.
     mine = getattr(current.mine, "top", None)
     for opened in (current.top, mine):
         if opened is not None and opened.adapter is adapter and (opened is mine or opened.thread is None):
@@ -123,14 +122,13 @@ def _running(top: _Open | None) -> _Open | None:
 
 
 def _runs(module: nn.Module) -> bool:
-    """Return whether a module's call lies on this thread's stack: a note alone may be stale, or another thread's.
+    """Return whether a module's call is on this thread's stack: an entry may be stale or of another thread.
 
-    Read are the frames of nn.Module's own call and their `self`; a call costs some microseconds for each level of
-    modules.
+    This reads `self` in the frames of nn.Module's own call, which costs some microseconds for each level of modules.
     """
     frame: FrameType | None = sys._getframe(_OWN_FRAMES)
     while frame is not None:
-        # By name: Dynamo runs its own version of the code.
+        # Compared by name: Dynamo runs its own version of the code.
         code = frame.f_code
         if (
             code.co_name == _CALL.co_name
@@ -138,7 +136,7 @@ def _runs(module: nn.Module) -> bool:
             and frame.f_locals.get("self") is module
         ):
             return True
-        # In what Dynamo resumes after a graph break, the frames above are not told.
+        # In a function that Dynamo resumes after a graph break, the frames above are unknown.
         if code.co_name.startswith(_RESUMED):
             return True
         frame = frame.f_back
@@ -146,15 +144,15 @@ def _runs(module: nn.Module) -> bool:
 
 
 def _recalled() -> Limited | None:
-    """Return the site of a call made in the recompute of a region that was checkpointed inside of a site's forward.
+    """Return the site of a call in the recompute of a region that was checkpointed inside a site's forward.
 
-    No module is entered there: the region's first run told whose calls these are.
+    No module is entered there: the first run of the region recorded the sites of its calls.
     """
-    where, recompute = passes.region()
-    if where is None or recompute is None:
+    region, recompute = passes.region()
+    if region is None or recompute is None:
         return None
-    # Calls of one recompute come in the order of the first run; several recomputes of a region may be on their way.
-    at = where.replay.setdefault(recompute, {})
-    nth = at.get(0, 0)
-    at[0] = nth + 1
-    return where.sites[nth] if nth < len(where.sites) else None
+    # Calls of a recompute come in the order of the first run; several recomputes of a region may be running.
+    counter = region.replay.setdefault(recompute, {})
+    index = counter.get(0, 0)
+    counter[0] = index + 1
+    return region.sites[index] if index < len(region.sites) else None

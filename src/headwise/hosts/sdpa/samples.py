@@ -1,4 +1,4 @@
-"""Which rows of a site's calls belong to which sample, seen by changing one sample of an example."""
+"""Determine which rows of a site's calls belong to which sample, by changing one sample of an example."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headwise.hosts.sdpa.adapter import SdpaAdapter
 from headwise.hosts.sdpa.shape import FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR
 
 Calls = list[tuple[Tensor, Tensor, Tensor, int]]
-# Of a tensor's largest entry: above what another order of sums does to rows that did not change, far below what a
-# changed sample does to its own.
-MOVED = 1e-5
+# Relative to a tensor's largest entry: above the rounding of rows that did not change, far below the change of a
+# changed sample's rows.
+TOLERANCE = 1e-5
 
 
-def run_and_learn(found: list[Candidate], example: Any, run: Callable[[Any], Any]) -> None:
-    """Run the model on an example and, where rows are not samples, again with one sample changed; note what was seen.
+def run_and_learn(candidates: list[Candidate], example: Any, run: Callable[[Any], Any]) -> None:
+    """Run the model on an example and, if rows are not samples, again with one sample changed.
 
-    The adapters are attached; what is learned lies in `seen` of what is fitted.
+    The adapters must be attached; the results are written to `seen` of their fitted layers.
     """
-    adapters = [f.adapter for f in found if isinstance(f.adapter, SdpaAdapter)]
+    adapters = [f.adapter for f in candidates if isinstance(f.adapter, SdpaAdapter)]
     base = _record(adapters, example, run)
     for adapter, calls in base.items():
         if not adapter.site.is_cross and any(q.shape[-2] != k.shape[-2] for q, k, _, _ in calls):
@@ -38,11 +38,11 @@ def run_and_learn(found: list[Candidate], example: Any, run: Callable[[Any], Any
     for adapter in odd:
         rows = _pattern(adapter, base[adapter], first.get(adapter, []), batch)
         if rows == UNCLEAR and batch > 1:
-            # The batch may stand second, as in models that take (T, B, C).
+            # The batch may be the second dimension, as in models that take (T, B, C).
             second = second if second is not None else _record(adapters, _changed(example, 1), run)
             moved = _moved(base[adapter], second.get(adapter, []))
             rows = OWN if moved and sum(map(len, moved)) == 1 else UNCLEAR
-        _note(adapter, base[adapter], rows, batch)
+        _write(adapter, base[adapter], rows, batch)
 
 
 def _record(adapters: list[SdpaAdapter], example: Any, run: Callable[[Any], Any]) -> dict[SdpaAdapter, Calls]:
@@ -61,7 +61,7 @@ def _odd(adapter: SdpaAdapter, q: Tensor, batch: int) -> bool:
 
 
 def _changed(example: Any, dim: int) -> Any:
-    """Return the example with its first sample changed, in all tensors that hold as many."""
+    """Return the example with its first sample changed, in all tensors with the batch size along `dim`."""
     tensors = [x for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim() > dim]
     size = tensors[0].shape[dim] if tensors else 0
 
@@ -80,7 +80,7 @@ def _changed(example: Any, dim: int) -> Any:
 
 
 def _moved(base: Calls, other: Calls) -> list[set[int]]:
-    """Return for each call the rows of q, k or v that differ between two runs; nothing where their shapes do."""
+    """Return for each call the rows of q, k or v that differ between two runs; [] if the shapes differ."""
     if len(base) != len(other) or any(a.shape != b.shape for x, y in zip(base, other) for a, b in zip(x[:3], y[:3])):
         return []
     same = [[(a, b) for a, b in zip(x[:3], y[:3]) if a.shape[0] == x[0].shape[0]] for x, y in zip(base, other)]
@@ -89,7 +89,7 @@ def _moved(base: Calls, other: Calls) -> list[set[int]]:
 
 def _differing(a: Tensor, b: Tensor) -> set[int]:
     size = a.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp(min=1e-12)
-    far = (a - b).abs().nan_to_num(0.0, 0.0, 0.0) > MOVED * size
+    far = (a - b).abs().nan_to_num(0.0, 0.0, 0.0) > TOLERANCE * size
     return set(far.flatten(1).any(1).nonzero().flatten().tolist())
 
 
@@ -105,15 +105,15 @@ def _pattern(adapter: SdpaAdapter, base: Calls, other: Calls, batch: int) -> str
     if any(m != moved[0] for m in moved) or count < 2 or q.shape[0] != count * batch:
         return UNCLEAR
     if q.dim() == 3 and (adapter.heads or 1) > 1:
-        # The layer makes (rows that enter) x heads; were its heads outside, a sample's rows would not lie side by side.
-        made = q.shape[0] == base[0][3] * (adapter.heads or 1)
-        return FOLDED if made and moved[0] == set(range(count)) else UNCLEAR
+        # There are (rows that enter) x heads rows; with heads outermost, a sample's rows would not be adjacent.
+        folded = q.shape[0] == base[0][3] * (adapter.heads or 1)
+        return FOLDED if folded and moved[0] == set(range(count)) else UNCLEAR
     if moved[0] == set(range(count)):
         return SAMPLE_MAJOR
     return WINDOW_MAJOR if moved[0] == set(range(0, q.shape[0], batch)) else UNCLEAR
 
 
-def _note(adapter: SdpaAdapter, base: Calls, rows: str, batch: int) -> None:
+def _write(adapter: SdpaAdapter, base: Calls, rows: str, batch: int) -> None:
     seen = _seen(adapter)
     seen["row_order"] = rows
     q, entered = base[0][0], base[0][3]

@@ -1,4 +1,4 @@
-"""How the leading dimensions of a call map to (B, H), and which rows of B belong to one sample."""
+"""Map the leading dimensions of a call to (B, H), and rows of B to samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headwise.core import recompute as passes
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
 
-# The hosts whose sites are told by the forward that runs.
+# The hosts whose calls are assigned to sites by the forward that runs.
 SERVED = ("fused", "diffusers")
-# What an example showed of a site's rows, kept on it as `rows`.
+# The orders of rows that an example can show, stored on the site as `row_order`.
 SAMPLE_MAJOR, WINDOW_MAJOR, FOLDED, OWN, UNCLEAR = "sample-major", "window-major", "heads folded", "own", "unclear"
 EXAMPLE = (
     "pass example=batch (with two or more different samples) to regularize(), so that the order is seen, or "
@@ -23,11 +23,11 @@ EXAMPLE = (
 
 
 class Served(Protocol):
-    """A site whose calls of the function are served, as the parts of this host see it.
+    """An adapter whose attention calls are served, as the modules of this host see it.
 
     Attributes:
-        heads: as the module declares them; the site's own number may be what an example showed.
-        record: the calls seen while the model is examined on an example, None afterwards.
+        heads: the number that the module declares; the site's number may come from an example instead.
+        record: the calls recorded while the model runs on an example; None otherwise.
     """
 
     site: Site
@@ -36,8 +36,8 @@ class Served(Protocol):
     record: list[tuple[Tensor, Tensor, Tensor, int]] | None
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
-        """Return where a text stands among the tokens, whether it came apart from them, and whether the keys are others
-        than the queries."""
+        """Return the slice of the text tokens, whether the text was passed separately, and whether the keys are tokens
+        other than the queries."""
         ...
 
 
@@ -45,11 +45,10 @@ class Shape:
     """The layout of one call: 4-D (B, H, T, D); 5-D and more with windows; 3-D and 2-D without a head dimension.
 
     Attributes:
-        shape: of the host's queries.
-        heads_at: which of its dimensions holds the heads; None where there is none.
-        folded: heads that stand in the first dimension of a 3-D call together with the samples, or 0.
-        window_major: the number of samples where all of them come first in the first window, then in the second; or
-            None.
+        shape: the shape of the host's queries.
+        heads_at: the dimension of the heads; None if there is none.
+        folded: the number of heads that share the first dimension of a 3-D call with the samples, or 0.
+        window_major: the number of samples, if the first window of all samples comes first, then the second; else None.
     """
 
     def __init__(self, shape: torch.Size, heads_at: int | None, folded: int = 0, samples: int | None = None) -> None:
@@ -58,10 +57,10 @@ class Shape:
 
     @classmethod
     def of(cls, adapter: Served, q: Tensor, k: Tensor) -> Shape:
-        """Read the layout of a call off its queries and keys and the number of heads the module declares.
+        """Return the layout of a call, from its queries, its keys and the number of heads that the module declares.
 
         Raises:
-            RuntimeError: where the dimension of heads cannot be told.
+            RuntimeError: if the dimension of the heads cannot be determined.
         """
         fitted, site = adapter.fitted, adapter.site
         assert fitted is not None
@@ -75,7 +74,7 @@ class Shape:
         return cls(q.shape, None)
 
     def to4(self, x: Tensor) -> Tensor:
-        """Return x (..., T, D) as (B, H, T, D), rows of a sample side by side."""
+        """Return x (..., T, D) as (B, H, T, D), with the rows of a sample adjacent."""
         if self.folded:
             return x.unflatten(0, (-1, self.folded))
         if x.dim() < 4:
@@ -113,12 +112,12 @@ class Shape:
 
     @property
     def samples(self) -> int | None:
-        """Return the number of samples where the call itself tells: the first dimension of one with windows."""
+        """Return the number of samples if the call shows it: the first dimension of a call with more than 4."""
         return self.shape[0] if len(self.shape) > 4 else None
 
 
 def broadcast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v one batch size, where the host lets the function broadcast them."""
+    """Return q, k and v expanded to one batch size, as the function broadcasts them."""
     rows = max(q.shape[0], k.shape[0], v.shape[0])
     q, k, v = (x if x.shape[0] == rows else x.expand(rows, -1, -1, -1) for x in (q, k, v))
     return q, k, v
@@ -131,28 +130,28 @@ def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def batch(fitted: FittedLayer) -> int | None:
-    """Return the number of samples the whole model was called with, or None where that is not known."""
+    """Return the number of samples that the whole model was called with, or None if unknown."""
     forward = fitted.running()
-    known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
-    return forward.samples if known else None
+    is_known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
+    return forward.samples if is_known else None
 
 
 def _heads_at(site: Site, heads: int | None, q: Tensor, k: Tensor) -> int:
     places = [i for i in range(1, q.dim() - 2) if heads in (None, q.shape[i])]
     if len(places) > 1:
-        # A projection's heads lie side by side: one step to the next head is one head's size, whatever was permuted.
+        # A projection's heads are adjacent in memory: their stride is the size of one head, however x was permuted.
         places = [i for i in places if k.stride(i) == k.shape[-1] * k.stride(-1)] or places
     if len(places) != 1:
         raise RuntimeError(
             f"{site.name} calls attention with q of shape {tuple(q.shape)}, and which dimension holds its heads "
-            f"({heads or 'unknown'}) cannot be told; give the module a num_heads attribute, or call attention with "
-            "(B, H, T, D)"
+            f"({heads or 'unknown'}) cannot be determined; give the module a num_heads attribute, or call "
+            "attention with (B, H, T, D)"
         )
     return places[0]
 
 
 def _folded(adapter: Served, fitted: FittedLayer, heads: int, q: Tensor) -> int:
-    """Return how many heads stand in the first dimension, innermost; 0 where it holds rows of one head."""
+    """Return the number of heads that are folded into the first dimension, innermost; 0 if none are."""
     order = fitted.site.row_order
     if order == OWN or q.shape[0] % heads:
         return 0
@@ -162,6 +161,5 @@ def _folded(adapter: Served, fitted: FittedLayer, heads: int, q: Tensor) -> int:
     raise RuntimeError(
         f"{fitted.site.name} has {heads} heads and calls attention with q of shape {tuple(q.shape)}"
         f"{'' if samples is None else f' for {samples} samples'}: whether its first dimension holds heads, and in "
-        "which order, "
-        f"is not known; {EXAMPLE}"
+        f"which order, is not known; {EXAMPLE}"
     )

@@ -1,6 +1,6 @@
 """One call of nn.MultiheadAttention: its projections, masks, extra keys and own attention, step by step.
 
-Every step has torch's order of operations, so that a call in which no method acts gives torch's bits.
+Every step keeps torch's order of operations, so that a call in which no method acts is bitwise equal to torch's.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ class Arguments:
     is_causal: bool
 
 
-def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, given: Arguments) -> bool:
-    """Return whether the arguments fit the module and each other; where not, torch itself raises."""
-    attn, padding = given.attn_mask, given.key_padding_mask
+def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, arguments: Arguments) -> bool:
+    """Return whether the arguments fit the module and each other; if not, torch itself raises."""
+    attn, padding = arguments.attn_mask, arguments.key_padding_mask
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         return False
-    at = 1 if module.batch_first and query.dim() == 3 else 0
-    batch = query.shape[1 - at] if query.dim() == 3 else 1
-    sizes = (query.shape[at], key.shape[at])
+    token_dim = 1 if module.batch_first and query.dim() == 3 else 0
+    batch = query.shape[1 - token_dim] if query.dim() == 3 else 1
+    sizes = (query.shape[token_dim], key.shape[token_dim])
     same = key.shape == value.shape if module._qkv_same_embed_dim else key.shape[:-1] == value.shape[:-1]
-    if not same or query.shape[-1] != module.embed_dim or (given.is_causal and attn is None):
+    if not same or query.shape[-1] != module.embed_dim or (arguments.is_causal and attn is None):
         return False
     if any(m is not None and m.dtype != torch.bool and not m.is_floating_point() for m in (attn, padding)):
         return False
     if attn is not None and tuple(attn.shape) not in (sizes, (batch * module.num_heads, *sizes)):
         return False
-    wanted = (batch, sizes[1]) if query.dim() == 3 else (sizes[1],)
-    return padding is None or tuple(padding.shape) == wanted
+    expected = (batch, sizes[1]) if query.dim() == 3 else (sizes[1],)
+    return padding is None or tuple(padding.shape) == expected
 
 
 def across(site: Site, query: Tensor, key: Tensor) -> bool:
-    """Return whether a call attends to other tokens than its queries, where the layer's name does not say that it never
-    does."""
+    """Return whether a call attends to tokens other than its queries, unless the layer's name says that it is self
+    attention."""
     if site.is_cross:
         return True
     if key is query:
         return False
     if "self" in site.name.rpartition(".")[2].lower():
-        # Queries and keys that were made apart from the same tokens; keys of a cache come before them.
+        # Queries and keys may be computed separately from the same tokens; a cache adds earlier keys.
         tokens = 1 if site.module.batch_first and query.dim() == 3 else 0
         return query.shape[tokens] > key.shape[tokens]
     if torch.compiler.is_compiling() or key.shape != query.shape or key.stride() != query.stride():
@@ -69,22 +69,22 @@ def across(site: Site, query: Tensor, key: Tensor) -> bool:
 
 
 def attend(
-    fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor, given: Arguments
+    fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor, arguments: Arguments
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the module's forward with the methods of `fitted` at their stages."""
+    """Return the module's forward, (output, weights), with the methods of `fitted` at their stages."""
     module = _module(fitted)
     batched, cross = query.dim() == 3, across(fitted.site, query, key)
     query, key, value = _entered(fitted, query, key, value)
     query, key, value = _tokens_first(query, key, value, batched, module.batch_first)
     q, k, v = _heads(module, *_projected(module, query, key, value))
     extra = k.shape[2] - key.shape[0]
-    mask, causal = _mask(given, q, extra, query.dtype)
+    mask, causal = _mask(arguments, q, extra, query.dtype)
     dropout = module.dropout if module.training else 0.0
     front = extra > 0 and fitted.needs_own_tokens()
 
     def original() -> tuple[Tensor, Tensor | None]:
         added = None if mask is None else _added(mask, query.dtype)
-        out, weights = _own(q, k, v, added, causal, dropout, given.need_weights)
+        out, weights = _own(q, k, v, added, causal, dropout, arguments.need_weights)
         return out, weights.roll(extra, -1) if front and weights is not None else weights
 
     out, weights = fitted.attention(
@@ -93,7 +93,7 @@ def attend(
         _extra_first(v, extra, causal, 2) if front else v,
         original,
         training=module.training,
-        need_weights=given.need_weights,
+        need_weights=arguments.need_weights,
         mask=_extra_first(mask, extra, causal, -1) if front and mask is not None else mask,
         causal=causal,
         scale=None,
@@ -101,11 +101,11 @@ def attend(
         cross=cross,
         samples=fitted.samples_in(q.shape[0]),
     )
-    if not given.need_weights or weights is None:
+    if not arguments.need_weights or weights is None:
         weights = None
     else:
         weights = weights.roll(-extra, -1) if front else weights
-        weights = weights.mean(dim=1) if given.average_attn_weights else weights
+        weights = weights.mean(dim=1) if arguments.average_attn_weights else weights
         weights = weights if batched else weights.squeeze(0)
     return _left(fitted, out, batched), weights
 
@@ -117,7 +117,7 @@ def _module(fitted: FittedLayer) -> nn.MultiheadAttention:
 
 
 def _entered(fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Show the queries' tokens to the `hidden` stages; an edit reaches keys and values that are them."""
+    """Pass the queries' tokens through the `hidden` stages; keys and values that are the same tensor follow."""
     batched, batch_first = query.dim() == 3, _module(fitted).batch_first
     x = query if batched and batch_first else query.transpose(0, 1) if batched else query.unsqueeze(0)
     edited = fitted.enter(x)
@@ -130,7 +130,7 @@ def _entered(fitted: FittedLayer, query: Tensor, key: Tensor, value: Tensor) -> 
 def _tokens_first(
     query: Tensor, key: Tensor, value: Tensor, batched: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring tokens to dimension 0 and the batch to dimension 1; one tensor stays one where torch keeps it so."""
+    """Return (tokens, batch, C) inputs; one tensor remains one tensor where torch keeps it so."""
     if not batched:
         return query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     if not batch_first:
@@ -143,7 +143,7 @@ def _tokens_first(
 def _projected(
     module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Project to q, k and v, each (tokens, batch, C), with the biased extra keys; parameters are read once a call."""
+    """Return q, k and v, each (tokens, batch, C), with bias_k and bias_v; parameters are read once per call."""
     bias = module.in_proj_bias
     if not module._qkv_same_embed_dim:
         bq, bk, bv = (None, None, None) if bias is None else bias.chunk(3)
@@ -188,19 +188,19 @@ def _heads(module: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor) -> tu
     return q, k, v
 
 
-def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
+def _mask(arguments: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
     """Return the mask for (B, H, T, N) and whether causality takes its place, as torch decides.
 
     Bool (True: allowed) where all masks are bool, else float and added to the logits; extra keys are always allowed.
     """
-    if given.is_causal and given.key_padding_mask is None and not given.need_weights:
+    if arguments.is_causal and arguments.key_padding_mask is None and not arguments.need_weights:
         return None, True
     parts = []
-    if given.attn_mask is not None:
-        attn = given.attn_mask
+    if arguments.attn_mask is not None:
+        attn = arguments.attn_mask
         parts.append(attn[None, None] if attn.dim() == 2 else attn.unflatten(0, (q.shape[0], -1)))
-    if given.key_padding_mask is not None:
-        parts.append(given.key_padding_mask.view(q.shape[0], 1, 1, -1))
+    if arguments.key_padding_mask is not None:
+        parts.append(arguments.key_padding_mask.view(q.shape[0], 1, 1, -1))
     parts = [F.pad(part, (0, extra)) if extra else part for part in parts]
     if not parts:
         return None, False
@@ -211,16 +211,16 @@ def _mask(given: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tuple[
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask as what is added to the logits."""
+    """Return a mask in the form that is added to the logits."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 def _extra_first(x: Tensor, extra: int, causal: bool, dim: int) -> Tensor:
-    """Move the extra keys before the tokens: methods that carry tokens between layers take the last keys for them.
+    """Move the extra keys before the tokens: methods that carry values between layers use the last keys as tokens.
 
-    Under pure causality no query sees the extra keys, which stand behind all tokens, so they are left out.
+    Under pure causality no query sees the extra keys, which come after all tokens, so they are dropped.
     """
     return x.narrow(dim, 0, x.shape[dim] - extra) if causal else x.roll(extra, dim)
 
@@ -228,7 +228,7 @@ def _extra_first(x: Tensor, extra: int, causal: bool, dim: int) -> Tensor:
 def _own(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention as the module itself does: fused, or on the matrix where the weights are asked for."""
+    """Return the attention as the module itself computes it: fused, or explicit if the weights are requested."""
     if not need_weights:
         return fused(q, k, v, mask, dropout, causal), None
     batch, heads, _, size = q.shape
@@ -247,7 +247,7 @@ def _own(
 
 
 def _left(fitted: FittedLayer, out: Tensor, batched: bool) -> Tensor:
-    """Project the heads' output and show it to the `branch` stages; give it in the layout of the inputs."""
+    """Project the heads' output, pass it through the `branch` stages and return it in the layout of the inputs."""
     module = _module(fitted)
     tokens, batch = out.shape[2], out.shape[0]
     y = F.linear(out.permute(2, 0, 1, 3).reshape(tokens * batch, -1), module.out_proj.weight, module.out_proj.bias)

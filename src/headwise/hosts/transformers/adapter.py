@@ -1,7 +1,7 @@
-"""transformers 5.x: which modules ask its attention interface, and how methods come to stand behind it.
+"""transformers 5.x: find the modules that use its attention interface, and route their calls through methods.
 
-Each fitted module gets a config of its own that names our implementation; the model's config, which other models may
-share, is never written to.
+Each fitted module gets its own copy of the config, which names our implementation; the model's config, which other
+models may share, is never changed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
-    """Find the modules whose forward asks transformers' attention interface for their computation."""
+    """Return the modules whose forward computes attention through transformers' attention interface."""
     if "transformers" not in sys.modules:
         return []
-    asks: dict[type, bool] = {}
-    found: list[Candidate] = []
+    uses_interface: dict[type, bool] = {}
+    candidates: list[Candidate] = []
     modules = dict(model.named_modules())
     for name, module in modules.items():
         cls = type(module)
-        if cls not in asks:
-            asks[cls] = calls(cls, INTERFACE, depth=1)
-        if asks[cls] and module not in taken:
+        if cls not in uses_interface:
+            uses_interface[cls] = calls(cls, INTERFACE, depth=1)
+        if uses_interface[cls] and module not in taken:
             site = describe(name, module, modules)
             reason = unreachable(module)
             if not reason and not is_plain(cls, kind := implementation_of(module) or "eager"):
                 site.kernel = kind
-            found.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
-    return found
+            candidates.append(Candidate(site, None, reason) if reason else Candidate(site, TransformersAdapter(site)))
+    return candidates
 
 
 def unreachable(module: nn.Module) -> str:
-    """Say why a module that asks the interface cannot be routed, or give an empty text."""
+    """Return why a module that uses the interface cannot be routed, or an empty string."""
     if not hasattr(config_of(module), "_attn_implementation"):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its "
@@ -64,30 +64,30 @@ def unreachable(module: nn.Module) -> str:
 
 
 def config_of(module: nn.Module) -> Any:
-    """Return the config that a module shares with its model, or None where it keeps none."""
+    """Return the config that a module shares with its model, or None if it has none."""
     adapter = module.__dict__.get(PLACE)
     return getattr(module, "config", None) if adapter is None else adapter.config
 
 
 def implementation_of(module: nn.Module) -> str | None:
-    """Return the attention implementation that a module's model asks for."""
+    """Return the attention implementation in the config of a module's model."""
     kind: str | None = config_of(module)._attn_implementation
     return kind
 
 
 class Route(str):
-    """Our key, which compares equal to the host's implementation too.
+    """Our key as a string that also equals the name of the host's implementation.
 
-    For modules that prepare their masks by asking whether the implementation is "eager" or "sdpa": they prepare what
-    the host's own needs, and the interface still finds ours.
+    It serves modules that compare the implementation with "eager" or "sdpa" to prepare their masks: they prepare the
+    masks of the host's implementation, and the interface still finds ours.
     """
 
     host: str
 
     def __new__(cls, host: str) -> Route:
-        made = super().__new__(cls, KEY)
-        made.host = host
-        return made
+        key = super().__new__(cls, KEY)
+        key.host = host
+        return key
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) or other == self.host
@@ -104,12 +104,12 @@ class Route(str):
 def prepares_by_name(cls: type) -> bool:
     """Return whether a module's forward compares its implementation with ("eager", "sdpa") to prepare its mask."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
-    # `x in ("eager", "sdpa")` is kept as one constant, which Python may have made a frozenset.
+    # `x in ("eager", "sdpa")` is compiled to one constant, a tuple or a frozenset.
     return code is not None and any(isinstance(c, tuple | frozenset) and set(c) == set(PLAIN) for c in code.co_consts)
 
 
 class TransformersAdapter:
-    """Return one attention module a config of its own that names our implementation; other modules keep theirs."""
+    """Routes one attention module by giving it its own config, which names our implementation."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -122,12 +122,12 @@ class TransformersAdapter:
 
     @property
     def implementation(self) -> str:
-        """Return the host's own implementation: what the shared config names now."""
+        """Return the name of the host's own implementation, from the shared config as it is now."""
         return self.config._attn_implementation or "eager"
 
     @property
     def plain(self) -> bool:
-        """Return whether that is transformers' own eager or sdpa attention, in whose place headwise computes."""
+        """Return whether that is transformers' own eager or sdpa attention, which headwise computes itself."""
         return is_plain(type(self.site.module), self.implementation)
 
     def attach(self, fitted: FittedLayer) -> None:
@@ -135,21 +135,21 @@ class TransformersAdapter:
         register()
         module = self.site.module
         self.fitted, self.config = fitted, module.config
-        # Modules choose their attention by their config, and one config serves the whole model and others built from
-        # it: writing to it would route them all. Shallow: only the choice differs, and what the user sets on a part of
-        # the config later (its text_config, say) must reach the module as before. The model itself, which makes the
-        # masks, keeps the shared config, so that masks are those of the host's own implementation.
+        # Modules choose their attention by their config, which the whole model shares, as do other models built from
+        # it: changing it would route them all. The copy is shallow: only the choice differs, and what the user sets
+        # later on a part of the config (its text_config, say) must reach the module as before. The model itself, which
+        # makes the masks, keeps the shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
-        # Past the property, whose setter writes to the config's parts too, which the copy shares.
+        # Bypasses the property, whose setter also changes the config's parts, which the copy shares.
         kind = self.implementation
         if not self.plain:
-            # The host's name stays in ours, for modules that ask whether it is a flash kernel's.
+            # Our name contains the host's, for modules that test whether it names a flash kernel.
             own._attn_implementation_internal = register_beside(kind)
         else:
             own._attn_implementation_internal = Route(kind) if prepares_by_name(type(module)) else KEY
         self.asked = kind
         module.config = own
-        # The interface hands our function the module and nothing else: here it finds the way back to the site.
+        # The interface passes only the module to our function, which finds the adapter here.
         module.__dict__[PLACE] = self
         hooks = Hooks(fitted)
         self.handles = [
@@ -164,30 +164,30 @@ class TransformersAdapter:
             self.handles += hooks.follow(output, last_before_sum(self.site))
 
     def look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Take note of how the rows that enter now hold several sequences."""
+        """Record how the rows of this call pack several sequences, and which of its tokens are real."""
         assert self.fitted is not None
-        found = None
+        packing = None
         x = next((x for x in (*kwargs.values(), *args) if isinstance(x, Tensor) and x.is_floating_point()), None)
         if x is not None and x.dim() == 3 and not self.site.is_cross:
-            found = packing_of(
+            packing = packing_of(
                 self.site.name, self.implementation, kwargs, (x.shape[0], x.shape[1]), self.fitted.running()
             )
-        self.fitted.packing.put(found)
+        self.fitted.packing.put(packing)
         real = None
-        if found is None and x is not None and self.fitted.needs("hidden"):
+        if packing is None and x is not None and self.fitted.needs("hidden"):
             real = seeing_themselves(kwargs.get("attention_mask"), x.shape[1])
         self.fitted.real.put(real)
 
     def remember(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Keep the cache the module was called with until its attention is computed."""
+        """Store the cache that the module was called with until its attention is computed."""
         self.cache = next((x for x in (*kwargs.values(), *args) if is_cache(x)), None)
 
     def forget(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Let go of the cache: copies of the model must not copy it."""
+        """Release the cache: copies of the model must not copy it."""
         self.cache = None
 
     def detach(self) -> None:
-        """Return the module its shared config back."""
+        """Restore the module's shared config and remove the hooks."""
         self.site.module.config = self.config
         self.site.module.__dict__.pop(PLACE, None)
         for handle in self.handles:
@@ -195,7 +195,7 @@ class TransformersAdapter:
         self.fitted, self.cache, self.handles = None, None, []
 
     def original(self) -> Any:
-        """Return the host's own attention function, as the module's file defines or the interface holds it."""
+        """Return the host's own attention function, from the interface or from the module's file."""
         cls = type(self.site.module)
         functions = interface_of(cls)
         if self.implementation != "eager":
@@ -204,7 +204,7 @@ class TransformersAdapter:
 
 
 def interface_of(cls: type) -> Any:
-    """Return the attention functions that a module class asks: transformers' own, or those of its file (Doge)."""
+    """Return the attention interface of a module class: transformers' own, or one defined in its file (Doge)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
@@ -212,8 +212,8 @@ def interface_of(cls: type) -> Any:
 
 
 def is_plain(cls: type, implementation: str) -> bool:
-    """Return whether a name stands for transformers' own eager or sdpa attention: users may register theirs under
-    these names."""
+    """Return whether a name means transformers' own eager or sdpa attention; users may register others under these
+    names."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     own = {"eager": None, "sdpa": sdpa_attention_forward}
@@ -221,21 +221,19 @@ def is_plain(cls: type, implementation: str) -> bool:
 
 
 def is_cache(x: Any) -> bool:
-    """Return whether an argument is a cache of keys and values: families name it past_key_values, past_key_value or
-    layer_past."""
+    """Return whether an argument is a cache; it is named past_key_values, past_key_value or layer_past."""
     return callable(getattr(x, "update", None)) and callable(getattr(x, "get_seq_length", None))
 
 
 def eager_function(cls: type) -> Any:
-    """Return the function that a module class falls back to: the one of its file whose name its forward uses."""
+    """Return the eager attention function of a module class: the one in its file that its forward names."""
     forward = inspect.unwrap(cls.forward)  # type: ignore[attr-defined]
     names = [n for n in forward.__code__.co_names if "eager" in n and n in forward.__globals__]
     return forward.__globals__[names[0] if names else "eager_attention_forward"]
 
 
 def register() -> None:
-    """Register the attention function and, under the same key, the mask function: without it padding would be
-    dropped."""
+    """Register the attention function and, under the same key, the mask function, without which padding is ignored."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -244,7 +242,7 @@ def register() -> None:
 
 
 def register_beside(kind: str) -> str:
-    """Register our function beside a kernel of the host's, with the masks that it takes; return the name."""
+    """Register our function under a name for one of the host's kernels, with its mask function; return the name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 

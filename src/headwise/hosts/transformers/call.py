@@ -1,4 +1,4 @@
-"""One call of transformers' attention interface, brought into the form the core understands."""
+"""One call of transformers' attention interface, converted to the arguments of the core."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_l
 from headwise.hosts.transformers.packing import packing_of
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
 
-# Keywords that models hand down to each layer and that neither an eager nor the sdpa function reads: bookkeeping of
-# caches, outputs and losses, and what was applied to queries, keys and masks before.
+# Keywords that models pass to each layer and that neither the eager nor the sdpa function reads: bookkeeping of
+# caches, outputs and losses, and arguments already applied to queries, keys and masks.
 IGNORED = frozenset(
     "attention_mask_2d cache_params cache_position cu_seq_lens_k cu_seq_lens_q deterministic grid_thw input_ids "
     "interpolate_pos_encoding is_first_iteration labels layer_idx logits_to_keep max_length_k max_length_q "
@@ -33,7 +33,7 @@ IGNORED = frozenset(
 )
 
 
-# Queries of a call that `verify` compares.
+# The number of queries that `verify` compares.
 COMPARED = 64
 
 
@@ -51,16 +51,16 @@ def routed(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Stand behind the keys "headwise" and "headwise|..." of transformers' attention interface."""
-    adapter, fitted = _standing_on(module)
-    given = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "is_causal": is_causal}
-    extra = {k: x for k, x in given.items() if x is not None} | kwargs
+    """Compute attention for the keys "headwise" and "headwise|..." of transformers' attention interface."""
+    adapter, fitted = _adapter_of(module)
+    terms = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "is_causal": is_causal}
+    extra = {k: x for k, x in terms.items() if x is not None} | kwargs
 
     def host(q: Tensor, k: Tensor, v: Tensor, dropout: float = dropout) -> tuple[Tensor, Tensor | None]:
         function = adapter.original()
         if plain:
             return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **extra)  # type: ignore[no-any-return]
-        with _as_before(adapter, module, k.shape[1] != key.shape[1]):
+        with _as_host_expects(adapter, module, k.shape[1] != key.shape[1]):
             return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **extra)  # type: ignore[no-any-return]
 
     def original() -> tuple[Tensor, Tensor | None]:
@@ -75,15 +75,15 @@ def routed(
     if plain:
         _refuse_unknown(adapter, kwargs)
     elif adapter.site.kernel != adapter.implementation:
-        # Set since the methods were fitted.
+        # The implementation was changed after the methods were fitted.
         adapter.site.kernel = adapter.implementation
     _refuse_changed(adapter, module)
     if fitted.idle(module.training):
-        # The host's own result as it is: no transpose there and back, which may change what compiled code fuses.
+        # Returned without transposing it twice, which may change what compiled code fuses.
         return host(query, key, value)
     packed = _packed(adapter, fitted, query, attention_mask, kwargs)
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias, kwargs, packed)
-    q, k, v = _matched(query, key, value)
+    q, k, v = _expanded(query, key, value)
     if packed is None:
         in_order = newest_last(adapter, fitted, q, k, v, mask, causal)
         _refuse_reordered(adapter, plain, k, in_order[0])
@@ -92,7 +92,7 @@ def routed(
         "mask": mask,
         "causal": causal,
         "scale": scaling,
-        # The eager functions drop nothing in evaluation whatever they are told.
+        # The eager functions apply no dropout in evaluation, whatever its argument is.
         "dropout": dropout if module.training or not eager else 0.0,
         "softcap": softcap,
         "sinks": s_aux,
@@ -101,10 +101,10 @@ def routed(
     unknown = not torch.compiler.is_compiling() and adapter.verified != adapter.implementation
     if unknown and (eager or (not plain and reads(adapter, fitted))):
         with torch.no_grad():
-            # Cut off from the graph: flex attention looks at its input alone.
+            # Detached: flex attention checks requires_grad of its inputs even under no_grad.
             theirs = host(query.detach(), key.detach(), value.detach(), 0.0)[0].transpose(1, 2)
         verify(adapter, fitted, theirs, q, k, v, settings, packed)
-    kept = not plain and not adapter.site.own_attention
+    by_kernel = not plain and not adapter.site.own_attention
     out, weights = fitted.attention(
         q,
         k,
@@ -112,7 +112,7 @@ def routed(
         original,
         training=module.training,
         need_weights=plain and _weights_wanted(kwargs),
-        kernel=(lambda q, k, v: host(q, k, v)[0].transpose(1, 2)) if kept else None,
+        kernel=(lambda q, k, v: host(q, k, v)[0].transpose(1, 2)) if by_kernel else None,
         packed=packed,
         **settings,
     )
@@ -120,13 +120,13 @@ def routed(
 
 
 @contextmanager
-def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[None]:
-    """Let the host's function find what it knows the module by: its shared config, and how often it is to repeat the
-    keys it gets."""
+def _as_host_expects(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[None]:
+    """Give the module the attributes that the host's function reads: its shared config, and a group size of 1 if the
+    keys are already repeated."""
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
     module.config = adapter.config
     if repeated and groups is not None:
-        module.num_key_value_groups = 1  # type: ignore[assignment]  # a plain number of the host's
+        module.num_key_value_groups = 1  # type: ignore[assignment]  # the host's attribute is an int
     try:
         yield
     finally:
@@ -136,54 +136,54 @@ def _as_before(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[N
 
 
 def reads(adapter: Routed, fitted: FittedLayer) -> bool:
-    """Return whether the weights of this call are read, or computed by us, so that our computation must be the
-    kernel's."""
+    """Return whether we compute or read the weights of this call, so that our computation must equal the kernel's."""
     acting = fitted.active(adapter.site.module.training)
     reading = any(m.overrides("read") or m.overrides("read_free") for m in acting)
     return adapter.site.own_attention or reading or fitted.armed
 
 
 def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: dict[str, Any]) -> Packed | None:
-    """Return how the rows of this call hold several sequences.
+    """Return how the rows of this call pack several sequences, or None.
 
     Raises:
-        RuntimeError: where only the attention call tells, and a method acts on what enters or leaves the layer.
+        RuntimeError: if only the attention call shows it, and a method acts on the input or output of the layer.
     """
-    known: Packed | None = fitted.packing.look()
-    told = {**kwargs, "attention_mask": mask}
-    found = packing_of(adapter.site.name, adapter.implementation, told, (q.shape[0], q.shape[2]), fitted.running())
-    if found is None or known is not None:
-        return found if known is None or found is None else known
-    outside = [m for m in fitted.active(adapter.site.module.training) if _outside(m)]
+    of_layer: Packed | None = fitted.packing.look()
+    arguments = {**kwargs, "attention_mask": mask}
+    packing = packing_of(
+        adapter.site.name, adapter.implementation, arguments, (q.shape[0], q.shape[2]), fitted.running()
+    )
+    if packing is None or of_layer is not None:
+        return packing if of_layer is None or packing is None else of_layer
+    outside = [m for m in fitted.active(adapter.site.module.training) if _acts_outside(m)]
     if outside:
         raise RuntimeError(
-            f"{adapter.site.name} tells its attention alone how its rows hold several sequences, while {outside[0]!r} "
-            "acts on what enters "
-            f"or leaves the layer: hand cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
+            f"{adapter.site.name} tells only its attention call how rows pack several sequences, but {outside[0]!r} "
+            f"acts on the layer's input or output: pass cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
         )
     fitted.entered.take()
-    return found
+    return packing
 
 
-def _outside(method: Any) -> bool:
+def _acts_outside(method: Any) -> bool:
     return any(map(method.overrides, ("hidden", "branch"))) or ("hidden" in method.shapes and method.learns)
 
 
 def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
-    """Raise RuntimeError where a module prepares its call for flash kernels or for others, and was fitted under the
-    other kind."""
+    """Raise RuntimeError if a module prepares its call for flash kernels and was fitted for others, or the reverse."""
     now = adapter.implementation
     if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(
         type(module).forward
     ):
         return
     raise RuntimeError(
-        f"{adapter.site.name} prepared its call for {adapter.asked!r}, which regularize() found, and its model now "
-        f"asks for {now!r}: set the implementation before regularize() or watch(), or call remove() and fit again"
+        f"{adapter.site.name} was fitted when its model used {adapter.asked!r} and prepares its calls for that, but "
+        f"the model now uses {now!r}: set the implementation before regularize() or watch(), or call remove() and fit "
+        "again"
     )
 
 
-# What only attention over a paged cache is told: its keys lie in pages, of several requests side by side.
+# Arguments of attention over a paged cache, whose keys are stored in pages for several requests at once.
 PAGED = ("cache", "block_table", "read_index", "k_cache")
 
 
@@ -192,25 +192,24 @@ def _paged(adapter: Routed, kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
-    """Raise RuntimeError where a method or a watch stands on a call over a paged cache."""
-    if fitted.armed or any(touches_call(m) or _outside(m) for m in fitted.active(adapter.site.module.training)):
+    """Raise RuntimeError if a method or a watch is active on a call over a paged cache."""
+    if fitted.armed or any(touches_call(m) or _acts_outside(m) for m in fitted.active(adapter.site.module.training)):
         raise RuntimeError(
-            f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys are not at hand "
-            "and whose rows hold several requests: generate with model.generate() without continuous batching, fold() "
-            "the methods first where they fold, or remove() them"
+            f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys it does not "
+            "pass and whose rows hold several requests: generate with model.generate() without continuous batching, "
+            "fold() the methods first if they can be folded, or remove() them"
         )
 
 
 def _refuse_reordered(adapter: Routed, plain: bool, k: Tensor, ordered: Tensor) -> None:
     if not plain and ordered is not k:
         raise RuntimeError(
-            f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys stand in "
-            "another order than methods "
-            f"need them: use a growing cache (cache_implementation=None), {SET_SDPA}, or {LEAVE_OUT}"
+            f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys are not in "
+            f"the order that methods need: use a growing cache (cache_implementation=None), {SET_SDPA}, or {LEAVE_OUT}"
         )
 
 
-def _standing_on(module: nn.Module) -> tuple[Routed, FittedLayer]:
+def _adapter_of(module: nn.Module) -> tuple[Routed, FittedLayer]:
     adapter: Routed | None = module.__dict__.get(PLACE)
     if adapter is None or adapter.fitted is None:
         raise RuntimeError(
@@ -229,8 +228,8 @@ def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # Learned queries may come once for the whole batch, and keys in fewer heads than values.
+def _expanded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Learned queries may have batch size 1, and keys fewer heads than values.
     batch = max(q.shape[0], k.shape[0])
     q, k, v = (x if x.shape[0] == batch else x.expand(batch, *x.shape[1:]) for x in (q, k, v))
     if k.shape[1] != v.shape[1]:
@@ -239,8 +238,7 @@ def _matched(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:
-    """Return whether the weights are asked for: by keyword, or by the collector that gathers them from modules'
-    outputs."""
+    """Return whether the weights are requested, by keyword or by transformers' collector of outputs."""
     if kwargs.get("output_attentions"):
         return True
     try:
@@ -261,9 +259,9 @@ def masking(
     kwargs: dict[str, Any],
     packed: Packed | None,
 ) -> tuple[Tensor | None, bool]:
-    """Return the mask, (B|1, H|1, T|1, N) bool or float with the bias in it, and whether causality is to be added.
+    """Return the mask (B|1, H|1, T|1, N), bool or float including the bias, and whether causality must be added.
 
-    Of packed rows it is that of their sequences, (S, H|1, L|1, L).
+    For packed rows the mask is that of their sequences, (S, H|1, L|1, L).
     """
     implementation, name = adapter.implementation, adapter.site.name
     if not adapter.plain and (mask is None or is_block_mask(mask) or mask.dim() == 2):
@@ -272,12 +270,12 @@ def masking(
         window, kept = kwargs.get("sliding_window"), bias is None and not adapter.site.own_attention
         mask, causal = matrix_of(mask, q, k.shape[2], causal, window, packed, kept)
         return _with_bias(mask, causal, bias if packed is None or bias is None else packed.unpack_matrix(bias), q, k)
-    # The interface's rule: without a mask, causality is the module's own, and a single query sees all keys. The eager
-    # functions know no causality but their mask's.
+    # The interface's rule: without a mask, the module declares causality, and a single query sees all keys. The eager
+    # functions apply only the causality in their mask.
     causal = bool(getattr(adapter.site.module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal and mask is None and q.shape[2] > 1 and implementation != "eager"
     if mask is not None:
-        mask = _four(mask, q, k, name)
+        mask = _four_dimensional(mask, q, k, name)
         if adapter.site.shifted and mask.dtype != torch.bool:
             mask = hide_other_regions(mask)
     if packed is not None:
@@ -300,16 +298,16 @@ def _with_bias(
     return (bias.masked_fill(~mask, least) if mask.dtype == torch.bool else bias + mask), False
 
 
-def _four(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
+def _four_dimensional(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
     fits = isinstance(mask, Tensor) and mask.dim() <= 4 and (mask.dtype == torch.bool or mask.is_floating_point())
     while fits and mask.dim() < 4:
         mask = mask.unsqueeze(0)
     whole = (max(q.shape[0], k.shape[0]), q.shape[1], q.shape[2], k.shape[2])
     if not fits or any(n not in (1, m) for n, m in zip(mask.shape, whole, strict=True)):
-        shown = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        description = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise RuntimeError(
-            f"{name} passes a mask that is {shown}; understood is bool or float that broadcasts to (B, H, T, N) = "
-            f"{whole}: {LOAD_SDPA}, or {LEAVE_OUT}"
+            f"{name} passes a mask that is {description}; supported are bool and float masks that broadcast to "
+            f"(B, H, T, N) = {whole}: {LOAD_SDPA}, or {LEAVE_OUT}"
         )
     return mask
 
@@ -324,24 +322,23 @@ def verify(
     settings: dict[str, Any],
     packed: Packed | None = None,
 ) -> None:
-    """Compare what a family's own eager function, or a kernel, gave (B, H, T, Dv) with the core once: what its keywords
-    do not tell must not be lost.
+    """Compare the result of a family's own eager function or kernel (B, H, T, Dv) with the core's, once per
+    implementation: it may compute something that its keywords do not show.
 
-    Of long rows the queries in the middle are compared: there causality, windows and padding all show.
+    In long rows only the queries in the middle are compared, where causality, windows and padding all have an effect.
 
     Raises:
-        RuntimeError: naming the site and the difference, where the two compute something else.
+        RuntimeError: naming the site and the difference, if the two results differ.
     """
     adapter.verified = adapter.implementation
-    # There are no numbers to compare.
+    # Tensors on the meta device have no numbers to compare.
     if q.device.type == "meta":
         return
     groups = q.shape[1] // k.shape[1]
     with torch.no_grad():
         kernel = not adapter.plain
         if kernel:
-            # What a kernel of half precision rounds first; between its steps it rounds less than products of half
-            # precision.
+            # A half-precision kernel rounds its inputs, but less between its steps than half-precision products do.
             q, k, v = (x.to(theirs.dtype).float() for x in (q, k, v))
         theirs = theirs.float()
         if packed is not None:
@@ -354,26 +351,26 @@ def verify(
         weights = normalize(logits(call, call.q, k), call.sinks, empty=call.mask is not None)
         ours = (weights.to(v.dtype) @ v).float()
         allowed = call.allowed()
-        apart = (ours - theirs).abs()
+        difference = (ours - theirs).abs()
         if allowed is not None:
-            # What the host gives where there is no key may be anything, nan too.
-            apart = apart.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        # Kernels leave padded queries out, and packed rows have none.
+            # A row without keys may have any result in the host, even nan.
+            difference = difference.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        # Kernels skip padded queries, and packed rows have no result for them.
         real = call.real_queries_at_hand()
         if real is not None and (packed is not None or kernel):
-            apart = apart.masked_fill(~real[:, None, :, None], 0.0)
-        largest = float(apart.max())
+            difference = difference.masked_fill(~real[:, None, :, None], 0.0)
+        largest = float(difference.max())
         exact = q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type) and not kernel
-        # An omitted term (a bias, a cap, a gate) shows at the size of the output. Rounding stays below: sums in another
-        # order in fp32, and the 8 bits of bfloat16 in what the host rounds between its steps.
+        # A missing term (a bias, a cap, a gate) changes the output by its own size. Rounding is below the bound: sums
+        # in another order in fp32, and the 8 bits of bfloat16 to which the host rounds between its steps.
         bound = (1e-3 if exact else 5e-2) * max(0.0 if kernel else 1.0, float(theirs.abs().max()))
     if not largest <= bound:
-        what = (
+        kind = (
             "an eager attention of its own"
             if adapter.implementation == "eager" and not kernel
             else f"an attention {adapter.implementation!r}"
         )
         raise RuntimeError(
-            f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {what} that does more than its keywords "
+            f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {kind} that does more than its keywords "
             f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"
         )

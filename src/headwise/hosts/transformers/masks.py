@@ -1,4 +1,4 @@
-"""Which keys each query sees: by a mask of any form, and behind the older keys and empty places of a cache."""
+"""Determine which keys each query sees, from a mask of any form and from the cache."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from headwise.hosts.transformers.routed import Routed
 def newest_last(
     adapter: Routed, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return keys, values and mask in an order in which the queries' own tokens are the last, as a growing cache has
-    them.
+    """Return keys, values and mask ordered so that the queries' own tokens come last, as in a growing cache.
 
     Attention does not depend on the order of keys; methods that compare a token with its own values do.
 
     Raises:
-        RuntimeError: where such a method stands on a layer whose keys are not its own tokens.
+        RuntimeError: if such a method is on a layer whose keys are not its own tokens.
     """
     queries, keys = q.shape[2], k.shape[2]
     if causal and keys > queries:
-        # A static cache's first filling: the places behind the queries are empty.
+        # The first call with a static cache: the positions after the queries are empty.
         return k[:, :, :queries], v[:, :, :queries], mask
     if not fitted.needs_own_tokens():
         return k, v, mask
@@ -45,13 +44,13 @@ def newest_last(
 
 
 def _layer(adapter: Routed) -> Any:
-    """Return the cache's layer that holds the keys of this module, or None without a cache."""
+    """Return the layer of the cache with the keys of this module, or None without a cache."""
     index = getattr(adapter.site.module, "layer_idx", None)
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
     if index is None or index >= len(layers):
         return None
-    # Layers that take over the keys of an earlier one have a place in the cache without any (Gemma 3n): they are those
-    # of the last layer before it that has its own, of the same kind (sliding or not).
+    # Layers that share the keys of an earlier layer have an empty entry in the cache (Gemma 3n). The keys are those of
+    # the last earlier layer with its own keys, of the same kind (sliding or not).
     kinds = getattr(adapter.site.module.config, "layer_types", None) or [None] * len(layers)
     own = [
         i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))
@@ -60,7 +59,7 @@ def _layer(adapter: Routed) -> Any:
 
 
 def _rotated(layer: Any, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    # A sliding static layer that is full keeps its newest tokens last by itself.
+    # A full sliding static layer already keeps its newest tokens last.
     if mask is None or getattr(layer, "cumulative_length_int", -1) >= layer.max_cache_len:
         return k, v, mask
     places = (torch.arange(k.shape[2], device=k.device) + layer.cumulative_length) % k.shape[2]
@@ -73,13 +72,13 @@ LIBRARY = "torch.nn.attention.flex_attention"
 
 
 def is_block_mask(mask: Any) -> bool:
-    """Return whether a mask is flex attention's."""
+    """Return whether a mask is a BlockMask of flex attention."""
     return LIBRARY in sys.modules and isinstance(mask, sys.modules[LIBRARY].BlockMask)
 
 
 def of_blocks(mask: Any, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return what a BlockMask allows at rows, queries and keys that broadcast, bool: its blocks, and inside of them its
-    function."""
+    """Return what a BlockMask allows at rows, queries and keys that broadcast, bool: its blocks, and inside them its
+    mask function."""
     dense = mask.to_dense().bool().to(queries.device)
     of_queries, of_keys = mask.BLOCK_SIZE
     head = torch.zeros_like(queries)
@@ -89,7 +88,7 @@ def of_blocks(mask: Any, rows: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def visible_at(mask: Any, rows: Tensor, queries: Tensor, keys: int) -> Tensor:
-    """Return which of the keys 0..N-1 some queries (q,) of some rows (R,) may see, by any head, bool (R, q, N)."""
+    """Return which of the keys 0..N-1 the queries (q,) of rows (R,) may see in any head, bool (R, q, N)."""
     if is_block_mask(mask):
         places = torch.arange(keys, device=queries.device)
         return of_blocks(mask, rows[:, None, None], queries[None, :, None], places[None, None])
@@ -98,8 +97,8 @@ def visible_at(mask: Any, rows: Tensor, queries: Tensor, keys: int) -> Tensor:
 
 
 def seeing_themselves(mask: Any, tokens: int) -> Tensor | None:
-    """Return which tokens of a self attention see themselves, bool (B|1, T), as real ones do; None where all do or it
-    is not told."""
+    """Return which tokens of self attention see themselves, bool (B|1, T), as real tokens do; None if all do or if
+    unknown."""
     if is_block_mask(mask) and tuple(mask.seq_lengths) == (tokens, tokens):
         rows = torch.arange(mask.shape[0], device=mask.kv_num_blocks.device)
         every = torch.arange(tokens, device=rows.device)
@@ -116,29 +115,31 @@ def seeing_themselves(mask: Any, tokens: int) -> Tensor | None:
 def matrix_of(
     mask: Any, q: Tensor, keys: int, causal: bool, window: int | None, packed: Packed | None, kept: bool
 ) -> tuple[Tensor | None, bool]:
-    """Return the mask of a call and whether causality is to be added to it, for a mask that is no 4D tensor.
+    """Return the mask of a call and whether causality must be added to it, for a mask that is not a 4D tensor.
 
     Args:
-        mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which holds causality and window
-            itself.
-        q: (B, H, T, D).
-        keys: N.
-        causal: whether a query sees no later key; the last query stands on the last key.
-        window: so many places, its own included, a query sees to the left and right of it; None for all.
-        packed: how the rows hold several sequences; the mask is of these then, (S, 1, L|1, L).
-        kept: whether the host's kernel computes; what reads beside it takes causality and a mask of keys at once, and
-            no L x L.
+        mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which includes causality and window.
+        q: the queries (B, H, T, D).
+        keys: the number of keys N.
+        causal: whether a query sees no later key; the last query is the token of the last key.
+        window: how many positions a query sees to each side, its own included; None for all.
+        packed: how the rows pack several sequences; the mask is then that of the sequences, (S, 1, L|1, L).
+        kept: whether the host's kernel computes the output; readings then take causality and a mask of keys together
+            instead of a mask L x L.
     """
     rows, queries = q.shape[0], q.shape[2]
     if is_block_mask(mask):
-        at, to = torch.arange(queries, device=q.device)[:, None], torch.arange(keys, device=q.device)[None]
+        query_places, key_places = (
+            torch.arange(queries, device=q.device)[:, None],
+            torch.arange(keys, device=q.device)[None],
+        )
         samples = torch.arange(rows, device=q.device)[:, None, None]
         if packed is None:
-            return of_blocks(mask, samples, at[None], to[None]).unsqueeze(1), False
+            return of_blocks(mask, samples, query_places[None], key_places[None]).unsqueeze(1), False
         row, place = packed.starts // packed.tokens, packed.places % packed.tokens
         own = of_blocks(mask, row[:, None, None], place[:, :, None], place[:, None, :])
         return (own & packed.real[:, None, :]).unsqueeze(1), False
-    # A window as long as the row keeps nothing out: the host leaves it away too.
+    # A window as long as the row hides nothing; the host omits it too.
     window = None if window is None or keys <= window else window
     if packed is not None:
         return (

@@ -1,4 +1,4 @@
-"""The module whose calls come through transformers' attention interface, as the parts of this host see it."""
+"""The protocol of a routed module, and the constants that the modules of this host share."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any, Protocol
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.site import Site
 
-# Our name among transformers' attention implementations, and where a routed module keeps its adapter.
+# Our name among transformers' attention implementations, and the attribute of a routed module with its adapter.
 KEY = "headwise"
 PLACE = "_headwise"
-# Implementations whose masks are those of a plain (B, 1, T, N) matrix. The others are kernels, and are kept: methods
-# act around them.
+# Implementations with masks (B, 1, T, N), which headwise computes itself. All others are kernels, which still run:
+# methods act before and after them.
 PLAIN = ("eager", "sdpa")
 
 
-# Tells nothing but by its mask, which holds what positions say.
+# Separates sequences only by its mask, which includes the positions.
 FLEX = "flex_attention"
 
 
 def is_flash(implementation: str) -> bool:
-    """Return whether an implementation tells sequences as flash kernels do: by padding masks, bounds or positions."""
+    """Return whether an implementation separates sequences as flash kernels do: by padding, bounds or positions."""
     return "flash" in implementation
 
 
 class Routed(Protocol):
-    """An attention module that was routed to headwise: its site, what stands on it, and what it used before.
+    """The adapter of an attention module that is routed to headwise.
 
     Attributes:
         asked: the host's implementation when the module was routed.
         config: the config that the module shares with its model.
-        fitted: what stands on the site now; None while nothing does.
-        cache: the cache of the forward that runs now, where one was given.
-        verified: the eager implementation of the module's own, or the kernel, that was compared with the textbook last.
+        fitted: the fitted layer; None while there is none.
+        cache: the cache of the running forward, if it has one.
+        verified: the eager implementation or kernel whose result was last compared with the core's.
     """
 
     site: Site
@@ -50,7 +50,7 @@ class Routed(Protocol):
 
     @property
     def plain(self) -> bool:
-        """Return whether that is transformers' own eager or sdpa attention, in whose place headwise computes."""
+        """Return whether that is transformers' own eager or sdpa attention, which headwise computes itself."""
         ...
 
     def original(self) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a transformers attention module tells about itself before any call."""
+"""Describe a transformers attention module before any call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOWS = ("window_size", "num_windows")
 
 
 def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Site:
-    """Return the site of an attention module; `modules` are all of the model's, by qualified name."""
+    """Return the site of an attention module; `modules` are all modules of the model by qualified name."""
     config = getattr(module, "config", None)
     site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
     around = ancestors(name, modules)
@@ -41,26 +41,26 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     if site.head_dim is None and site.heads is not None and site.hidden is not None:
         site.head_dim = site.hidden // site.heads
     site.kv_heads = _kv_heads(module, site, k)
-    site.qk_norm = any(_acts(getattr(module, n, None)) for n in QK_NORMS)
+    site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
     site.rope = _rope(module)
     site.causal = False if site.is_cross else _causal(module, around)
-    site.windowed = any(_windows(parent) for parent in (module, *around[:2]))
+    site.windowed = any(_cuts_windows(parent) for parent in (module, *around[:2]))
     site.shifted = site.windowed and shifts_windows((module, *around[:2]))
     return site
 
 
 def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
-    """Return the modules around one, the nearest first, without mere lists."""
-    found = []
+    """Return the parents of a module, the nearest first, without containers."""
+    parents = []
     while name:
         name = name.rpartition(".")[0]
         if not isinstance(modules[name], nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            found.append(modules[name])
-    return found
+            parents.append(modules[name])
+    return parents
 
 
 def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
-    """Return the query's leaf, the key's, and the one that the layer's input enters."""
+    """Return the leaf of the queries, that of the keys, and one that takes the layer's input."""
     direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
     q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
     k = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["k"]), None)
@@ -69,24 +69,24 @@ def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
 
 
 def _kv_heads(module: nn.Module, site: Site, k: Leaf | None) -> int | None:
-    told = first_number(module, KV_HEADS)
-    if told is not None or site.heads is None:
-        return told
+    declared = first_number(module, KV_HEADS)
+    if declared is not None or site.heads is None:
+        return declared
     if k is not None and site.head_dim is not None and k.rows % site.head_dim == 0:
         return k.rows // site.head_dim
     return site.heads // (first_number(module, ("num_key_value_groups",)) or 1)
 
 
-def _acts(norm: Any) -> bool:
+def _is_norm(norm: Any) -> bool:
     return isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
 
 
 def _rope(module: nn.Module) -> bool:
-    # SmolLM3 and Llama 4 copy it from a list of 0 and 1 in the config.
+    # SmolLM3 and Llama 4 copy use_rope from a list of 0 and 1 in the config.
     if getattr(module, "use_rope", True) in (False, 0) or other_positions(module):
         return False
     names = [n for n in names_used(type(module).forward) if "rotary" in n or "rope" in n.lower()]
-    # A name that is an attribute of the module counts only where it holds something.
+    # An attribute of the module with such a name counts only if it is set.
     return any(getattr(module, n, True) not in (None, False) for n in names if n != "use_rope")
 
 
@@ -97,7 +97,7 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
     for parent in around:
         masks = {n for n in names_used(type(parent).forward) if n.startswith("create_") and n.endswith("_mask")}
         if masks:
-            # Some hand causality down with each call and declare none, as CLIP's text model does.
+            # Some, such as CLIP's text model, pass causality with each call and declare none.
             causal = masks <= CAUSAL_MASKS or (
                 getattr(module, "is_decoder", False) is True and bool(masks & CAUSAL_MASKS)
             )
@@ -107,9 +107,8 @@ def _causal(module: nn.Module, around: list[nn.Module]) -> bool | None:
     return declared if isinstance(declared, bool) else None
 
 
-def _windows(module: nn.Module) -> bool:
-    """Return whether a module cuts its input into windows, as a window size and the cutting function in its file
-    show."""
+def _cuts_windows(module: nn.Module) -> bool:
+    """Return whether a module cuts its input into windows: it has a window size and calls a partition function."""
     size = next((x for x in (getattr(module, n, None) for n in WINDOWS) if x is not None), 0)
     if not (any(size) if isinstance(size, tuple | list) else isinstance(size, int) and size > 0):
         return False
