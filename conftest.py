@@ -88,5 +88,5 @@ def _taken_back():
         told.append(f"{now!r} in the place of F.scaled_dot_product_attention")
         torch.nn.functional.scaled_dot_product_attention = PLAIN
         if "headwise.hosts.sdpa.call" in sys.modules:
-            sys.modules["headwise.hosts.sdpa.call"].standing.on = False
+            sys.modules["headwise.hosts.sdpa.call"].replacement.on = False
     return told

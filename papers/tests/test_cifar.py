@@ -148,7 +148,7 @@ def test_no_loader_of_data_imports_what_unpickles():
     "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1}), pickle.dumps({b"data": np.zeros(3)})]
 )
 def test_what_is_no_batch_is_named(content):
-    with pytest.raises(ValueError, match=r"no Python batch|classes and"):
+    with pytest.raises(ValueError, match=r"not a Python batch|classes and"):
         cifar.python_batch(content, "labels")
 
 

@@ -317,7 +317,7 @@ def put(folder: Path, name: str, content: bytes) -> Path:
         (b"sentence\tlabel\nfine\t1\tx\n", r"line 2: 3 columns"),
         (b"sentence\tlabel\nfine\t2\n", r"line 2: label '2' instead of 0 or 1"),
         (b"sentence\tlabel\nfine\t\n", r"line 2: label ''"),
-        (b"text\tlabel\nfine\t1\n", r"line 1: \['text', 'label'\] where the header"),
+        (b"text\tlabel\nfine\t1\n", r"line 1: \['text', 'label'\] instead of the header"),
         (b"", r"line 1: it is empty"),
         (b"sentence\tlabel\nfine\t1\n \t0\n\t1\n", r"2 empty sentences, in line 2, 3"),
         (b"sentence\tlabel\n\xff\xfe\t1\n", r"is not a text in UTF-8: byte 15"),

@@ -147,7 +147,7 @@ def test_a_checkpoint_of_other_letters_is_refused():
     shape = {"dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8, "norm": "post", "stride": 2}
     mine, other = SpeechEncoder(13, "AB", **shape), SpeechEncoder(13, "AC", **shape)
     before = mine.head.weight.clone()
-    with pytest.raises(StudyError, match="letters is another than the model's"):
+    with pytest.raises(StudyError, match="`letters` differs from this model's"):
         carry_over(Phase("adapt"), mine, other.state_dict(), "a folder")
     assert torch.equal(mine.head.weight, before)
     with pytest.raises(StudyError, match=r"letters is \(3,\), the model's \(2,\)"):

@@ -175,7 +175,7 @@ def test_a_pair_larger_than_a_batch_is_refused(folder, tmp_path):
 def test_a_checkpoint_of_another_vocabulary_is_refused():
     mine, other = translator(), translator()
     other.digest += 1
-    with pytest.raises(StudyError, match="its digest is another than the model's"):
+    with pytest.raises(StudyError, match="`digest` differs from this model's"):
         carry_over(Phase("adapt"), mine, other.state_dict(), "a folder")
     larger = Translator(21, mine.digest, dim=16, depth=2, heads=2, mlp_dim=16, norm="post")
     with pytest.raises(StudyError, match=r"words.weight is \(21, 16\), the model's \(20, 16\)"):

@@ -127,7 +127,7 @@ def test_wrong_arguments_get_the_hosts_own_error():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor([x[0], x[1, :3]])
-    with pytest.raises(RuntimeError, match=r"got nested tensors; .*Pass padded tensors and key_padding_mask= instead"):
+    with pytest.raises(RuntimeError, match=r"got nested tensors. .*Pass padded tensors and key_padding_mask= instead"):
         it.module(nested, nested, nested, need_weights=False)
 
 

@@ -72,7 +72,7 @@ def test_probes_carry_a_gradient_that_points_with_the_exact_one():
 
 
 def test_a_single_head_is_refused():
-    assert "one head" in Decorrelation().refuse(Site("x", torch.nn.Module(), heads=1))
+    assert "only one" in Decorrelation().refuse(Site("x", torch.nn.Module(), heads=1))
     assert Decorrelation().refuse(Site("x", torch.nn.Module(), heads=2)) is None
 
 

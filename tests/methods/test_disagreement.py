@@ -52,7 +52,7 @@ def test_position_of_known_maps():
 
 
 def test_a_single_head_is_refused():
-    assert "one head" in Disagreement().refuse(Site("x", torch.nn.Module(), heads=1))
+    assert "only one" in Disagreement().refuse(Site("x", torch.nn.Module(), heads=1))
 
 
 def test_unknown_targets_are_refused():

@@ -120,6 +120,10 @@ def bias(methods, seeds=8):
 
 def test_the_rounding_in_bf16_is_no_longer_biased():
     plain, error = bias([])
+    # The vectorized kernels round the weights themselves to bf16, which is where the bias arises; others need not.
+    vectorized = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    if not vectorized and plain <= 10 * error:
+        pytest.skip(f"the plain kernel is not biased here: {plain:.1e}, with an error of {error:.1e}")
     stable, own = bias([StableSoftmax()])
     assert plain > 10 * error
     assert stable < 4 * own

@@ -60,7 +60,7 @@ def test_findings_print_the_sentence_that_leads(tmp_path, capsys):
 def test_an_analysis_of_another_version_is_refused_by_name(tmp_path):
     folder = write_study(tmp_path, methods=NINE[:2], seeds=1, epochs=1)
     (folder / "analysis.json").write_text(json.dumps({"methods": [], "metric": {}}))
-    with pytest.raises(ValueError, match=r"analysis\.json is an analysis that cannot be read.*headwise report"):
+    with pytest.raises(ValueError, match=r"analysis\.json is not a valid analysis.*headwise report"):
         print_answer(folder)
 
 

@@ -295,7 +295,7 @@ class Wrong(Task):
             "",
             r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\), float32 \(6,\)\): "
             r"batch\(\) made "
-            r"none.*data\(\) gives \(inputs, targets\)",
+            r"none.*data\(\) must return \(inputs, targets\)",
         ),
         (
             "['a'] * 1000, torch.ones(1000)",

@@ -21,7 +21,7 @@ def branch_channels(site: Site, method: str) -> int:
         return site.hidden
 
 
-JOINT = "reads the input tokens of a layer, and here those of an image and of a text enter separately"
+JOINT = "reads the input tokens of a layer, and here image and text tokens enter separately"
 
 
 def tokens_of_queries(method: Method, call: Call) -> Tensor:

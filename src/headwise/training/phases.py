@@ -87,8 +87,8 @@ def carry_over(phase: Phase, model: nn.Module, weights: dict[str, Tensor], origi
     for name in set(getattr(model, "same_in_checkpoints", ())) & set(wanted):
         if not torch.equal(weights[name].cpu(), mine[name].cpu()):
             raise StudyError(
-                f"phase {phase.name!r} cannot start from {origin}: its {name} differs from the model's, so they "
-                "were trained with different ones. Start from another folder."
+                f"phase {phase.name!r} cannot start from {origin}: `{name}` differs from this model's. "
+                "Start from another folder."
             )
     with torch.no_grad():
         for name in wanted:

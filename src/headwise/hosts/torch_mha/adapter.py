@@ -199,8 +199,9 @@ class TorchAdapter:
         masked = arguments.key_padding_mask is not None or arguments.attn_mask is not None
         if not is_self or masked or arguments.need_weights or self.module.training:
             raise RuntimeError(
-                f"{self.site.name} got nested tensors, which methods support only in eval mode, as self attention of "
-                "one strided nested tensor without masks and weights: pass padded tensors and key_padding_mask= instead"
+                f"{self.site.name} got nested tensors. Methods support them only in eval mode, in self-attention "
+                "on one strided nested tensor, without masks and weights. Pass padded tensors and key_padding_mask= "
+                "instead."
             )
         lengths = [rows.shape[0] for rows in query.unbind()]
         padded = query.to_padded_tensor(0.0)

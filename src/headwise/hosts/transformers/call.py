@@ -121,7 +121,7 @@ def routed(
 
 @contextmanager
 def _as_host_expects(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[None]:
-    """Give the module the attributes that the host's function reads: its shared config, and a group size of 1 if the
+    """Set the attributes of the module that the host's function reads: its shared config, and a group size of 1 if the
     keys are already repeated."""
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
     module.config = adapter.config
