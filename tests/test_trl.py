@@ -101,7 +101,10 @@ def test_a_padding_free_sft_run_is_the_padded_run(tmp_path, tokenizer):
     padded = fine_tune(tmp_path / "padded", tokenizer, methods, gradient_accumulation_steps=2)
     free = fine_tune(tmp_path / "free", tokenizer, methods, gradient_accumulation_steps=2, padding_free=True)
     plain = fine_tune(tmp_path / "sdpa", tokenizer, methods, kind="sdpa", gradient_accumulation_steps=2)
-    for other in (free, plain):
+    # Each row ends with padding that no mask tells.
+    filled = {"gradient_accumulation_steps": 2, "padding_free": True, "pad_to_multiple_of": 16}
+    behind = fine_tune(tmp_path / "behind", tokenizer, methods, **filled)
+    for other in (free, plain, behind):
         torch.testing.assert_close(other[0], padded[0], rtol=1e-4, atol=1e-4)
         assert other[1].keys() == padded[1].keys()
         torch.testing.assert_close(
