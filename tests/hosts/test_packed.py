@@ -245,6 +245,22 @@ def test_checkpointed_layers_see_the_same_sequences_again(llama):
     same(train(model, "flash_attention_2", methods, packed()), expected, 1e-12)
 
 
+def test_checkpointed_layers_of_two_forwards_see_the_padding_of_their_own(llama):
+    model, found = copy.deepcopy(llama).double().train(), []
+    model.config.pad_token_id = 0
+    first, second = packed_and_padded("positions of 0", "sdpa"), packed_and_padded("positions of 0", "sdpa")
+    second["input_ids"][0, 15:] = 0
+    for checkpointed in (False, True):
+        twin = copy.deepcopy(model)
+        if checkpointed:
+            twin.activation_checkpointing_enable({"use_reentrant": False})
+        handle = headwise.regularize(twin, DropHead(p=0.5), EntropyPenalty(strength=1.0))
+        loss = sum(twin(**given, use_cache=False).logits[0, :15].square().mean() for given in (first, second))
+        (loss + handle.loss()).backward()
+        found.append(twin.model.embed_tokens.weight.grad)
+    same(found[1], found[0], 1e-12)
+
+
 def test_two_rows_of_several_sequences_are_told_apart_on_sdpa(llama):
     tokens = torch.cat(sequences())
     rows = {

@@ -12,6 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+# The padding of a forward by the tensor that tells its sequences apart: layers that run again in backward may belong to
+# an earlier forward than the last.
+paddings = WeakIdKeyDictionary()
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.call import Call
-from headwise.core.forward import Forward
+from headwise.core.forward import Forward, paddings
 
 
 def share(forward: Forward, call: Call) -> None:
@@ -129,7 +129,10 @@ class SharedState:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         samples = tensors[0].size(0) if tensors else None
         packs = may_pack(model, args, kwargs)
-        padding = padding_of(model, args, kwargs) if packs and not torch.compiler.is_compiling() else None
+        padding = None
+        if packs and not torch.compiler.is_compiling():
+            padding = padding_of(model, args, kwargs)
+            paddings.update((x, padding) for n in PACKING_ARGUMENTS if isinstance(x := kwargs.get(n), Tensor))
         self.forward.begin(samples, packs, kwargs.get("position_ids"), padding)
 
     def follow(self, model: nn.Module) -> None:

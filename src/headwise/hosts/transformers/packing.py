@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.core.forward import Running
+from headwise.core.forward import Running, paddings
 from headwise.core.packed import Packed
 from headwise.core.recompute import in_backward
 from headwise.core.remedies import LEAVE_OUT
@@ -123,7 +123,7 @@ def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int], 
     first = first.view(shape)
     if bool(first[:, 0].all()) and bool((first.sum(1) == 1).all()):
         return None
-    return Packed.of_starts(first, _padding(first, now))
+    return Packed.of_starts(first, _padding(first, bounds, now))
 
 
 def _of_flash(positions: Tensor, now: Running) -> Packed | None:
@@ -135,12 +135,11 @@ def _of_flash(positions: Tensor, now: Running) -> Packed | None:
     first[:, 0] = True
     if int(first.sum()) == 1:
         return None
-    return Packed.of_starts(first, _padding(first, now))
+    return Packed.of_starts(first, _padding(first, positions, now))
 
 
 def _of_mask(positions: Tensor, mask: Any, shape: tuple[int, int], now: Running) -> Packed | None:
-    positions = positions.expand(shape[0], -1)
-    first = torch.ones_like(positions, dtype=torch.bool)
+    first = torch.ones(shape, dtype=torch.bool, device=positions.device)
     first[:, 1:] = positions.diff(dim=1) != 1
     if int(first.sum()) == len(first):
         return None
@@ -151,16 +150,17 @@ def _of_mask(positions: Tensor, mask: Any, shape: tuple[int, int], now: Running)
     first &= ~hidden
     if bool((first.sum(1) <= 1).all()):
         return None
-    packing = Packed.of_starts(first, hidden | _padding(first, now))
+    packing = Packed.of_starts(first, hidden | _padding(first, positions, now))
     if packing is None or packing.allows_across(lambda rows, at: visible_at(mask, rows, at, shape[1])):
         return None
     return packing
 
 
-def _padding(first: Tensor, now: Running) -> Tensor:
+def _padding(first: Tensor, told_by: Tensor, now: Running) -> Tensor:
     """Return which tokens belong to padding sequences, (B, T): the last ones of a row that hold the model's padding
     token alone, as collators append them to a row without a mask."""
-    if now.padding is None or now.padding.shape != first.shape:
+    padding = paddings.get(told_by, now.padding)
+    if padding is None or padding.shape != first.shape:
         return torch.zeros_like(first)
-    last = now.padding.flip(1).cumprod(1).flip(1).bool()
+    last = padding.flip(1).cumprod(1).flip(1).bool()
     return (first & last).cumsum(1) > 0
