@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 
@@ -128,6 +129,26 @@ def test_a_packed_sft_run_sees_every_sequence_apart(tmp_path, tokenizer):
     assert len(losses) == 2
     assert {n for lengths in seen if lengths for n in lengths} <= set(LENGTHS)
     assert any(lengths and len(lengths) > 1 for lengths in seen)
+
+
+def test_the_pages_code_trains(tmp_path, tokenizer, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "backends.md").read_text(encoding="utf-8")
+    code = re.search(r"```\n(from trl import.*?)```", page, re.DOTALL)[1]
+    model("sdpa").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    # A model that is there, and a kernel that is installed.
+    here = {
+        "Qwen/Qwen3-0.6B": str(tmp_path / "model"),
+        "flash_attention_2": "sdpa",
+        "packing=True": "packing=True, use_cpu=True, bf16=False, max_steps=2, max_length=16, report_to=[]",
+    }
+    for asked, given in here.items():
+        assert asked in code
+        code = code.replace(asked, given)
+    monkeypatch.chdir(tmp_path)
+    left = {"dataset": datasets.Dataset.from_list([{"text": "w1 w2 w3 w4"}, {"text": "w5 w6"}] * 16)}
+    exec(code, left)
+    assert left["methods"].regularized.step == 2 and left["methods"].watch.records()
 
 
 def test_the_penalty_is_added_once_to_the_loss_of_dpo(tmp_path, tokenizer):
