@@ -17,7 +17,7 @@ from backend_functions import use
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headwise
-from headwise import DropHead, EntropyPenalty, HeadwiseCallback
+from headwise import DropHead, EntropyPenalty, HeadwiseCallback, QKClip, SigmaReparam
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 datasets = pytest.importorskip("datasets")
@@ -208,12 +208,17 @@ def test_grpo_is_refused_by_name_for_methods_that_change_the_model(tmp_path, tok
         )
     with pytest.raises(ValueError, match="not regularized"):
         headwise.handle(own)
-    callback = HeadwiseCallback(EntropyPenalty(strength=0.1))
+    with pytest.raises(ValueError, match=r"GRPOTrainer samples from the model.*SigmaReparam"):
+        trl.GRPOTrainer(
+            own, train_dataset=data, processing_class=tokenizer, callbacks=[HeadwiseCallback(SigmaReparam())], **given
+        )
+    # What penalizes and what acts after a step is taken.
+    callback = HeadwiseCallback(EntropyPenalty(strength=0.1), QKClip(threshold=1e-6))
     trainer = trl.GRPOTrainer(own, train_dataset=data, processing_class=tokenizer, callbacks=[callback], **given)
     before = copy.deepcopy(own.model.layers[0].self_attn.q_proj.weight)
     trainer.train()
     assert callback.regularized.step == 2
-    assert not torch.equal(own.model.layers[0].self_attn.q_proj.weight, before)
+    assert own.model.layers[0].self_attn.q_proj.weight.abs().max() < before.abs().max() / 2
 
 
 def test_a_loss_of_ones_own_is_refused_beside_a_trainer_that_computes_it(tmp_path, tokenizer):
