@@ -297,6 +297,20 @@ def test_a_users_function_without_masks_is_told_as_flash_kernels_are(llama, boun
         same(train(model, "varlen", methods, packed(bounds)), expected, 1e-12)
 
 
+def test_a_users_function_that_looks_across_sequences_is_told_what_it_needs(llama):
+    AttentionInterface._global_mapping["unmasked"] = backend_functions.user_function
+    message = r"layers\.0\.self_attn .* packed row needs use_cache=False and a mask function \(AttentionMaskInterface"
+    with pytest.raises(RuntimeError, match=message):
+        train(llama, "unmasked", [EntropyPenalty(strength=1.0)], packed())
+    # The remedy works.
+    AttentionMaskInterface._global_mapping["unmasked"] = AttentionMaskInterface._global_mapping["sdpa"]
+    model = copy.deepcopy(llama).double()
+    found, expected = (
+        train(model, "unmasked", [EntropyPenalty(strength=1.0)], given) for given in (packed(), padded())
+    )
+    same(found, expected, 1e-12)
+
+
 def test_a_function_with_flash_in_its_name_may_take_masks(llama):
     AttentionInterface._global_mapping["my_flash"] = backend_functions.user_function
     AttentionMaskInterface._global_mapping["my_flash"] = AttentionMaskInterface._global_mapping["sdpa"]

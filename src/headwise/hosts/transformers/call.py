@@ -367,7 +367,10 @@ def verify(
             if adapter.implementation == "eager" and not kernel
             else f"an attention {adapter.implementation!r}"
         )
+        # Without a mask, a function must separate the sequences of a row by itself.
+        across = "a function that looks across the sequences of a packed row needs use_cache=False and a mask function"
+        hint = f"{across} (AttentionMaskInterface.register); else " if packed is not None and kernel else ""
         raise RuntimeError(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {kind} that does more than its keywords "
-            f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"
+            f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {hint}{LOAD_SDPA}, or {LEAVE_OUT}"
         )
