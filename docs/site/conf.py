@@ -136,7 +136,9 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if name.startswith("results/"):
         context["body"] = re.sub(r"(?<=<td>)(?:(?!</?t[dhr]).)+", listed, context["body"], flags=re.DOTALL)
     # what scrolls sideways is to be reached by keyboard too
-    context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
+    context["body"] = re.sub(
+        r'<(pre|table (?:border="1" )?class="(?:docutils|dataframe)[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"]
+    )
     if 'class="cell ' not in body:
         context["css_files"] = [
             one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))

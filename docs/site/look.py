@@ -14,17 +14,17 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-# what is wider than its window, where nothing around it scrolls
+# what is wider than its window, where nothing around it scrolls; the theme lets the whole article scroll on a telephone
 OUTSIDE = """() => {
   const wide = document.documentElement.clientWidth + 1;
-  const scrolls = one => one && one !== document.body &&
-    (/auto|scroll|hidden|clip/.test(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
-  return [...document.querySelectorAll("article *, h1, .mobile-header *, footer *")]
+  const scrolls = one => one && !one.matches("article, body") &&
+    (/auto|scroll/.test(getComputedStyle(one).overflowX) || scrolls(one.parentElement));
+  return [...document.querySelectorAll("article *, .mobile-header *, footer *")]
     .filter(one => one.getBoundingClientRect().right > wide && one.checkVisibility() && !scrolls(one.parentElement))
     .slice(0, 3).map(one => one.outerHTML.slice(0, 120));
 }"""
 WORDLESS = "() => [...document.images].filter(one => !one.alt.trim()).map(one => one.getAttribute('src'))"
-SERIOUS = """async () => (await axe.run({resultTypes: ["violations"]})).violations
+SERIOUS = """async () => (await axe.run({resultTypes: ["violations"], preload: false})).violations
   .filter(one => ["serious", "critical"].includes(one.impact))
   .flatMap(one => one.nodes.slice(0, 3).map(node => one.id + ": " + node.html.slice(0, 160)))"""
 UNFOLD = "document.querySelectorAll('details').forEach(fold => { fold.open = true; })"
@@ -35,27 +35,26 @@ SHEET = {"width": 718, "height": 1000}
 def problems(browser: Any, axe: str, page: Path) -> list[str]:
     """Return a line for each thing that is wrong with a page."""
     found = []
+    seen = browser.new_page()
+    seen.goto(page.as_uri())
+    seen.evaluate(UNFOLD)
+    seen.evaluate(axe)
     for scheme in ("light", "dark"):
-        seen = browser.new_page(color_scheme=scheme)
+        seen.emulate_media(color_scheme=scheme)
         for width in (1280, 390):
             seen.set_viewport_size({"width": width, "height": 900})
-            seen.goto(page.as_uri())
-            seen.evaluate(UNFOLD)
-            seen.evaluate(axe)
             here = f"{scheme} {width}"
             found += [f"{here}: sticks out: {one}" for one in seen.evaluate(OUTSIDE)]
             found += [f"{here}: no alt: {one}" for one in seen.evaluate(WORDLESS)]
             found += [f"{here}: axe: {one}" for one in seen.evaluate(SERIOUS)]
-        seen.close()
-    paper = browser.new_page(viewport=SHEET)
-    paper.emulate_media(media="print")
-    paper.goto(page.as_uri())
+    seen.set_viewport_size(SHEET)
+    seen.emulate_media(media="print", color_scheme="light")
     # what scrolls on a screen is cut on paper
     cut = "one => one.scrollWidth > one.clientWidth + 1 && one.checkVisibility()"
-    wide = paper.evaluate(f"() => [...document.querySelectorAll('article pre, article table')].filter({cut}).length")
-    found += [f"print: sticks out: {one}" for one in paper.evaluate(OUTSIDE)]
+    wide = seen.evaluate(f"() => [...document.querySelectorAll('article pre, article table')].filter({cut}).length")
+    found += [f"print: sticks out: {one}" for one in seen.evaluate(OUTSIDE)]
     found += [f"print: {wide} tables or blocks are cut"] * bool(wide)
-    paper.close()
+    seen.close()
     return found
 
 
