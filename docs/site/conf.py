@@ -42,7 +42,7 @@ root_doc = "index"
 exclude_patterns = ["site", "**.ipynb_checkpoints"]
 html_theme, html_title, html_static_path = "furo", f"headwise {release}", [str(SITE / "static")]
 html_css_files, html_js_files = ["site.css"], ["claims.js"]
-html_show_sphinx = html_copy_source = False
+html_show_sphinx = html_copy_source = html_use_index = False
 html_theme_options = {"top_of_page_buttons": []}
 
 myst_enable_extensions = ["deflist", "attrs_inline", "colon_fence"]

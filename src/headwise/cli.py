@@ -200,9 +200,9 @@ def compare(
 
 def _study_name(study: str | None, task: str | None, script: str | None) -> str:
     if study and script:
-        raise StudyError(f"{study} is a built-in study and --script {script!r} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --script {script!r} is your own: give one of the two.")
     if study and task:
-        raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --task {task} is your own: give one of the two.")
     return study or "digits"
 
 
