@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import re
 import signal
 import sys
 import time
@@ -279,6 +280,8 @@ def table(rows: list[Row]) -> str:
 
 
 def _cell(text: str) -> str:
+    # Messages name modules with the file that they were loaded from, which differs from machine to machine.
+    text = re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
     return " ".join(text.replace("|", "/").split())
 
 

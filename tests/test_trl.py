@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from backend_functions import use
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headwise
-from headwise import DropHead, EntropyPenalty, HeadwiseCallback
+from headwise import DropHead, EntropyPenalty, HeadwiseCallback, QKClip, SigmaReparam
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 datasets = pytest.importorskip("datasets")
@@ -101,7 +102,10 @@ def test_a_padding_free_sft_run_is_the_padded_run(tmp_path, tokenizer):
     padded = fine_tune(tmp_path / "padded", tokenizer, methods, gradient_accumulation_steps=2)
     free = fine_tune(tmp_path / "free", tokenizer, methods, gradient_accumulation_steps=2, padding_free=True)
     plain = fine_tune(tmp_path / "sdpa", tokenizer, methods, kind="sdpa", gradient_accumulation_steps=2)
-    for other in (free, plain):
+    # Each row ends with padding that no mask tells.
+    filled = {"gradient_accumulation_steps": 2, "padding_free": True, "pad_to_multiple_of": 16}
+    behind = fine_tune(tmp_path / "behind", tokenizer, methods, **filled)
+    for other in (free, plain, behind):
         torch.testing.assert_close(other[0], padded[0], rtol=1e-4, atol=1e-4)
         assert other[1].keys() == padded[1].keys()
         torch.testing.assert_close(
@@ -125,6 +129,26 @@ def test_a_packed_sft_run_sees_every_sequence_apart(tmp_path, tokenizer):
     assert len(losses) == 2
     assert {n for lengths in seen if lengths for n in lengths} <= set(LENGTHS)
     assert any(lengths and len(lengths) > 1 for lengths in seen)
+
+
+def test_the_pages_code_trains(tmp_path, tokenizer, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "backends.md").read_text(encoding="utf-8")
+    code = re.search(r"```\n(from trl import.*?)```", page, re.DOTALL)[1]
+    model("sdpa").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    # A model that is there, and a kernel that is installed.
+    here = {
+        "Qwen/Qwen3-0.6B": str(tmp_path / "model"),
+        "flash_attention_2": "sdpa",
+        "packing=True": "packing=True, use_cpu=True, bf16=False, max_steps=2, max_length=16, report_to=[]",
+    }
+    for asked, given in here.items():
+        assert asked in code
+        code = code.replace(asked, given)
+    monkeypatch.chdir(tmp_path)
+    left = {"dataset": datasets.Dataset.from_list([{"text": "w1 w2 w3 w4"}, {"text": "w5 w6"}] * 16)}
+    exec(code, left)
+    assert left["methods"].regularized.step == 2 and left["methods"].watch.records()
 
 
 def test_the_penalty_is_added_once_to_the_loss_of_dpo(tmp_path, tokenizer):
@@ -184,12 +208,17 @@ def test_grpo_is_refused_by_name_for_methods_that_change_the_model(tmp_path, tok
         )
     with pytest.raises(ValueError, match="not regularized"):
         headwise.handle(own)
-    callback = HeadwiseCallback(EntropyPenalty(strength=0.1))
+    with pytest.raises(ValueError, match=r"GRPOTrainer samples from the model.*SigmaReparam"):
+        trl.GRPOTrainer(
+            own, train_dataset=data, processing_class=tokenizer, callbacks=[HeadwiseCallback(SigmaReparam())], **given
+        )
+    # What penalizes and what acts after a step is taken.
+    callback = HeadwiseCallback(EntropyPenalty(strength=0.1), QKClip(threshold=1e-6))
     trainer = trl.GRPOTrainer(own, train_dataset=data, processing_class=tokenizer, callbacks=[callback], **given)
     before = copy.deepcopy(own.model.layers[0].self_attn.q_proj.weight)
     trainer.train()
     assert callback.regularized.step == 2
-    assert not torch.equal(own.model.layers[0].self_attn.q_proj.weight, before)
+    assert own.model.layers[0].self_attn.q_proj.weight.abs().max() < before.abs().max() / 2
 
 
 def test_a_loss_of_ones_own_is_refused_beside_a_trainer_that_computes_it(tmp_path, tokenizer):

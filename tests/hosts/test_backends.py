@@ -278,6 +278,28 @@ def test_a_users_function_is_kept_whatever_its_name(llama, monkeypatch, name):
         assert found[3] == {"the host's"}
 
 
+def test_a_users_function_gets_the_keywords_that_the_model_gives_those_that_are_none_included():
+    given = []
+
+    def asking(module, query, key, value, attention_mask, *, softcap, sliding_window, **others):
+        given.append((softcap, sliding_window, sorted(others)))
+        return backend_functions.user_function(module, query, key, value, attention_mask, others["scaling"])
+
+    AttentionInterface._global_mapping["asking"] = asking
+    AttentionMaskInterface._global_mapping["asking"] = AttentionMaskInterface._global_mapping["users_own"]
+    # Gemma 2 gives its function a soft cap of None where the config has none.
+    config = Gemma2Config(
+        **SMALL, sliding_window=4, attn_logit_softcapping=None, query_pre_attn_scalar=8, pad_token_id=0
+    )
+    twin = use(Gemma2ForCausalLM(config).train(), "asking")
+    plain = twin(**batch("none"), use_cache=False).logits
+    asked, given[:] = given[:], []
+    handle = headwise.regularize(twin, DropHead(p=0.0), EntropyPenalty(strength=1.0))
+    torch.testing.assert_close(twin(**batch("none"), use_cache=False).logits, plain)
+    assert {str(one) for one in given} == {str(one) for one in asked}
+    assert handle.fitted[0].kernels == {"the host's"}
+
+
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_a_users_function_in_the_place_of_transformers_own_is_kept(llama, monkeypatch, name):
     called = []

@@ -380,13 +380,55 @@ def test_processors_that_cannot_be_followed_are_named_with_what_to_do():
     assert not any(reasons(model).values())
 
 
-def test_projections_that_were_joined_are_refused_with_the_way_back():
-    model = MODELS["Flux"].build()
+@pytest.mark.parametrize("name", ["Flux", "SD3"])
+def test_projections_that_were_joined_are_refused_with_a_way_back_that_works(name):
+    model, method = MODELS[name].build(), NuclearDecay(strength=0.1)
+    handle = headwise.regularize(model, method)
+    applied = len(handle.fitted)
+    handle.remove()
     model.fuse_qkv_projections()
     with pytest.raises(ValueError, match=r"unfuse_qkv_projections\(\)"):
-        headwise.regularize(model, SigmaReparam())
+        headwise.regularize(model, method)
     handle = headwise.regularize(model, DropHead(p=0.1))
-    assert len(handle.fitted) == 2
+    assert len(handle.fitted) == len(headwise.sites(model))
+    handle.remove()
+    model.unfuse_qkv_projections()
+    assert len(headwise.regularize(model, method).fitted) == applied
+
+
+@pytest.mark.parametrize("method", [QKClip(threshold=0.1), NuclearDecay(strength=0.1), SigmaReparam()], ids=repr)
+def test_projections_that_are_joined_later_are_told_in_the_step(method):
+    model, batch = MODELS["SD3"].build().train(), MODELS["SD3"].batch()
+    handle = headwise.regularize(model, method)
+
+    def step():
+        (output(model, batch).square().mean() + handle.loss()).backward()
+        handle.after_step()
+
+    step()
+    model.fuse_qkv_projections()
+    message = r"transformer_blocks\.0\.attn: .* can no longer act: .*unfuse_qkv_projections\(\)"
+    with pytest.raises(RuntimeError, match=message):
+        step()
+    handle.drop_penalties()
+    model.unfuse_qkv_projections()
+    step()
+
+
+def test_a_watch_leaves_out_the_weights_of_projections_that_are_joined_later():
+    model, batch = MODELS["UNet"].build().train(), MODELS["UNet"].batch()
+    names = ["max_logit", "spectral_norm_qk", "update_entropy"]
+    watch, read = headwise.watch(model, every=1, statistics=names), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for joined in (False, True):
+        if joined:
+            model.fuse_qkv_projections()
+        output(model, batch).square().mean().backward()
+        optimizer.step()
+        watch.step()
+        read.append({r["statistic"] for r in watch.records() if r["step"] == joined and r["value"] is not None})
+    watch.remove()
+    assert read == [set(names), {"max_logit"}]
 
 
 def test_a_run_with_lora_trains_the_adapters_alone():

@@ -50,6 +50,12 @@ def test_the_sentence_on_neutral_types_is_that_of_the_list():
     assert said == [len(run), near, sum(found == "same bits" for found in run)]
 
 
+def test_the_page_names_no_file_of_the_machine_that_wrote_it():
+    assert "site-packages" not in PAGE
+    note = "not tried: neither in <module 'a.b' from '/home/me/site-packages/a/b.py'> nor in <module 'a' from '/a.py'>!"
+    assert "| t | neither in a.b nor in a! |" in table([Row("t", note=note)])
+
+
 def test_the_page_lists_every_type_that_transformers_registers():
     rows, untried, _ = rows_of(PAGE)
     assert {row.model_type for row in rows} | set(untried) == set(CONFIG_MAPPING_NAMES)

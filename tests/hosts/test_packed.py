@@ -115,14 +115,14 @@ def train(model, kind, methods, given, attention=None):
     twin = use(copy.deepcopy(model).train(), kind)
     handle = headwise.regularize(twin, *methods, attention=attention)
     out = twin(**given, use_cache=False)[0]
-    if "attention_mask" in given:
-        out = out[given["attention_mask"].bool()]
+    mask = given.get("attention_mask")
+    out = out[mask.bool()] if mask is not None and mask.dim() == 2 else out.flatten(0, 1)[: sum(LENGTHS)]
     loss = out.square().mean() + handle.loss()
     loss.backward()
     gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
     handle.after_step()
     states = {name: x.detach() for name, x in twin.state_dict().items()}
-    return out.detach().flatten(0, -2), loss.detach(), gradients, states
+    return out.detach(), loss.detach(), gradients, states
 
 
 def same(found, expected, tolerance):
@@ -245,6 +245,22 @@ def test_checkpointed_layers_see_the_same_sequences_again(llama):
     same(train(model, "flash_attention_2", methods, packed()), expected, 1e-12)
 
 
+def test_checkpointed_layers_of_two_forwards_see_the_padding_of_their_own(llama):
+    model, found = copy.deepcopy(llama).double().train(), []
+    model.config.pad_token_id = 0
+    first, second = packed_and_padded("positions of 0", "sdpa"), packed_and_padded("positions of 0", "sdpa")
+    second["input_ids"][0, 15:] = 0
+    for checkpointed in (False, True):
+        twin = copy.deepcopy(model)
+        if checkpointed:
+            twin.activation_checkpointing_enable({"use_reentrant": False})
+        handle = headwise.regularize(twin, DropHead(p=0.5), EntropyPenalty(strength=1.0))
+        loss = sum(twin(**given, use_cache=False).logits[0, :15].square().mean() for given in (first, second))
+        (loss + handle.loss()).backward()
+        found.append(twin.model.embed_tokens.weight.grad)
+    same(found[1], found[0], 1e-12)
+
+
 def test_two_rows_of_several_sequences_are_told_apart_on_sdpa(llama):
     tokens = torch.cat(sequences())
     rows = {
@@ -281,6 +297,20 @@ def test_a_users_function_without_masks_is_told_as_flash_kernels_are(llama, boun
         same(train(model, "varlen", methods, packed(bounds)), expected, 1e-12)
 
 
+def test_a_users_function_that_looks_across_sequences_is_told_what_it_needs(llama):
+    AttentionInterface._global_mapping["unmasked"] = backend_functions.user_function
+    message = r"layers\.0\.self_attn .* packed row needs use_cache=False and a mask function \(AttentionMaskInterface"
+    with pytest.raises(RuntimeError, match=message):
+        train(llama, "unmasked", [EntropyPenalty(strength=1.0)], packed())
+    # The remedy works.
+    AttentionMaskInterface._global_mapping["unmasked"] = AttentionMaskInterface._global_mapping["sdpa"]
+    model = copy.deepcopy(llama).double()
+    found, expected = (
+        train(model, "unmasked", [EntropyPenalty(strength=1.0)], given) for given in (packed(), padded())
+    )
+    same(found, expected, 1e-12)
+
+
 def test_a_function_with_flash_in_its_name_may_take_masks(llama):
     AttentionInterface._global_mapping["my_flash"] = backend_functions.user_function
     AttentionMaskInterface._global_mapping["my_flash"] = AttentionMaskInterface._global_mapping["sdpa"]
@@ -298,6 +328,72 @@ def test_positions_that_start_again_behind_padding_make_no_sequences(llama):
         handle = headwise.regularize(twin, DropHead(p=0.5))
         twin(**given, position_ids=positions, use_cache=False)
         assert handle.fitted[0].packing.look() is None
+
+
+PADDED_ROWS = {
+    "positions of 0": [0, 0, 0],
+    "a sequence of its own": [0, 1, 2],
+    "bounds": [0, 0, 0],
+    "hidden": [0, 0, 0],
+    "hidden, with positions that go on": [3, 4, 5],
+    "looking back": [0, 0, 0],
+}
+
+
+def packed_and_padded(how, kind):
+    """Return the packed row with three tokens of padding behind it."""
+    row, tail = packed(), torch.tensor([PADDED_ROWS[how]])
+    row = {
+        "input_ids": F.pad(row["input_ids"], (0, 3)),
+        "position_ids": torch.cat([row["position_ids"], tail], 1),
+    }
+    total = row["input_ids"].shape[1]
+    if how == "bounds":
+        starts = (row["position_ids"][0] == 0).nonzero()[:, 0]
+        bounds = torch.cat([starts, torch.tensor([total])]).int()
+        longest = int(bounds.diff().max())
+        row |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds)
+        row |= dict.fromkeys(("max_length_q", "max_length_k"), longest)
+    if how.startswith(("hidden", "looking")):
+        sequence = torch.cat([torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS)), torch.full((3,), -1)])
+        seen = (sequence[:, None] == sequence) & (sequence >= 0)
+        if how == "looking back":
+            seen |= sequence[:, None] < 0
+        seen = (seen & torch.ones(total, total, dtype=torch.bool).tril())[None, None]
+        # The eager functions add their mask.
+        row["attention_mask"] = (~seen).double() * -1e30 if kind == "eager" else seen
+    return row
+
+
+@pytest.mark.parametrize("how", PADDED_ROWS)
+def test_padding_behind_packed_sequences_takes_no_part(llama, how):
+    model = copy.deepcopy(llama).double()
+    # The token that is behind the sequences; where a mask hides the padding it need not be known.
+    model.config.pad_token_id = None if how.startswith("hidden") else 0
+    methods = [
+        DropHead(p=0.5),
+        EntropyPenalty(strength=1.0),
+        NeuTRENO(strength=0.6),
+        InputNoise(scale=1.0, over="batch"),
+    ]
+    masked = how.startswith(("hidden", "looking"))
+    for kind in ("sdpa", "eager", "users_own") if masked else ("flash_attention_2",):
+        row = packed_and_padded(how, kind)
+        for chosen in (methods, [ContraNorm(strength=1.0)]):
+            # The eager functions round their weights to fp32.
+            tolerance = 1e-5 if kind == "eager" else 1e-12
+            same(train(model, kind, chosen, row), train(model, kind, chosen, padded()), tolerance)
+        expected, found = (records(model, kind, given) for given in (padded(), row))
+        assert found.keys() == expected.keys()
+        same(list(found.values()), list(expected.values()), 1e-5)
+
+
+def test_sequences_of_one_token_at_the_end_are_sequences_where_they_hold_no_padding(llama):
+    twin = copy.deepcopy(llama).train()
+    twin.config.pad_token_id = 0
+    handle = headwise.regularize(twin, DropHead(p=0.5))
+    twin(torch.tensor([[3, 4, 5, 0, 6, 0, 0]]), position_ids=torch.tensor([[0, 1, 2, 0, 0, 0, 0]]), use_cache=False)
+    assert handle.fitted[0].packing.look().lengths.tolist() == [3, 1, 1]
 
 
 def test_a_mask_that_looks_across_sequences_makes_them_one(llama):
@@ -352,15 +448,24 @@ def test_with_a_cache_masks_let_sequences_see_each_other_and_methods_take_the_ro
 
 
 def test_what_is_unpacked_is_packed_again():
-    packing = Packed.of_bounds(torch.tensor([0, 3, 3, 4]), 1, 9)
-    assert packing.sequences == 3
-    assert packing.longest == 5
-    x = torch.randn(1, 9, 2)
-    laid = packing.unpack(x)
-    assert laid.shape == (3, 5, 2)
-    assert torch.equal(laid[0, :3], x[0, :3])
-    assert not laid[0, 3:].any()
-    assert torch.equal(packing.pack(laid), x)
+    first, padding = torch.zeros(2, 1, 9, dtype=torch.bool)
+    first[0, [0, 3, 4]] = True
+    for behind in (0, 2):
+        padding[0, 9 - behind :] = behind > 0
+        packing = Packed.of_starts(first, padding)
+        assert packing.sequences == 3
+        assert packing.longest == 5 - behind
+        x = torch.randn(1, 9, 2)
+        laid = packing.unpack(x)
+        assert laid.shape == (3, 5 - behind, 2)
+        assert torch.equal(laid[0, :3], x[0, :3])
+        assert not laid[0, 3:].any()
+        assert torch.equal(packing.pack(laid), x.masked_fill(padding[..., None], 0))
+        weights = packing.pack_matrix(torch.ones(3, 1, 5 - behind, 5 - behind))[0, 0]
+        sequence = first[0].cumsum(0)
+        together = (sequence[:, None] == sequence) & ~padding[0] & ~padding[0][:, None]
+        assert torch.equal(weights, together.float())
+    assert Packed.of_starts(first, torch.ones_like(padding)) is None
 
 
 def test_attention_weights_of_packed_rows_come_back_as_those_of_the_row(llama):

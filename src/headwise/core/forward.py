@@ -12,6 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+# The padding of a forward by the tensor that tells its sequences apart: layers that run again in backward may belong to
+# an earlier forward than the last.
+paddings = WeakIdKeyDictionary()
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Running:
         compiled: whether compiled code began the forward.
         may_pack: whether, judging by the arguments, a row may hold several sequences.
         positions: the `position_ids` of the call; None in compiled code.
+        padding: which tokens of the call are the model's padding token, bool (B, T), or None if unknown.
         packings: the packings seen in this forward, by the arguments that define them.
     """
 
@@ -36,6 +42,7 @@ class Running:
     compiled: bool = False
     may_pack: bool = True
     positions: Tensor | None = None
+    padding: Tensor | None = None
     packings: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -46,7 +53,13 @@ class Forward:
         self.latest = Running()
         self.mine = threading.local()
 
-    def begin(self, samples: int | None, may_pack: bool = True, positions: Tensor | None = None) -> None:
+    def begin(
+        self,
+        samples: int | None,
+        may_pack: bool = True,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+    ) -> None:
         """Begin a forward on a batch of `samples`; `may_pack` says whether a row may hold several sequences."""
         if torch.compiler.is_compiling():
             # Always the same object: a graph would guard on a new one at each call.
@@ -54,7 +67,9 @@ class Forward:
             latest.samples, latest.running, latest.compiled, latest.may_pack = samples, True, True, may_pack
             latest.carried.clear()
         else:
-            self.latest = self.mine.now = Running(samples, True, may_pack=may_pack, positions=positions)
+            self.latest = self.mine.now = Running(
+                samples, True, may_pack=may_pack, positions=positions, padding=padding
+            )
 
     def end(self) -> None:
         """End the forward. The batch size stays available to layers that the backward pass recomputes."""

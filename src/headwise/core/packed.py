@@ -21,6 +21,7 @@ class Packed:
         rows, tokens: B and T.
         starts, lengths: (S,) int, index of the first token of each sequence in the flattened rows, and its length.
         longest: L.
+        padding: (B·T,) bool, True for tokens that belong to no sequence, or None where all belong to one.
         real: (S, L) bool, True for tokens, False for padding.
         places: (S, L) int, the index of each token in the flattened rows.
     """
@@ -30,6 +31,7 @@ class Packed:
     starts: Tensor
     lengths: Tensor
     longest: int
+    padding: Tensor | None = None
     real: Tensor = field(init=False)
     places: Tensor = field(init=False)
     _back: Tensor = field(init=False)
@@ -42,29 +44,29 @@ class Packed:
         self.places = self.starts[:, None] + torch.where(self.real, offsets, 0)
         sequence = self._sequence()
         every = torch.arange(self.rows * self.tokens, device=self.starts.device)
-        self._back = sequence * self.longest + every - self.starts[sequence]
+        self._back = (sequence * self.longest + every - self.starts[sequence]).masked_fill(sequence < 0, 0)
 
     def _sequence(self) -> Tensor:
-        """Return the index of the sequence of each token of the flattened rows, (B·T,)."""
+        """Return the index of the sequence of each token of the flattened rows, (B·T,); -1 for padding."""
         marks = torch.zeros(self.rows * self.tokens, dtype=torch.long, device=self.starts.device)
-        return marks.index_fill(0, self.starts, 1).cumsum(0) - 1
+        sequence = marks.index_fill(0, self.starts, 1).cumsum(0) - 1
+        return sequence if self.padding is None else sequence.masked_fill(self.padding, -1)
 
     @classmethod
-    def of_starts(cls, first: Tensor) -> Packed | None:
-        """Return the packing of rows whose sequences start where `first` (B, T) is True, or None if no row has two."""
-        first = first.clone()
-        first[:, 0] = True
-        starts = first.flatten().nonzero()[:, 0]
+    def of_starts(cls, first: Tensor, padding: Tensor) -> Packed | None:
+        """Return the packing of rows without `padding` (B, T) whose sequences start where `first` (B, T) is True.
+
+        A sequence ends before its first padding. None if all is padding.
+        """
+        starts = (first & ~padding).flatten().nonzero()[:, 0]
+        if not len(starts):
+            return None
         rows, tokens = first.shape
-        return None if len(starts) == rows else cls.of_bounds(starts, rows, tokens)
-
-    @classmethod
-    def of_bounds(cls, starts: Tensor, rows: int, tokens: int) -> Packed:
-        """Return the packing of B rows of T tokens whose sequences begin at `starts` (S,), without gaps."""
-        ends = torch.cat([starts[1:], starts.new_full((1,), rows * tokens)])
-        lengths = ends - starts
-        starts, lengths = starts[lengths > 0].long(), lengths[lengths > 0].long()
-        return cls(rows, tokens, starts, lengths, int(lengths.max()))
+        bounds = torch.cat([starts, starts.new_full((1,), rows * tokens)])
+        # The number of tokens that are no padding in each sequence, from the sums before its bounds.
+        kept = torch.cat([starts.new_zeros(1), (~padding).flatten().cumsum(0)])
+        lengths = kept[bounds].diff()
+        return cls(rows, tokens, starts, lengths, int(lengths.max()), padding.flatten() if padding.any() else None)
 
     @property
     def sequences(self) -> int:
@@ -81,8 +83,11 @@ class Packed:
         return samples.masked_fill(~self.real.view(*self.real.shape, *[1] * (x.dim() - 2)), 0)
 
     def pack(self, y: Tensor) -> Tensor:
-        """Return y (S, L, ...) as (B, T, ...)."""
-        return y.flatten(0, 1)[self._back].unflatten(0, (self.rows, self.tokens))
+        """Return y (S, L, ...) as (B, T, ...), 0 in padding."""
+        rows = y.flatten(0, 1)[self._back]
+        if self.padding is not None:
+            rows = rows.masked_fill(self.padding.view(-1, *[1] * (rows.dim() - 1)), 0)
+        return rows.unflatten(0, (self.rows, self.tokens))
 
     def unpack_heads(self, x: Tensor) -> Tensor:
         """Return x (B, H, T, D) as (S, H, L, D), 0 in padding."""
@@ -103,12 +108,13 @@ class Packed:
         return own.masked_fill(padding, False if own.dtype == torch.bool else float("-inf"))
 
     def pack_matrix(self, weights: Tensor) -> Tensor:
-        """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences."""
-        sequence, place = (
-            x.view(self.rows, self.tokens) for x in (self._back // self.longest, self._back % self.longest)
+        """Return weights (S, H, L, L) as (B, H, T, T), 0 between sequences and in padding."""
+        own, sequence, place = (
+            x.view(self.rows, self.tokens)
+            for x in (self._sequence(), self._back // self.longest, self._back % self.longest)
         )
         rows = weights[sequence[:, :, None], :, place[:, :, None], place[:, None, :]].permute(0, 3, 1, 2)
-        return rows.masked_fill((sequence[:, :, None] != sequence[:, None, :])[:, None], 0)
+        return rows.masked_fill(((own[:, :, None] != own[:, None, :]) | (own[:, :, None] < 0))[:, None], 0)
 
     def mask(self, causal: bool, window: int | None) -> Tensor:
         """Return which keys of its sequence each query may see, (S, 1, L|1, L) bool.
@@ -122,7 +128,7 @@ class Packed:
         return self._masks[causal, window]
 
     def allows_across(self, allowed: Callable[[Tensor, Tensor], Tensor]) -> bool:
-        """Return whether a mask lets a token see another sequence or hides it from itself.
+        """Return whether a mask lets a token see another sequence or padding, or hides it from itself.
 
         Then the host does not treat these as separate sequences.
 
@@ -138,7 +144,8 @@ class Packed:
             seen = allowed(rows, queries).expand(self.rows, len(queries), self.tokens)
             foreign = sequence[:, queries, None] != sequence[:, None, :]
             itself = queries[:, None] == places
-            wrong = wrong | (seen & foreign).any() | (~seen & itself).any()
+            inside = (sequence >= 0)[:, queries, None]
+            wrong = wrong | (inside & (seen & foreign | ~seen & itself)).any()
         return bool(wrong)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.call import Call
-from headwise.core.forward import Forward
+from headwise.core.forward import Forward, paddings
 
 
 def share(forward: Forward, call: Call) -> None:
@@ -128,7 +128,12 @@ class SharedState:
         """Begin a forward of the whole model; the first tensor among its arguments determines the batch size."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 0]
         samples = tensors[0].size(0) if tensors else None
-        self.forward.begin(samples, may_pack(model, args, kwargs), kwargs.get("position_ids"))
+        packs = may_pack(model, args, kwargs)
+        padding = None
+        if packs and not torch.compiler.is_compiling():
+            padding = padding_of(model, args, kwargs)
+            paddings.update((x, padding) for n in PACKING_ARGUMENTS if isinstance(x := kwargs.get(n), Tensor))
+        self.forward.begin(samples, packs, kwargs.get("position_ids"), padding)
 
     def follow(self, model: nn.Module) -> None:
         """Register hooks that track the forwards of a model without a handle."""
@@ -164,3 +169,15 @@ def may_pack(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> bool:
         return True
     # torch.compile cannot trace inspect.signature.
     return not torch.compiler.is_compiling() and PACKING_ARGUMENTS[0] not in inspect.signature(model.forward).parameters
+
+
+def padding_of(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """Return which tokens of a forward are the model's padding token, bool (B, T), or None if unknown."""
+    tokens = kwargs.get("input_ids", args[0] if args else None)
+    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point():
+        return None
+    config = getattr(model, "config", None)
+    for part in (config, getattr(config, "text_config", None)):
+        if isinstance(padding := getattr(part, "pad_token_id", None), int):
+            return tokens == padding
+    return None

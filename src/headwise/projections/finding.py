@@ -73,7 +73,11 @@ def of(site: Site) -> Projections:
     """Return the site's projections, found once and cached on the site.
 
     The model and the example are `site.model` and `site.example`, if the core has set them.
+
+    Raises:
+        ProjectionError: as `find`, or if the layer computes with a copy of these weights, which may be made later.
     """
+    named.refuse_fused(site)
     # Not a field of the site: fields are what methods and `where` may read.
     projections = site.__dict__.get("found_projections")
     if projections is None:

@@ -137,18 +137,26 @@ ADDED = {"q": "add_q_proj", "k": "add_k_proj", "v": "add_v_proj"}
 OUTPUT, FUSED = "to_add_out", "fused_projections"
 
 
-def with_context(site: Site, projections: Projections) -> Projections:
-    """Return the projections of a site with those of its text tokens, if it has any.
-
-    Raises:
-        ProjectionError: if the layer computes with other weights than these.
-    """
+def refuse_fused(site: Site) -> None:
+    """Raise ProjectionError if a layer of diffusers computes with a copy of its weights."""
     module = site.module
-    if getattr(module, FUSED, False) is True:
+    if getattr(module, FUSED, False) is not True:
+        return
+    # When a model is unfused, older layers keep the mark and only get their processor back.
+    if hasattr(module, "unfuse_projections") or "Fused" in type(getattr(module, "processor", None)).__name__:
         raise ProjectionError(
             f"{site.name} computes queries, keys and values with a fused copy of their weights: call "
             "unfuse_qkv_projections() on the model"
         )
+
+
+def with_context(site: Site, projections: Projections) -> Projections:
+    """Return the projections of a site with those of its text tokens, if it has any.
+
+    Raises:
+        ProjectionError: if the layer adds keys of other tokens in a second attention.
+    """
+    module = site.module
     modules = {kind: getattr(module, name, None) for kind, name in ADDED.items()}
     if not any(isinstance(part, nn.Module) for part in modules.values()):
         return projections

@@ -36,10 +36,12 @@ def penalize(handle: Regularized, trainer: Any) -> None:
     """
     names = {cls.__name__ for cls in type(trainer).__mro__}
     changing = next((m for m in handle.methods if any(map(m.overrides, CHANGES))), None)
-    if changing is not None and names.intersection(SAMPLING):
+    # What only prepares something in `build` and learns nothing acts after the optimizer's step alone (QKClip).
+    unlike = next((m for m in handle.methods if any(m.overrides(s) for s in CHANGES if s != "build" or m.learns)), None)
+    if unlike is not None and names.intersection(SAMPLING):
         raise ValueError(
             f"{type(trainer).__name__} samples from the model in evaluation and weights the samples by its "
-            f"probabilities in training, and {changing!r} would make the two differ: use methods that only penalize "
+            f"probabilities in training, and {unlike!r} would make the two differ: use methods that only penalize "
             "or act after a step, or regularize in SFTTrainer"
         )
     inner = trainer.compute_loss

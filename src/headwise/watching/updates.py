@@ -153,7 +153,12 @@ class Updates:
                 [] if group.sharded() else [p.detach().clone() for p in group.parameters] for group in self._groups
             ]
         if armed:
-            self._factors = {site: self._query_key(site) for site in self._blocks}
+            self._factors = {}
+            for site in self._blocks:
+                try:
+                    self._factors[site] = self._query_key(site)
+                except ProjectionError as error:
+                    self.missing[f"{UPDATE_ENTROPY} of {site.name}"] = str(error)
 
     def _gradient_norm(self, group: Group, optimizer: Optimizer) -> Tensor | None:
         if group.sharded():

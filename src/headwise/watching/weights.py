@@ -62,8 +62,11 @@ class Weights:
         site_projections = self._projections.get(site, "its weights were not looked up")
         if isinstance(site_projections, str):
             return {}, dict.fromkeys(self.names, site_projections), None
-        # Rebinds the projections to adapters that were added or removed since.
-        projections.of(site)
+        try:
+            # Rebinds the projections to adapters that were added or removed since.
+            projections.of(site)
+        except ProjectionError as error:
+            return {}, dict.fromkeys(self.names, str(error)), None
         with still(*(block.module for block in site_projections.blocks)):
             reading = weight_reading(site, site_projections)
             parts = [part for product in reading.products.values() for part in (product.own, product.shared)]

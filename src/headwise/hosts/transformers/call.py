@@ -33,6 +33,8 @@ IGNORED = frozenset(
 )
 
 
+# Keywords of the attention itself, which headwise computes too.
+TERMS = ("is_causal", "softcap", "s_aux", "position_bias")
 # The number of queries that `verify` compares.
 COMPARED = 64
 
@@ -45,23 +47,18 @@ def routed(
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention for the keys "headwise" and "headwise|..." of transformers' attention interface."""
     adapter, fitted = _adapter_of(module)
-    terms = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "is_causal": is_causal}
-    extra = {k: x for k, x in terms.items() if x is not None} | kwargs
+    is_causal, softcap, s_aux, position_bias = [kwargs.get(term) for term in TERMS]
 
     def host(q: Tensor, k: Tensor, v: Tensor, dropout: float = dropout) -> tuple[Tensor, Tensor | None]:
         function = adapter.original()
         if plain:
-            return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **extra)  # type: ignore[no-any-return]
+            return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **kwargs)  # type: ignore[no-any-return]
         with _as_host_expects(adapter, module, k.shape[1] != key.shape[1]):
-            return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **extra)  # type: ignore[no-any-return]
+            return function(module, q, k, v, attention_mask, scaling=scaling, dropout=dropout, **kwargs)  # type: ignore[no-any-return]
 
     def original() -> tuple[Tensor, Tensor | None]:
         out, weights = host(query, key, value)
@@ -220,7 +217,7 @@ def _adapter_of(module: nn.Module) -> tuple[Routed, FittedLayer]:
 
 
 def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
-    unknown = [k for k, x in kwargs.items() if k not in IGNORED and x is not None]
+    unknown = [k for k, x in kwargs.items() if k not in IGNORED and k not in TERMS and x is not None]
     if unknown:
         raise RuntimeError(
             f"{adapter.site.name} passes the keyword(s) {', '.join(sorted(unknown))} to its attention, which headwise "
@@ -370,7 +367,10 @@ def verify(
             if adapter.implementation == "eager" and not kernel
             else f"an attention {adapter.implementation!r}"
         )
+        # Without a mask, a function must separate the sequences of a row by itself.
+        across = "a function that looks across the sequences of a packed row needs use_cache=False and a mask function"
+        hint = f"{across} (AttentionMaskInterface.register); else " if packed is not None and kernel else ""
         raise RuntimeError(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {kind} that does more than its keywords "
-            f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {LOAD_SDPA}, or {LEAVE_OUT}"
+            f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {hint}{LOAD_SDPA}, or {LEAVE_OUT}"
         )

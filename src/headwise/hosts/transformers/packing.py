@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.core.forward import Running
+from headwise.core.forward import Running, paddings
 from headwise.core.packed import Packed
 from headwise.core.recompute import in_backward
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.transformers.masks import is_block_mask, visible_at
+from headwise.hosts.transformers.masks import is_block_mask, seeing_themselves, visible_at
 from headwise.hosts.transformers.routed import FLEX, PLAIN
 
 COMPILED = (
@@ -49,7 +49,7 @@ def packing_of(
         if torch.compiler.is_compiling():
             raise RuntimeError(COMPILED.format(name=name))
         return _cached(
-            now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape)
+            now, (id(bounds), shape), bounds, lambda: _of_bounds(name, bounds, kwargs.get("cu_seq_lens_k"), shape, now)
         )
     # Some models do not pass the positions, by which they make the mask, to their layers (CTRL).
     positions = kwargs.get("position_ids") if without_mask else kwargs.get("position_ids", now.positions)
@@ -67,8 +67,9 @@ def packing_of(
     if type(positions).__name__ == "FakeTensor":
         return None
     if without_mask:
-        return _cached(now, (id(positions), shape), positions, lambda: _of_flash(positions))
-    return _cached(now, (id(positions), id(mask), shape), (positions, mask), lambda: _of_mask(positions, mask, shape))
+        return _cached(now, (id(positions), shape), positions, lambda: _of_flash(positions, now))
+    key = id(positions), id(mask), shape
+    return _cached(now, key, (positions, mask), lambda: _of_mask(positions, mask, shape, now))
 
 
 # The operator counts its runs here: one without a side effect would be removed from a compiled graph.
@@ -103,7 +104,7 @@ def _may_separate(mask: Any, tokens: int) -> bool:
     return isinstance(mask, Tensor) and mask.dim() == 4 and tuple(mask.shape[-2:]) == (tokens, tokens)
 
 
-def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int]) -> Packed | None:
+def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int], now: Running) -> Packed | None:
     different = of_keys is not None and of_keys is not bounds and not torch.equal(of_keys, bounds)
     if different or int(bounds[0]) != 0 or int(bounds[-1]) != shape[0] * shape[1]:
         reason = (
@@ -117,21 +118,49 @@ def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int]) 
         )
     if len(bounds) == 2 and shape[0] == 1:
         return None
-    packing = Packed.of_bounds(bounds[:-1], *shape)
-    return None if packing.sequences == shape[0] and packing.longest == shape[1] else packing
+    first = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=bounds.device)
+    first[bounds[bounds < len(first)].long()] = True
+    first = first.view(shape)
+    if bool(first[:, 0].all()) and bool((first.sum(1) == 1).all()):
+        return None
+    return Packed.of_starts(first, _padding(first, bounds, now))
 
 
-def _of_flash(positions: Tensor) -> Packed | None:
+def _of_flash(positions: Tensor, now: Running) -> Packed | None:
     least = positions.min()
     consecutive = least + torch.arange(positions.shape[1], device=positions.device)
-    return None if bool((positions == consecutive).all()) else Packed.of_starts(positions == least)
+    if bool((positions == consecutive).all()):
+        return None
+    first = positions == least
+    first[:, 0] = True
+    if int(first.sum()) == 1:
+        return None
+    return Packed.of_starts(first, _padding(first, positions, now))
 
 
-def _of_mask(positions: Tensor, mask: Any, shape: tuple[int, int]) -> Packed | None:
-    positions = positions.expand(shape[0], -1)
-    first = torch.ones_like(positions, dtype=torch.bool)
+def _of_mask(positions: Tensor, mask: Any, shape: tuple[int, int], now: Running) -> Packed | None:
+    first = torch.ones(shape, dtype=torch.bool, device=positions.device)
     first[:, 1:] = positions.diff(dim=1) != 1
-    packing = Packed.of_starts(first)
+    if int(first.sum()) == len(first):
+        return None
+    # Tokens that a mask hides from themselves are padding; a sequence begins behind it.
+    seen = seeing_themselves(mask, shape[1])
+    hidden = torch.zeros_like(first) if seen is None else ~seen.expand(shape)
+    first[:, 1:] |= hidden[:, :-1]
+    first &= ~hidden
+    if bool((first.sum(1) <= 1).all()):
+        return None
+    packing = Packed.of_starts(first, hidden | _padding(first, positions, now))
     if packing is None or packing.allows_across(lambda rows, at: visible_at(mask, rows, at, shape[1])):
         return None
     return packing
+
+
+def _padding(first: Tensor, told_by: Tensor, now: Running) -> Tensor:
+    """Return which tokens belong to padding sequences, (B, T): the last ones of a row that hold the model's padding
+    token alone, as collators append them to a row without a mask."""
+    padding = paddings.get(told_by, now.padding)
+    if padding is None or padding.shape != first.shape:
+        return torch.zeros_like(first)
+    last = padding.flip(1).cumprod(1).flip(1).bool()
+    return (first & last).cumsum(1) > 0
