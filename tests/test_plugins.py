@@ -203,7 +203,7 @@ def test_a_study_of_a_package_that_is_not_installed_says_which(monkeypatch):
     from headwise.studies import registry
 
     monkeypatch.setattr(registry, "entry_points", lambda group: {})
-    with pytest.raises(StudyError, match="pip install headwise-papers"):
+    with pytest.raises(StudyError, match="pip install -e papers"):
         check(Request(study="blog-cifar10", studies=registry.Installed()))
 
 

@@ -42,7 +42,7 @@ root_doc = "index"
 exclude_patterns = ["site", "**.ipynb_checkpoints"]
 html_theme, html_title, html_static_path = "furo", f"headwise {release}", [str(SITE / "static")]
 html_css_files, html_js_files = ["site.css"], ["claims.js"]
-html_show_sphinx = html_copy_source = False
+html_show_sphinx = html_copy_source = html_use_index = False
 html_theme_options = {"top_of_page_buttons": []}
 
 myst_enable_extensions = ["deflist", "attrs_inline", "colon_fence"]
@@ -136,7 +136,9 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if name.startswith("results/"):
         context["body"] = re.sub(r"(?<=<td>)(?:(?!</?t[dhr]).)+", listed, context["body"], flags=re.DOTALL)
     # what scrolls sideways is to be reached by keyboard too
-    context["body"] = re.sub(r'<(pre|table class="docutils[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"])
+    context["body"] = re.sub(
+        r'<(pre|table (?:border="1" )?class="(?:docutils|dataframe)[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"]
+    )
     if 'class="cell ' not in body:
         context["css_files"] = [
             one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))

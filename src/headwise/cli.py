@@ -19,6 +19,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
+from headwise.comparing.request import is_of_file
 from headwise.files.errors import StudyError, is_for_users
 from headwise.files.stops import end_on_stops
 from headwise.studies.registry import Installed, study_names
@@ -60,7 +61,7 @@ class CompareCommand(TyperCommand):
         """Print the study or task on the command line with its settings, then the options."""
         words = ctx.meta.get("headwise.given", [])
         task, scale = (_value_of(option, words) for option in ("--task", "--scale"))
-        study = next((word for word in words if word in study_names()), None)
+        study = next((word for word in words if word in study_names() or is_of_file(word)), None)
         if task or study:
             from headwise.comparing.settings_help import describe_request
 
@@ -82,7 +83,10 @@ def _value_of(option: str, words: list[str]) -> str | None:
 @app.command(cls=CompareCommand)
 def compare(
     study: Annotated[
-        str | None, typer.Argument(help=f"A built-in study: {', '.join(study_names())}.", show_default="digits")
+        str | None,
+        typer.Argument(
+            help=f"Your own study, FILE.py:STUDY, or a built-in one: {', '.join(study_names())}.", show_default="digits"
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -196,9 +200,9 @@ def compare(
 
 def _study_name(study: str | None, task: str | None, script: str | None) -> str:
     if study and script:
-        raise StudyError(f"{study} is a built-in study and --script {script!r} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --script {script!r} is your own: give one of the two.")
     if study and task:
-        raise StudyError(f"{study} is a built-in study and --task {task} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --task {task} is your own: give one of the two.")
     return study or "digits"
 
 

@@ -265,6 +265,24 @@ def test_an_argument_of_another_name_is_told_with_the_one_that_serves(name, word
     assert not hasattr(model, "headwise")
 
 
+def test_layers_of_a_watch_and_of_a_callback_are_told_to_be_where():
+    pytest.importorskip("transformers")
+    model = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    with pytest.raises(TypeError, match=r"watch\(\) has no argument 'layers': choose layers with where="):
+        headwise.watch(model, layers=[0])
+    with pytest.raises(TypeError, match=r"HeadwiseCallback\(\) has no argument 'layers': choose layers with where="):
+        headwise.HeadwiseCallback(headwise.DropHead(p=0.2), layers=[0])
+    with pytest.raises(TypeError, match=r"its arguments: model, every, .*, keep_in$"):
+        headwise.watch(model, interval=5)
+
+
+def test_a_handle_offers_what_users_call():
+    handle = headwise.regularize(torch.nn.MultiheadAttention(16, 2, batch_first=True), headwise.DropHead(p=0.2))
+    offered = {name for name in dir(handle) if not name.startswith("_")}
+    assert {"loss", "after_step", "report", "set", "fold", "remove", "save_pretrained", "step", "fitted"} <= offered
+    assert not {"aside", "checked", "hooks", "seen_training", "shared"} & offered
+
+
 class UntoldShapes(torch.nn.Module):
     """Attends without a word about heads."""
 

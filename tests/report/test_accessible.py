@@ -115,6 +115,22 @@ def test_axe_sees_what_is_wrong(browser, axe, tmp_path):
     }
 
 
+def test_a_look_at_the_site_sees_what_sticks_out_where_the_theme_scrolls(browser, axe, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    import look
+
+    wide, code = '<p style="width:900px">wide</p>', f"<pre tabindex=0 style='overflow-x:auto'>{'a' * 200}</pre>"
+    page = '<html lang="en"><title>x</title><main style="overflow-x:auto" tabindex=0><article><h1>x</h1>{}</article>'
+    (tmp_path / "bad.html").write_text(page.format(wide))
+    assert {line.split(": <")[0] for line in look.problems(browser, axe, tmp_path / "bad.html")} == {
+        "light 390: sticks out",
+        "dark 390: sticks out",
+        "print: sticks out",
+    }
+    (tmp_path / "code.html").write_text(page.format(code))
+    assert look.problems(browser, axe, tmp_path / "code.html") == ["print: 1 tables or blocks are cut"]
+
+
 def test_nothing_serious_is_found_on_a_report(browser, axe, report):
     assert serious(browser, axe, report) == []
 

@@ -93,8 +93,8 @@ def test_the_command_line_does_not_grow():
     [
         (
             ["compare", "digit"],
-            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give --task "
-            r"FILE.py:CLASS",
+            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give "
+            r"FILE.py:STUDY, or --task FILE.py:CLASS",
         ),
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),
@@ -107,7 +107,7 @@ def test_the_command_line_does_not_grow():
         (["compare", "--data", __file__], "--data .*test_cli.py .*is a file. Choose the folder of the data set"),
         (
             ["compare", "digits", "--task", f"{PLACE}:Tiny"],
-            "digits is a built-in study and --task .*: give one of the two",
+            "digits is a study and --task .*: give one of the two",
         ),
     ],
 )

@@ -48,6 +48,48 @@ def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
         assert result["metrics"]["test/loss"] < 3.2
 
 
+OWN_STUDY = """
+from char_lm_task import *
+from headwise.study import Study
+
+class Mine(CharLM):
+    epochs: int = 1
+
+mine = Study(
+    name="own", title="Own", question="?", task=Mine(), task_place="my_study.py:Mine",
+    methods=("DropHead(p=0.1)",), seeds=1, margin=0.02,
+)
+"""
+
+
+def test_a_study_of_a_file_is_compared_by_its_name(tmp_path):
+    (tmp_path / "input.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "my_study.py").write_text(OWN_STUDY)
+
+    def compare(*arguments):
+        paths = os.pathsep.join([str(EXAMPLE.parent), os.environ.get("PYTHONPATH", "")])
+        return subprocess.run(
+            [sys.executable, "-m", "headwise.cli", "compare", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+
+    # in processes of their own, which build the task again
+    done = compare("own/my_study.py:mine", "--jobs", "2", "--no-rehearsal")
+    assert done.returncode == 0, done.stderr
+    analysis = json.loads((tmp_path / "results" / "mine" / "analysis.json").read_text())
+    assert [arm["label"] for arm in analysis["arms"]] == ["baseline", "DropHead(p=0.1)"]
+    assert analysis["seeds"] == [0] and analysis["margin"] == 0.02
+    told = compare("own/my_study.py:mine", "--help").stdout
+    assert told.strip().startswith("own: Own, 1 seeds") and "Settings of Mine" in told
+    assert "own/my_study.py has no study 'his'. Studies there: mine." in compare("own/my_study.py:his").stderr
+    assert "there is no file nowhere.py" in compare("nowhere.py:mine").stderr
+
+
 def test_the_example_is_the_one_in_the_documentation_and_has_forty_lines():
     source = EXAMPLE.read_text()
     assert source.strip() in (ROOT / "docs" / "tasks.md").read_text()

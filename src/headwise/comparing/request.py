@@ -15,6 +15,11 @@ from headwise.files.errors import StudyError
 ENGINES = ("local", "ray", "slurm")
 
 
+def is_of_file(study: str) -> bool:
+    """Return whether a study is named by a file of the user's own: my_study.py:study."""
+    return ".py:" in study
+
+
 class Studies(Protocol):
     """A collection of studies by name; the command line provides the built-in ones."""
 
@@ -80,7 +85,7 @@ class Request:
     @property
     def folder(self) -> Path:
         """Return the folder of the results."""
-        name = self.study if self.task is None else self.task.rpartition(":")[2]
+        name = (self.task or self.study).rpartition(":")[2]
         if self.script is not None:
             from headwise.experiments.script import name_of
 
@@ -104,11 +109,11 @@ def check(request: Request) -> None:
         raise StudyError(f"--slurm {request.slurm[0]} needs --engine slurm.")
     read_slurm_options(request.slurm)
     _check_processes(request)
-    if request.of_study and request.study not in request.studies.names:
+    if request.of_study and request.study not in request.studies.names and not is_of_file(request.study):
         raise StudyError(
             request.studies.missing(request.study)
             or f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
-            f"Studies: {', '.join(request.studies.names)}; or give --task FILE.py:CLASS."
+            f"Studies: {', '.join(request.studies.names)}; or give FILE.py:STUDY, or --task FILE.py:CLASS."
         )
     if request.out is not None and request.out.exists() and not request.out.is_dir():
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
 from headwise.experiments.arm import Arm, read_arm, read_arms
 from headwise.experiments.configuration import BASELINE, RunConfiguration
 from headwise.experiments.subject import Subject
-from headwise.experiments.task_source import file_digests, files_read, source_digest, source_file
+from headwise.experiments.task_source import file_digests, files_read, module_of_file, source_digest, source_file
 from headwise.files.errors import StudyError
 from headwise.results.records import AxisRecord, Claim, Premise
 
@@ -232,3 +232,21 @@ class Study(BaseModel):
         if files not in known:
             known[files] = file_digests(task)
         return known[files]
+
+
+def load_study_file(text: str) -> Study:
+    """Return the study that "file.py:NAME" names; a task that its `task_place` calls by a file is beside it.
+
+    Raises:
+        StudyError: if there is no such file or no such study in it.
+    """
+    place, _, name = text.rpartition(":")
+    path = Path(place)
+    found = vars(module_of_file(path))
+    if not isinstance(study := found.get(name), Study):
+        there = [other for other, value in found.items() if isinstance(value, Study)]
+        raise StudyError(f"{path} has no study {name!r}. Studies there: {', '.join(there) or 'none'}.")
+    module, _, task = study.task_place.rpartition(":")
+    if not module.endswith(".py"):
+        return study
+    return study.model_copy(update={"task_place": f"{(path.parent / module).resolve()}:{task}"})

@@ -52,7 +52,7 @@ def load_task(text: str) -> type[Task]:
             f"--task {text!r} names no class. Write FILE:CLASS, for example my_task.py:MyTask"
             + (f", or the name of an installed task: {named}." if named else ".")
         )
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
+    module = module_of_file(Path(place)) if place.endswith(".py") else _module_of_name(place)
     task = getattr(module, name, None)
     if not (isinstance(task, type) and issubclass(task, Task)):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
@@ -123,9 +123,10 @@ def _module_of_name(place: str) -> ModuleType:
         ) from error
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def module_of_file(path: Path) -> ModuleType:
+    """Return the module of a user's file, loaded once; raise StudyError if there is none or it fails."""
     if not path.is_file():
-        raise StudyError(f"--task: there is no file {path}. Give the path of the Python file that defines the task.")
+        raise StudyError(f"there is no file {path}. Give the path of the Python file that defines the task or study.")
     name = f"headwise_task_{path.stem}_{source_digest(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -25,6 +25,9 @@ from headwise.regularizing.training_state import Strengths, check_progress, load
 
 __all__ = ["Regularized", "handle"]
 
+# what the library's own parts read from a handle; dir() leaves it out
+PLUMBING = {*"aside brought checked drop_penalties found hooks idle removed seen_training shared strength_at".split()}
+
 
 class Regularized:
     """The handle of a regularized model: its loss, step, report, saving and removal.
@@ -108,6 +111,9 @@ class Regularized:
         self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any
     ) -> None:
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - PLUMBING)
 
     def strength_at(self, method: Method, name: str, step: int, site: Site) -> float:
         """Return the strength of a method on a site at an optimizer step, from its schedule or `set()`."""

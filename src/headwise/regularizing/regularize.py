@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Never
 
 import torch
@@ -87,8 +88,11 @@ OTHER_NAMES = {
 }
 
 
-def no_argument(name: str) -> str:
-    """Return the message that `regularize` has no argument of this name and which argument to use."""
+ARGUMENTS = ("model", "methods", "where", "example", "seed", "allow_none", "attention")
+
+
+def no_argument(name: str, function: str = "regularize", arguments: Sequence[str] = ARGUMENTS) -> str:
+    """Return the message that a function has no argument of this name and which of its arguments to use."""
     remedies = {
         "where": 'choose layers with where=["name", ...] or where=lambda site: site.depth < 4; headwise.sites(model) '
         "lists them",
@@ -96,11 +100,9 @@ def no_argument(name: str) -> str:
         "seed": "methods draw by seed=0",
         "methods": "methods come after the model: regularize(model, headwise.DropHead(p=0.2))",
     }
-    argument = OTHER_NAMES.get(name)
-    remedy = (
-        remedies[argument] if argument else "its arguments: model, methods, where, example, seed, allow_none, attention"
-    )
-    return f"regularize() has no argument {name!r}: {remedy}"
+    argument = OTHER_NAMES.get(name, "")
+    remedy = remedies[argument] if argument in arguments else f"its arguments: {', '.join(arguments)}"
+    return f"{function}() has no argument {name!r}: {remedy}"
 
 
 def _missing_shapes(decisions: Plan) -> list[str]:

@@ -95,7 +95,7 @@ def print_studies() -> None:
             print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
     missing = [name for name in PAPERS if name not in names]
     if missing:
-        print(f"\npip install headwise-papers adds {len(missing)} studies of the literature, such as {missing[0]}.")
+        print(f"\nIn a checkout, pip install -e papers adds {len(missing)} studies, such as {missing[0]}.")
     print("\nMinutes are those of training the kept runs one after the other (docs/results")
     print("names the machines); headwise compare STUDY --plan estimates them for this one.")
 

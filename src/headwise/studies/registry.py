@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
+from headwise.comparing.request import is_of_file
 from headwise.files.entry_points import entry_points, load
 from headwise.files.errors import StudyError
 
@@ -38,7 +39,7 @@ class Installed:
     def missing(self, name: str) -> str | None:
         """Return which package to install for a study that is missing, or None if none is known."""
         if name in PAPERS and name not in self.names:
-            return f"the study {name} is part of headwise-papers, which is not installed: pip install headwise-papers"
+            return f"{name} is a study of headwise-papers, which is not installed: pip install -e papers, in a checkout"
         return None
 
 
@@ -51,8 +52,12 @@ def load_study(name: str) -> ModuleType | SimpleNamespace:
     """Return the module of a study, which has `STUDY`, or `TITLE` and `run` for a study of findings.
 
     Raises:
-        StudyError: if there is no such study, or its package cannot be loaded.
+        StudyError: if there is no such study, or its package or file cannot be loaded.
     """
+    if is_of_file(name):
+        from headwise.experiments.study import load_study_file
+
+        return SimpleNamespace(STUDY=load_study_file(name))
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name])
     if name not in entry_points("headwise.studies"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from headwise.core.method import Method
 from headwise.files.script_run import current
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Where
-from headwise.regularizing.regularize import regularize
+from headwise.regularizing.regularize import no_argument, regularize
 from headwise.regularizing.trl_loss import is_trl, penalize
 from headwise.training.script_run import Run, run
 from headwise.watching.callbacks import WatchCallback, caller_of
@@ -56,8 +56,10 @@ class HeadwiseCallback(TrainerCallback):
         attention: what computes the attention of layers with their own kernel, as for `headwise.regularize`.
         base: the task's loss, as for the handle's `compute_loss_func`; None: the Trainer's own
             `compute_loss_func`, or the model's loss.
+        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
+        TypeError: if an argument has an unknown name.
         ValueError: from `Trainer(...)`, if it makes its model itself (`model_init`), or as `headwise.regularize`
             does.
         RuntimeError: from `Trainer.train()`, if the callback was not given to `Trainer(...)`.
@@ -77,7 +79,11 @@ class HeadwiseCallback(TrainerCallback):
         seed: int = 0,
         base: Callable[..., Tensor] | None = None,
         attention: str | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            names = ("*methods", "watch", "where", "seed", "base", "attention")
+            raise TypeError(no_argument(next(iter(unknown)), "HeadwiseCallback", names))
         self.methods, self.where, self.seed, self.base = methods, where, seed, base
         self.attention = attention
         self.regularized: Regularized | None = None

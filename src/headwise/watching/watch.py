@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import statistics
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from headwise.files.health_records import Alert, Line, Record, figures_among
 from headwise.pages.notebook import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
+from headwise.regularizing.regularize import no_argument
 from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge, told
 from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
@@ -50,6 +52,7 @@ def watch(
     log_heads: bool = False,
     keep: int | None = None,
     keep_in: str | os.PathLike[str] = "replays",
+    **unknown: Never,
 ) -> Watch:
     """Watch the attention of a model and return the handle, whose `step()` is called after each optimizer step.
 
@@ -82,11 +85,12 @@ def watch(
             with weights, optimizers, the random state, settings and `batch` of each step, and the last `keep` readings.
             Costs the memory of two copies of weights and optimizers.
         keep_in: the folder for these files, named `step_<number>.pt`.
+        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
         ValueError: if no site can be reached, a name is unknown or a number is out of range. The model is unchanged
             then.
-        TypeError: if a log or `on_alert` is of none of the kinds listed above.
+        TypeError: if a log or `on_alert` is of none of the kinds listed above, or an argument has an unknown name.
 
     Example:
         >>> import torch, headwise
@@ -105,6 +109,8 @@ def watch(
         []
         >>> watch.remove()
     """
+    if unknown:
+        raise TypeError(no_argument(next(iter(unknown)), "watch", [*inspect.signature(watch).parameters][:-1]))
     if every < 1 or (rows is not None and rows < 2):
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
