@@ -42,3 +42,15 @@ def test_a_task_that_stands_in_no_file_is_refused():
 def test_a_task_gives_the_numbers_of_the_command(tmp_path):
     result = headwise.compare(f"{PLACE}:Tiny", methods=[headwise.DropHead(p=0.3)], seeds=1, out=tmp_path, silent=True)
     assert result.verdicts == {"DropHead(p=0.3)": "undecided"} and len(result.table()) > 2
+
+
+def test_a_study_of_a_file_is_compared_by_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from headwise.studies.digits import Digits\n"
+        "from headwise.study import Study\n"
+        "task = Digits(epochs=1, train_size=50, test_size=50)\n"
+        "mine = Study(name='own', title='Own', question='?', task=task, task_place='headwise.studies.digits:Digits',\n"
+        "    methods=('DropHead(p=0.2)',), seeds=1, margin=0.02)\n"
+    )
+    result = headwise.compare(f"{tmp_path / 'mine.py'}:mine", out=tmp_path / "out", silent=True)
+    assert result.verdicts == {"DropHead(p=0.2)": "undecided"} and result.analysis.margin == 0.02

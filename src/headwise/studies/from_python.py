@@ -13,9 +13,11 @@ import torch
 
 import headwise.comparing.compare  # noqa: F401  # a missing library is reported on import, not when a study runs
 from headwise.comparing.command import carry_out, start_engine
-from headwise.comparing.request import Request, check
+from headwise.comparing.request import Request, check, is_of_file
 from headwise.engines.in_process import HereEngine
+from headwise.experiments.study import Study
 from headwise.experiments.subject import Subject
+from headwise.experiments.task_source import module_of_file
 from headwise.files.errors import StudyError
 from headwise.files.optional_imports import needing
 from headwise.reporting import write
@@ -149,8 +151,8 @@ def compare(
     """Run a study like `headwise compare`, and return its result; a second call continues an interrupted study.
 
     Args:
-        subject: a task (class or object of an importable file), "file.py:Class", the name of an installed study, or the
-            command of a training script: "python train.py --epochs 3".
+        subject: a task (class or object of an importable file, or "file.py:Class"), a study (the name of an installed
+            one, or "file.py:NAME"), or the command of a training script: "python train.py --epochs 3".
         methods: the arms besides the baseline: methods, sequences of methods that act together, or texts of arms.
         seeds: number of seeds; None means that of the study, else 10.
         out: the folder of the results; None means `results/NAME`.
@@ -209,10 +211,13 @@ def _kind_and_name(subject: str | type[Subject] | Subject) -> dict[str, Any]:
         return {"task": _place(subject if isinstance(subject, type) else type(subject))}
     if subject in Installed().names:
         return {"study": subject}
-    # a task ends in a colon and a class; everything else is a command
+    # a task or study ends in a colon and a name; everything else is a command
     name = subject.rpartition(":")[2]
-    is_task = " " not in subject and ":" in subject and name.isidentifier()
-    return {"task": subject} if is_task else {"script": subject}
+    if " " in subject or ":" not in subject or not name.isidentifier():
+        return {"script": subject}
+    path = Path(subject.rpartition(":")[0])
+    is_study = is_of_file(subject) and path.is_file() and isinstance(vars(module_of_file(path)).get(name), Study)
+    return {"study": subject} if is_study else {"task": subject}
 
 
 def _place(kind: type[Subject]) -> str:
