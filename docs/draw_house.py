@@ -20,7 +20,7 @@ PICTURE = ROOT / "docs" / "house.svg"
 # From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: modules
 # that users import and no room does; `testing` also contains the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("files", "pages"),
+    ("files", "pages", "borders"),
     ("core",),
     ("attention", "projections"),
     ("methods", "statistics", "hosts"),
@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
 TITLES = (
-    "ground: files and pages",
+    "ground: files, pages, borders",
     "words that methods are written in",
     "attention, and its weights",
     "collections: one file each",
