@@ -2,18 +2,22 @@
 
 python docs/which_method.py --keep results/league/recall results/league/words
                                                     add these worlds to the kept ones, or replace them
+python docs/which_method.py --archive results/league/images
+                                                    keep the runs of a world that is not finished
 python docs/which_method.py                         write the page
 python docs/which_method.py --check                 check whether it is current
 python docs/which_method.py --restore results/league
-                                                    write the searches of the kept worlds, so that the league resumes
+                                                    write what is kept of every world, so that the league resumes
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 import shutil
+import tarfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,6 +29,7 @@ from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
 from headwise.league.world_file import contents_of
+from headwise.league.world_folder import FILE
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
 from headwise.results.answer import count
@@ -34,6 +39,8 @@ DOCS = Path(__file__).resolve().parent
 # the folder of the worlds' definitions
 OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
 KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
+# the records of all runs of a world, packed
+RUNS = KEPT / "runs"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_runs", "pairs")
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
@@ -107,20 +114,44 @@ def keep(folders: list[Path]) -> None:
         paths = kept | new
         known = [name for name in read_worlds([OF_PAPERS]) if name in paths]
         shutil.rmtree(KEPT, ignore_errors=True)
+        archives = {path.name: path.read_bytes() for path in RUNS.glob("*.tar.xz")}
+        shutil.rmtree(KEPT, ignore_errors=True)
         league_page, _ = write([paths[name] for name in known], KEPT)
     league_page.unlink()
+    RUNS.mkdir()
+    for name, content in archives.items():
+        (RUNS / name).write_bytes(content)
+    archive(folders)
+
+
+def archive(folders: list[Path]) -> None:
+    """Pack the records of a world's runs, without the weights, into one archive."""
+    RUNS.mkdir(exist_ok=True)
+    for folder in folders:
+        world = json.loads((folder / FILE).read_text(encoding="utf-8"))["world"]
+        with tarfile.open(RUNS / f"{world}.tar.xz", "w:xz") as packed:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.suffix in (".json", ".jsonl", ".journal"):
+                    packed.add(path, f"{world}/{path.relative_to(folder)}")
 
 
 def restore(out: Path) -> None:
-    """Write the searches of the kept worlds into folders of a league; `headwise league --run` then trains only what is
-    asked for beyond them, such as fresh seeds or pairs."""
-    for path in sorted(KEPT.glob("*.json")):
-        record = contents_of(path).record
-        if (out / record.world).exists():
-            raise SystemExit(f"{out / record.world} exists. Choose another folder, or delete it.")
-        (out / record.world).mkdir(parents=True)
-        write_record(out / record.world, record)
-        print(out / record.world)
+    """Unpack the archived worlds into folders of a league, so that `headwise league --run` resumes them.
+
+    Of a world without an archive only the searches are written: its final runs are trained again if they are needed.
+    """
+    records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
+    archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
+    for world in sorted({*records, *archives}):
+        if (out / world).exists():
+            raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
+        (out / world).mkdir(parents=True)
+        if world in archives:
+            with tarfile.open(archives[world]) as packed:
+                packed.extractall(out, filter="data")
+        else:
+            write_record(out / world, records[world])
+        print(out / world)
 
 
 def page(league: League) -> str:
@@ -419,11 +450,14 @@ def main() -> int:
     """Keep tables, write the page, or check it."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--keep", type=Path, nargs="+", metavar="WORLD")
+    reader.add_argument("--archive", type=Path, nargs="+", metavar="WORLD")
     reader.add_argument("--restore", type=Path, metavar="OUT")
     reader.add_argument("--check", action="store_true")
     options = reader.parse_args()
-    if options.restore:
-        restore(options.restore)
+    if options.archive or options.restore:
+        archive(options.archive or [])
+        if options.restore:
+            restore(options.restore)
         return 0
     if options.keep:
         keep(options.keep)
