@@ -144,8 +144,9 @@ class House:
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
     def folder(self, module: str) -> str:
-        """Return the folder of a module's file as a dotted name."""
-        return module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
+        """Return the folder of a module as a dotted name; a file directly in the package is a room of its own."""
+        above = module.rpartition(".")[0]
+        return module if self.files[module].name == "__init__.py" or above == self.package else above
 
     def mutual(self) -> list[Arrow]:
         """Return the imports between folders, at any depth, that import each other."""
