@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
+from headwise.borders import DropoutLayer
 from headwise.core.remedies import LEAVE_OUT
 from headwise.hosts.layers.code import names_used
 
@@ -97,7 +97,7 @@ def norms(module: Any) -> bool:
 
 def drops(module: Any) -> bool:
     """Return whether a module is one of torch's dropouts, or has a class name that ends with Dropout."""
-    return isinstance(module, _DropoutNd) or (
+    return isinstance(module, DropoutLayer) or (
         isinstance(module, nn.Module) and type(module).__name__.endswith("Dropout")
     )
 

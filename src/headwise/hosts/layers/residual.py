@@ -8,6 +8,7 @@ from torch import nn
 
 from headwise import projections
 from headwise.attention.kept_kernel import edits
+from headwise.borders import own_modules
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.layers.branch_walk import BranchEnd, Walk, Way, drops, norms
@@ -58,7 +59,7 @@ def _climb(model: nn.Module, name: str, way: Way) -> tuple[str, Way]:
         return above, replace(way, moved=True) if back is None else back
     # Neither has code to read. A Sequential runs its children in order. A ModuleList of a projection and its dropout
     # (diffusers' to_out) is run in order too, but what follows the list is in the code of the module that keeps it.
-    later = list(parent._modules.values())[list(parent._modules).index(own) + 1 :]
+    later = list(own_modules(parent).values())[list(own_modules(parent)).index(own) + 1 :]
     for module in later:
         if drops(module):
             way = replace(way, last=module, barred="")
