@@ -19,8 +19,7 @@ from torch import Tensor, nn
 import headwise
 from headwise import hosts, projections
 from headwise.compressing.exchange import put
-from headwise.compressing.narrow import NarrowColumns, NarrowRows
-from headwise.compressing.site_cut import cut, pseudo_rank
+from headwise.compressing.site_cut import NarrowColumns, NarrowRows, cut, pseudo_rank
 from headwise.projections.inputs import feed
 
 SIZES: dict[str, Any] = {

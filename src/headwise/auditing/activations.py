@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from headwise.auditing.batches import Batch
-from headwise.auditing.checkpoint import Checkpoint
+from headwise.auditing.checkpoint import Batch, Checkpoint
 from headwise.files.errors import CheckpointError
 from headwise.files.health_records import Alert, Record
 from headwise.statistics import STATISTICS

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import hosts, projections
-from headwise.auditing.batches import Batches
-from headwise.auditing.checkpoint import unfitting
+from headwise.auditing.checkpoint import Batches, unfitting
 from headwise.auditing.configs import check_depths, config_of, quiet, structure_of
 from headwise.auditing.tensor_files import TensorFiles, read_object
 from headwise.core.site import Site

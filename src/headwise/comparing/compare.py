@@ -108,7 +108,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         >>> import io, tempfile
         >>> from pathlib import Path
         >>> from headwise.comparing.comparison import Comparison
-        >>> from headwise.engines.in_process import HereEngine
+        >>> from headwise.engines.local import HereEngine
         >>> from headwise.comparing.progress import PlainLines
         >>> from headwise.comparing.compare import compare
         >>> from headwise.studies.digits import STUDY

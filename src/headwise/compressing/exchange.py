@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.compressing.narrow import NarrowColumns
-from headwise.compressing.site_cut import SiteCut, cut_site
+from headwise.compressing.site_cut import NarrowColumns, SiteCut, cut_site
 from headwise.core.site import Site
 from headwise.projections import Projections, capture
 from headwise.projections.inputs import ways

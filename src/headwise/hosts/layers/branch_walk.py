@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.code import names_used
+from headwise.hosts.layers.declared import names_used
 
 # Methods and functions that change neither the order nor the shape of the tokens.
 SAME_TOKENS = frozenset("to type_as type float half bfloat16 contiguous clone checkpoint_name".split())

@@ -7,11 +7,11 @@ from dataclasses import replace
 from torch import nn
 
 from headwise import projections
-from headwise.attention.kept_kernel import edits
+from headwise.attention.computation import edits
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.layers.branch_walk import BranchEnd, Walk, Way, drops, norms
-from headwise.hosts.layers.code import forward_of
+from headwise.hosts.layers.declared import forward_of
 from headwise.projections import ProjectionError
 
 

@@ -15,14 +15,16 @@ from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import touches_call
 from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.code import calls, passes_true, uses
 from headwise.hosts.layers.declared import (
+    Candidate,
     attends_across,
+    calls,
     looks_like_attention,
     other_positions,
     over_channels,
+    passes_true,
     shifts_windows,
+    uses,
 )
 from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.layers.residual import last_before_sum
