@@ -321,7 +321,7 @@ def league(
 @app.command()
 def studies() -> None:
     """List the studies: name, question, arms and seeds, data, last verdict."""
-    from headwise.studies.catalogue import print_studies
+    from headwise.studies.registry import print_studies
 
     print_studies()
 
@@ -337,7 +337,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods: name, operation, paper, what they are for."""
-    from headwise.studies.catalogue import print_methods
+    from headwise.studies.registry import print_methods
 
     print_methods(name, purpose)
 

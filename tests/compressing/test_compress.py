@@ -20,7 +20,7 @@ import headwise
 from headwise import hosts, projections
 from headwise.compressing.exchange import put
 from headwise.compressing.site_cut import NarrowColumns, NarrowRows, cut, pseudo_rank
-from headwise.projections.inputs import feed
+from headwise.projections.capture import feed
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64

@@ -14,7 +14,7 @@ from headwise.experiments.study import read_sweep
 from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
 from headwise.studies.registry import load_study, study_names
-from headwise.training.prepare import fit
+from headwise.training.execution import fit
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import MatrixFreeReadings, read_without_matrix, sink_share, without_matrix
 from headwise.core.call import Call
 from headwise.core.method import Method, touches_call
-from headwise.core.remedies import OWN_ATTENTION
+from headwise.files.errors import OWN_ATTENTION
 
 # Entries of one head's matrix up to which the explicit form is faster on a CPU in fp32, by the kind of the matrix-free
 # form. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread,

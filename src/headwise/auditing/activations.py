@@ -13,9 +13,8 @@ from headwise.statistics import STATISTICS
 from headwise.watching.alerts import Judge
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder
+from headwise.watching.recorder import Recorder, SiteObserver
 from headwise.watching.rules import Thresholds
-from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 
 

@@ -17,7 +17,7 @@ from headwise.auditing.records import BalanceRecord, Layer, WeightRecord
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
-from headwise.statistics.weights.weight_statistic import unbalanced
+from headwise.statistics.weights.product import unbalanced
 
 # Up to this width of the matrices one thread is faster.
 SMALL = 2048

@@ -20,7 +20,7 @@ from headwise.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, pa
 from headwise.core.site import Site
 from headwise.hosts.layers.declared import Candidate
 from headwise.projections import Block, ProjectionError, Projections, capture
-from headwise.projections.inputs import feed
+from headwise.projections.capture import feed
 from headwise.regularizing.handle_place import HANDLE
 from headwise.regularizing.plan import Where, selection
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headwise.compressing.site_cut import NarrowColumns, SiteCut, cut_site
 from headwise.core.site import Site
 from headwise.projections import Projections, capture
-from headwise.projections.inputs import ways
+from headwise.projections.capture import ways
 
 SCORES = (
     "other factors of the same W_KᵀW_Q change its scores: something acts between the projections and the scores, "

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import Candidate, forward_of, is_cross, names_used, reached, without_softmax
 from headwise.hosts.sdpa import call
 from headwise.hosts.sdpa.adapter import NAME, SdpaAdapter

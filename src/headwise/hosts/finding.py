@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from headwise.core.remedies import LOAD_SDPA
 from headwise.core.site import Site, number
+from headwise.files.errors import LOAD_SDPA
 from headwise.hosts import diffusers
 from headwise.hosts.layers.declared import (
     LIKE,

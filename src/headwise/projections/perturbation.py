@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.core.site import Site
 from headwise.projections import capture, named
 from headwise.projections.adapted import is_adapted
-from headwise.projections.inputs import ways
+from headwise.projections.capture import ways
 from headwise.projections.layout import Layout, Sizes, as_rows, layouts
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.site_projections import Projections

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.projections.adapted import base_of
 
 FSDP1 = (

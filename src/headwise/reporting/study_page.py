@@ -1,15 +1,16 @@
-"""The page of a comparison's report: main plot and table, claims, divergence, other outcomes, costs, an appendix."""
+"""The page of a comparison's report: plot, table, claims, divergence, other outcomes, costs, and every run."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from headwise.pages.formats import unit_named
-from headwise.pages.shell import Section, fold, join, page, pairs, prose
-from headwise.reporting.answer_table import answer_table, notes_on_table
+from headwise.pages.formats import milliseconds, unit_named
+from headwise.pages.shell import Cell, Column, Section, fold, join, page, pairs, preformatted, prose, table
+from headwise.reporting.answer_table import answer_table, figure_cell, notes_on_table
 from headwise.reporting.cost_section import cost_section
 from headwise.reporting.difference_section import axis_sections, forest_section, panels_section
 from headwise.reporting.headline import headline, next_step
@@ -22,10 +23,10 @@ from headwise.reporting.optional_sections import (
     maps_section,
     phases_section,
 )
-from headwise.reporting.outcome_texts import brief_names
-from headwise.reporting.run_records import differing, repeat, runs_table, words_on_runs
-from headwise.results.analysis_record import Analysis, stranger_words
-from headwise.results.folder import StudyFolder
+from headwise.reporting.outcome_texts import brief_names, label_of, qualities, unit_of
+from headwise.results.analysis_record import Analysis, FindingsRecord, stranger_words
+from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.records import EnvironmentRecord, StudyRecord
 
 
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
@@ -145,3 +146,84 @@ def chosen_by_trials(notes: Sequence[str]) -> dict[str, str]:
             origin = f", from {match['text']}" if match["text"] != match["label"] else ""
             choices[match["label"]] = f"{start}{origin}; learning rate {match['rate']}"
     return choices
+
+
+def words_on_runs(study: StudyFolder) -> str:
+    """Return where the files of the runs are."""
+    return (
+        "One row a run; its source is the result.json of the folder of that name. "
+        f"The folder {study.path.name}/runs/ holds its configuration, its epochs (metrics.jsonl) and its result."
+    )
+
+
+def runs_table(study: StudyFolder, analysis: Analysis) -> Any:
+    """Return a table of one row per run, with a link to the file of its figures."""
+    outcomes = qualities(analysis)
+    figures = [Column(label_of(one), unit_of(one).name, number=True) for one in outcomes]
+    columns = [Column("arm"), Column("seed", number=True), Column("source"), Column("state"), *figures]
+    columns.append(Column("time per step", number=True))
+    rows = []
+    for arm in study.arms:
+        for seed in study.seeds:
+            run = study.runs.get((arm, seed))
+            diverged = run is not None and run.status == "diverged"
+            cells = []
+            for one in outcomes:
+                value = run.metric(one.name) if run else None
+                cells.append(figure_cell(unit_of(one).number(value), value, diverged))
+            time = run.metric("cost/seconds_per_step") if run else None
+            spent = figure_cell(milliseconds(time), time, diverged)
+            rows.append([arm, Cell(str(seed), seed), _source(run), _run_state(run), *cells, spent])
+    return table(columns, rows, caption="Every run")
+
+
+def _run_state(run: RunFolder | None) -> Cell:
+    if run is None:
+        return Cell("not started", tone="plain")
+    if run.result is not None and run.status == "diverged":
+        divergence = run.result.divergence
+        return Cell(
+            f"diverged at step {divergence.step if divergence else '?'}",
+            tone="diverged",
+            small=divergence.why if divergence else "",
+        )
+    return Cell(run.status)
+
+
+def _source(run: RunFolder | None) -> Cell:
+    if run is None:
+        return Cell(None)
+    name = "result.json" if run.result else "metrics.jsonl"
+    return Cell(run.path.name, href=f"runs/{run.path.name}/{name}")
+
+
+def repeat(described: StudyRecord | FindingsRecord, environments: Sequence[EnvironmentRecord] = ()) -> Any:
+    """Return the exact command and the commit, versions and hardware of the results, else those of the description."""
+    command = described.command
+    text = command if isinstance(command, str) else shlex.join(command)
+    own = EnvironmentRecord(commit=described.commit, versions=described.versions, hardware=described.hardware)
+    origins = list(environments) or [own]
+    parts = [preformatted(text) if text else prose(["The command was not recorded."])]
+    if len(origins) > 1:
+        parts.append(prose([f"{differing(origins)}."], kind="warning"))
+    for environment in origins:
+        runs = {"runs": environment.runs} if len(origins) > 1 else {}
+        parts.append(pairs(runs | _origin(environment)))
+    return join(*parts, prose([f"Note. {note}" for note in described.notes]))
+
+
+def differing(environments: Sequence[EnvironmentRecord]) -> str:
+    """Return the sentence on the number of environments of the results and on their differences."""
+    origins = [_origin(environment) for environment in environments]
+    names = [name for name in dict.fromkeys(key for origin in origins for key in origin) if not _same(origins, name)]
+    return f"The results come from {len(origins)} environments, which differ in {', '.join(names)}"
+
+
+def _same(origins: list[dict[str, Any]], name: str) -> bool:
+    return all(origin.get(name) == origins[0].get(name) for origin in origins)
+
+
+def _origin(environment: EnvironmentRecord) -> dict[str, Any]:
+    items: dict[str, Any] = {"commit": environment.commit or "unknown"}
+    items |= {f"version: {name}": version for name, version in (environment.versions or {}).items()}
+    return items | {f"hardware: {name}": value for name, value in (environment.hardware or {}).items()}

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import names_used
 
 # Methods and functions that change neither the order nor the shape of the tokens.

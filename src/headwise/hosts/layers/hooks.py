@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 
 
 class Hooks:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import touches_call
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import (
     Candidate,
     attends_across,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import forward_of, names_used, reached
 from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.residual import refusal
 from headwise.hosts.sdpa.shape import EXAMPLE, FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR, Served, Shape, batch
 

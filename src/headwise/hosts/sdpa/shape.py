@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core import recompute as passes
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.files.errors import LEAVE_OUT
 
 # The hosts whose calls are assigned to sites by the forward that runs.
 SERVED = ("fused", "diffusers")

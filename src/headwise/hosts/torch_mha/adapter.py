@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.forward import Entered
 from headwise.core.method import Method, touches_call
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import Candidate, is_cross
 from headwise.hosts.layers.residual import last_before_sum, refusal
 from headwise.hosts.torch_mha.call import Arguments, across, attend, fits

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
-from headwise.core.remedies import LOAD_SDPA, SET_SDPA
 from headwise.core.site import Site
+from headwise.files.errors import LOAD_SDPA, SET_SDPA
 from headwise.hosts.layers.declared import Candidate, calls, is_cross, names_used, other_positions, shifts_windows
 from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.layers.residual import last_before_sum

@@ -15,7 +15,7 @@ from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.method import touches_call
 from headwise.core.packed import Packed
-from headwise.core.remedies import LEAVE_OUT, LOAD_SDPA, SET_SDPA
+from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
 from headwise.hosts.layers.declared import names_used
 from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed, is_flash

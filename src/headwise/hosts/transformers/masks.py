@@ -18,7 +18,7 @@ from headwise.core.forward import Running, paddings
 from headwise.core.masked import visible
 from headwise.core.packed import Packed, order
 from headwise.core.recompute import in_backward
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.transformers.routed import FLEX, PLAIN, Routed
 
 
