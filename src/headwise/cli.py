@@ -63,7 +63,7 @@ class CompareCommand(TyperCommand):
         task, scale = (_value_of(option, words) for option in ("--task", "--scale"))
         study = next((word for word in words if word in study_names() or is_of_file(word)), None)
         if task or study:
-            from headwise.comparing.settings_help import describe_request
+            from headwise.comparing.choosing import describe_request
 
             try:
                 print(describe_request(study, task, scale, Installed()))

@@ -9,7 +9,7 @@ from torch import nn
 
 from headwise.core.site import Site, number
 from headwise.files.errors import LOAD_SDPA
-from headwise.hosts import diffusers
+from headwise.hosts import diffusers, torch_mha
 from headwise.hosts.layers.declared import (
     LIKE,
     Candidate,
@@ -21,7 +21,6 @@ from headwise.hosts.layers.declared import (
     without_softmax,
 )
 from headwise.hosts.sdpa import adapter as sdpa
-from headwise.hosts.torch_mha import adapter as torch_mha
 from headwise.hosts.transformers import adapter as transformers
 from headwise.projections.sharded import heads_split
 

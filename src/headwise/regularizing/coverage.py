@@ -9,7 +9,7 @@ from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.hosts.layers.declared import Candidate
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A study as read from its folder: its description, every run's state, epochs and health; and of which number figures are shares."""
+"""A study as read from its folder: its description, and every run's state, epochs and health records."""
 
 from __future__ import annotations
 

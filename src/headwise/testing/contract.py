@@ -11,7 +11,7 @@ from headwise.core.method import Method
 from headwise.core.settings import suggest
 from headwise.testing import on_calls, on_models
 from headwise.testing.calls import why_not
-from headwise.testing.models import MODELS, Host
+from headwise.testing.on_models import MODELS, Host
 
 KINDS = ("plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.files.health_records import Alert, Line, Record, figures_among
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.regularizing.regularize import no_argument

@@ -15,6 +15,7 @@ from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.branch_walk import last_before_sum
 from headwise.hosts.layers.declared import (
     Candidate,
     attends_across,
@@ -27,10 +28,8 @@ from headwise.hosts.layers.declared import (
     uses,
 )
 from headwise.hosts.layers.hooks import Hooks
-from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.sdpa import call, flex, open_sites
-from headwise.hosts.sdpa.limits import Limits
-from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
+from headwise.hosts.sdpa.shape import SAMPLE_MAJOR, Limits
 from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, first_number
 
 # Class and function names that show attention in windows, cut by the module itself or by its block.

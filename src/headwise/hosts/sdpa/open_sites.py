@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headwise.core import recompute as passes
-from headwise.hosts.sdpa.limits import Limited
+from headwise.hosts.sdpa.shape import Limited
 
 _CALL = nn.Module._call_impl.__code__
 _RESUMED = "torch_dynamo_resume_in"

@@ -17,9 +17,9 @@ from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.site import Site
 from headwise.files.errors import LOAD_SDPA, SET_SDPA
+from headwise.hosts.layers.branch_walk import last_before_sum
 from headwise.hosts.layers.declared import Candidate, calls, is_cross, names_used, other_positions, shifts_windows
 from headwise.hosts.layers.hooks import Hooks
-from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.transformers.call import routed
 from headwise.hosts.transformers.masks import packing_of, seeing_themselves
 from headwise.hosts.transformers.routed import KEY, PLACE, PLAIN
