@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.projections.adapted import base_of
-from headwise.projections.block import Block
-from headwise.projections.layout import as_rows
+from headwise.projections.block import Block, as_rows
 from headwise.projections.named import further
 from headwise.projections.names import HEADS, first_number
 
