@@ -69,12 +69,7 @@ def _worst(audit: AuditResult) -> Any:
 def _alerts(audit: AuditResult) -> Any:
     if not audit.alerts:
         return prose(["No figure is beyond its limit."])
-    columns = [
-        Column("where"),
-        Column("alert"),
-        Column("meaning and remedy", wide=True),
-        Column("value", number=True),
-    ]
+    columns = [Column("where"), Column("alert"), Column("meaning and remedy", wide=True), Column("value", number=True)]
     rows = [
         [
             place_of(a),

@@ -71,10 +71,7 @@ def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None =
 
 
 def judge(
-    study: StudyFolder,
-    claim: Claim,
-    premises: Sequence[JudgedPremise] = (),
-    effects: dict[str, Effect] | None = None,
+    study: StudyFolder, claim: Claim, premises: Sequence[JudgedPremise] = (), effects: dict[str, Effect] | None = None
 ) -> JudgedClaim:
     """Return a claim with its verdict; `effects` are the smallest differences reported as effects, by outcome."""
     tests = judged_tests(study, claim.tests, effects or {})
