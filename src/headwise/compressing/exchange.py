@@ -102,11 +102,9 @@ def _record_run(site: Site, exchanged: SiteCut, model: nn.Module, run: Callable[
         handle.remove()
     if not calls or not outputs:
         raise ValueError("the layer was not reached")
-    return SiteRun([_scores(call.q, call.k) for call in calls], outputs)
-
-
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+    return SiteRun(
+        [call.q @ call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1).mT for call in calls], outputs
+    )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -258,15 +258,7 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
                 return _probed_by(site, candidates, root, run, parent)
             except Unclear as reason:
                 reasons.append(str(reason))
-            except (
-                TypeError,
-                ValueError,
-                RuntimeError,
-                AttributeError,
-                IndexError,
-                KeyError,
-                NotImplementedError,
-            ) as error:
+            except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
                 # The layer may need more than one tensor, or the synthesised batch may not fit: try the next way.
                 reasons.append(
                     f"could not be run ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"

@@ -28,15 +28,7 @@ from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
 
 VERDICTS = ("better", "worse", "higher", "lower", "equivalent", "no evidence", "undecided")
-COLOURS = (
-    "var(--blue)",
-    "var(--vermillion)",
-    "var(--purple)",
-    "var(--purple)",
-    "var(--green)",
-    "var(--grey)",
-    "var(--grey)",
-)
+COLOURS = tuple(f"var(--{name})" for name in ("blue", "vermillion", "purple", "purple", "green", "grey", "grey"))
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
 # least number of rows to pixels of a row: on paper, nine rows leave room for their table
 HEIGHTS = {1: 52, 6: 42, 8: 38}

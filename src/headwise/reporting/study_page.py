@@ -102,10 +102,8 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
     if analysis.margin is not None:
         unit = unit_named(metric.unit)
         facts.append(("margin of equivalence", f"±{unit.number(analysis.margin)} {unit.difference}".strip()))
-    names, settings = (
-        ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size"),
-        study.study.settings,
-    )
+    names = ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size")
+    settings = study.study.settings
     settings_shown = [
         (name.replace("_", " "), settings[name]) for name in names if isinstance(settings.get(name), str | int | float)
     ]

@@ -199,12 +199,8 @@ def _joint_estimates(figures: list[Figures], alpha: float) -> list[list[Estimate
 
 def _estimates(table: Table, alpha: float) -> list[Estimate]:
     intervals = JointIntervals(table)
-    outer, inner, errors, p = (
-        intervals.bounds(alpha),
-        intervals.bounds(2 * alpha),
-        intervals.errors(),
-        intervals.p_zero(),
-    )
+    outer, inner = intervals.bounds(alpha), intervals.bounds(2 * alpha)
+    errors, p = intervals.errors(), intervals.p_zero()
     return [
         Estimate(
             float(intervals.means[at]) if intervals.pairs[at] else None,

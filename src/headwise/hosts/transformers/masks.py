@@ -136,10 +136,8 @@ def matrix_of(
     """
     rows, queries = q.shape[0], q.shape[2]
     if is_block_mask(mask):
-        query_places, key_places = (
-            torch.arange(queries, device=q.device)[:, None],
-            torch.arange(keys, device=q.device)[None],
-        )
+        query_places = torch.arange(queries, device=q.device)[:, None]
+        key_places = torch.arange(keys, device=q.device)[None]
         samples = torch.arange(rows, device=q.device)[:, None, None]
         if packed is None:
             return of_blocks(mask, samples, query_places[None], key_places[None]).unsqueeze(1), False
