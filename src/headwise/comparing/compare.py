@@ -129,8 +129,10 @@ def compare(comparison: Comparison) -> list[RunResult]:
                 _seal_older_results(out)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
-            if comparison.trials:
-                _refuse_several_processes(comparison.study)
+            if comparison.trials and comparison.study.processes > 1:
+                raise StudyError(
+                    "--tune works with one process a run. Tune without `accelerate launch`, then run with it."
+                )
             if comparison.rehearse or comparison.plan_only:
                 _rehearse(comparison)
             if comparison.plan_only:
@@ -195,11 +197,6 @@ def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
     if is_first_process():
         for name in strangers(comparison.out, [order.identity for order in orders]):
             comparison.listener.say(f"note: {comparison.out / 'runs' / name} is no run of this study and is left out")
-
-
-def _refuse_several_processes(study: Study) -> None:
-    if study.processes > 1:
-        raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:

@@ -41,11 +41,9 @@ def _run_synthesised(owner: nn.Module) -> Any:
 
 def feed(model: nn.Module, example: Any) -> Any:
     """Call the model on a batch: a mapping as keywords, a sequence as arguments, anything else as one argument."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    if isinstance(example, (tuple, list)):
-        return model(*example)
-    return model(example)
+    if hasattr(example, "keys"):
+        return model(**{name: example[name] for name in example})
+    return model(*example) if isinstance(example, (tuple, list)) else model(example)
 
 
 def first_sample(example: Any) -> Any:

@@ -143,9 +143,7 @@ class Probe:
         return {kind: self._heads_second(getattr(calls[0], kind)) for kind in "qkv"}
 
     def _heads_second(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
-            return x.unsqueeze(1)
-        return x.movedim(self.head_axis, 1).flatten(2, -2)
+        return x.unsqueeze(1) if x.dim() == 3 else x.movedim(self.head_axis, 1).flatten(2, -2)
 
     def moved(self, projection: Leaf, rows: Tensor) -> dict[str, Tensor]:
         """Perturb rows of a leaf and return for q, k and v which entries changed, bool (H, D)."""
