@@ -1,9 +1,13 @@
 """Write docs/which_method.md, and the league's lines in README.md, from the kept tables in docs/league.
 
 python docs/which_method.py --keep results/league/recall results/league/words
-                                                    replace the kept tables and figures by those of these worlds
+                                                    add these worlds to the kept ones, or replace them
+python docs/which_method.py --archive results/league/images
+                                                    keep the runs of a world that is not finished
 python docs/which_method.py                         write the page
 python docs/which_method.py --check                 check whether it is current
+python docs/which_method.py --restore results/league
+                                                    write what is kept of every world, so that the league resumes
 """
 
 from __future__ import annotations
@@ -13,21 +17,30 @@ import csv
 import json
 import re
 import shutil
+import tarfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 from headwise.league.files import World, read_worlds
 from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
+from headwise.league.world_file import contents_of
+from headwise.league.world_folder import FILE
+from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
 from headwise.results.answer import count
+from headwise.results.records import StudyRecord
 
 DOCS = Path(__file__).resolve().parent
+# the folder of the worlds' definitions
+OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
 KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
+# the records of all runs of a world, packed
+RUNS = KEPT / "runs"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_runs", "pairs")
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
@@ -51,11 +64,11 @@ class Row:
 
 @dataclass(frozen=True)
 class League:
-    """The kept tables, and the worlds and environments that they come from."""
+    """The kept tables, the definitions of all worlds, and the studies of those that were run."""
 
     worlds: dict[str, World]
     tables: dict[str, list[Row]]
-    environments: dict[str, dict[str, Any]]
+    studies: dict[str, StudyRecord]
 
     @property
     def run(self) -> list[str]:
@@ -89,25 +102,56 @@ def read(kept: Path = KEPT) -> League:
         path = kept / f"{name}.csv"
         rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
         tables[name] = [Row(row) for row in rows]
-    folder = Path(str(resources.files("headwise_papers"))) / "league"
-    environments = json.loads((kept / "environments.json").read_text(encoding="utf-8"))
-    return League(read_worlds([folder]), tables, environments)
+    studies = {path.stem: contents_of(path).study.study for path in sorted(kept.glob("*.json"))}
+    return League(read_worlds([OF_PAPERS]), tables, studies)
 
 
 def keep(folders: list[Path]) -> None:
-    """Copy the tables and figures of finished worlds, and store the environments of their runs."""
-    shutil.rmtree(KEPT, ignore_errors=True)
-    league_page, _ = write(folders, KEPT)
+    """Write the files, tables and figures of the kept worlds and of these, which replace kept ones of the same name."""
+    new = {contents_of(folder).record.world: folder for folder in folders}
+    with TemporaryDirectory() as scratch:
+        kept = {path.stem: Path(shutil.copy(path, scratch)) for path in KEPT.glob("*.json")}
+        paths = kept | new
+        known = [name for name in read_worlds([OF_PAPERS]) if name in paths]
+        shutil.rmtree(KEPT, ignore_errors=True)
+        archives = {path.name: path.read_bytes() for path in RUNS.glob("*.tar.xz")}
+        shutil.rmtree(KEPT, ignore_errors=True)
+        league_page, _ = write([paths[name] for name in known], KEPT)
     league_page.unlink()
-    environments = {}
+    RUNS.mkdir()
+    for name, content in archives.items():
+        (RUNS / name).write_bytes(content)
+    archive(folders)
+
+
+def archive(folders: list[Path]) -> None:
+    """Pack the records of a world's runs, without the weights, into one archive."""
+    RUNS.mkdir(exist_ok=True)
     for folder in folders:
-        study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        environments[study["name"].removeprefix("league-")] = {
-            "hardware": study["hardware"]["processor"],
-            "versions": study["versions"],
-            "environments": len(study["environments"]),
-        }
-    (KEPT / "environments.json").write_text(json.dumps(environments, indent=1) + "\n", encoding="utf-8")
+        world = json.loads((folder / FILE).read_text(encoding="utf-8"))["world"]
+        with tarfile.open(RUNS / f"{world}.tar.xz", "w:xz") as packed:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.suffix in (".json", ".jsonl", ".journal"):
+                    packed.add(path, f"{world}/{path.relative_to(folder)}")
+
+
+def restore(out: Path) -> None:
+    """Unpack the archived worlds into folders of a league, so that `headwise league --run` resumes them.
+
+    Of a world without an archive only the searches are written: its final runs are trained again if they are needed.
+    """
+    records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
+    archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
+    for world in sorted({*records, *archives}):
+        if (out / world).exists():
+            raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
+        (out / world).mkdir(parents=True)
+        if world in archives:
+            with tarfile.open(archives[world]) as packed:
+                packed.extractall(out, filter="data")
+        else:
+            write_record(out / world, records[world])
+        print(out / world)
 
 
 def page(league: League) -> str:
@@ -343,8 +387,8 @@ def _nowhere(league: League) -> str:
 
 
 def _limits(league: League) -> list[str]:
-    machines = sorted({one["hardware"] for one in league.environments.values()})
-    versions = next(iter(league.environments.values()))["versions"]
+    machines = sorted({(study.hardware or {})["processor"] for study in league.studies.values()})
+    versions = next(iter(league.studies.values())).versions or {}
     return [
         "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. What fails "
         "only in large models, or after many steps, is not here.\n"
@@ -406,8 +450,15 @@ def main() -> int:
     """Keep tables, write the page, or check it."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--keep", type=Path, nargs="+", metavar="WORLD")
+    reader.add_argument("--archive", type=Path, nargs="+", metavar="WORLD")
+    reader.add_argument("--restore", type=Path, metavar="OUT")
     reader.add_argument("--check", action="store_true")
     options = reader.parse_args()
+    if options.archive or options.restore:
+        archive(options.archive or [])
+        if options.restore:
+            restore(options.restore)
+        return 0
     if options.keep:
         keep(options.keep)
     league = read()

@@ -251,7 +251,7 @@ def report(
 def league(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER...", help="Folders of worlds that were run. Default: those in --out."),
+        typer.Argument(metavar="WORLD...", help="Folders or files of worlds that were run. Default: those in --out."),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print which runs are missing and how long they take, and stop.")

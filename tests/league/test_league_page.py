@@ -80,7 +80,7 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     assert "fresh seeds" in lines[0]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("league.html", "league.csv", "runs.csv", "trials.csv", "aggregate.csv", "left_out.csv"),
-        *("gains.svg", "cost.svg", "profiles.svg"),
+        *("gains.svg", "cost.svg", "profiles.svg", "one.json", "two.json"),
     }
     cells = rows_of(tmp_path / "out" / "league.csv")
     assert len(cells) == 10 and {row["verdict"] for row in cells if row["entry"] == "good"} == {"better"}
@@ -123,3 +123,24 @@ def test_folders_that_are_no_worlds_of_one_league_are_refused(folders, tmp_path)
 def test_what_none_beats_in_both_is_named():
     points = {"cheap": (1.0, 0.1), "good": (1.5, 0.9), "worse": (1.5, 0.5), "dear": (2.0, 0.9), "twin": (1.0, 0.1)}
     assert undominated(points) == {"cheap", "good", "twin"}
+
+
+def test_a_world_in_one_file_gives_the_same_page_as_its_folder(folders, tmp_path):
+    finished_world(folders[0] / "fresh", "one", figures(2, {"decay": 0.02, "good": 0.05}), kinds=KINDS)
+    write(folders, tmp_path / "of_folders")
+    files = sorted((tmp_path / "of_folders").glob("*.json"))
+    assert len(files) == len(folders)
+    order = [read_worlds([file])[0].record.world for file in files]
+    assert order == [world.record.world for world in read_worlds(folders)]
+    write(files, tmp_path / "of_files")
+    again = sorted(path.name for path in (tmp_path / "of_files").iterdir())
+    assert again == sorted(path.name for path in (tmp_path / "of_folders").iterdir())
+    for name in again:
+        if not name.endswith((".svg", ".html")):
+            assert (tmp_path / "of_files" / name).read_bytes() == (tmp_path / "of_folders" / name).read_bytes(), name
+
+
+def test_a_file_that_is_no_world_is_refused(tmp_path):
+    (tmp_path / "other.json").write_text('{"format": 1}')
+    with pytest.raises(StudyError, match=r"other\.json is not the file of a league's world"):
+        read_worlds([tmp_path / "other.json"])

@@ -13,9 +13,7 @@ from headwise.league.files import RATE, Axis, Choices, Entry
 from headwise.league.gains import Worlds
 from headwise.league.reading import WorldRead
 from headwise.league.tables import kinds_of, ordered
-
-# the subfolder of a world with its runs on fresh seeds
-FRESH = "fresh"
+from headwise.league.world_file import FRESH
 
 
 def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from headwise.league.follow_up import FRESH
 from headwise.league.gains import Aggregate, Estimate, Worlds
-from headwise.league.reading import WorldRead, read_worlds
+from headwise.league.reading import WorldRead, read_world
 from headwise.league.tables import kinds_of, ordered
-from headwise.league.world_folder import is_ready
 from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, table
@@ -23,12 +21,13 @@ Pair = tuple[str, tuple[Estimate, Estimate]]
 
 def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     """Return the worlds with runs on fresh seeds, read from these runs, with gains in the league's own units."""
-    folders = [world.folder / FRESH for world in read if is_ready(world.folder / FRESH)]
-    units = {world.record.world: world.figures.spread for world in read}
-    return [
-        dataclasses.replace(world, figures=dataclasses.replace(world.figures, unit=units[world.record.world]))
-        for world in read_worlds(folders)
-    ]
+    fresh = []
+    for world in read:
+        if world.contents.fresh is not None:
+            again = read_world(world.contents.fresh)
+            figures = dataclasses.replace(again.figures, unit=world.figures.spread)
+            fresh.append(dataclasses.replace(again, figures=figures))
+    return fresh
 
 
 def fresh_section(

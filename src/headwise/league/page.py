@@ -50,15 +50,15 @@ MEANING = (
 PROFILES = 8
 
 
-def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
-    """Write league.html, tables and figures of the worlds in `folders` into `out`.
+def write(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
+    """Write league.html, tables, figures and a file of each world into `out`; `paths` are folders or files of worlds.
 
     Return the path of the page, and lines for the terminal.
 
     Raises:
-        StudyError: for folders without a world, or worlds of different leagues.
+        StudyError: for paths without a world, or worlds of different leagues.
     """
-    read = read_worlds(folders)
+    read = read_worlds(paths)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
     aggregates, fresh_aggregates = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
     pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
@@ -83,6 +83,7 @@ def write(folders: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     if pairs:
         contents["pairs.csv"] = tables.pairs_csv(pairs, aggregates)
     contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
+    contents |= {f"{world.record.world}.json": world.file().model_dump_json() + "\n" for world in read}
     out.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_bytes(out / name, content.encode())

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwise.files.errors import StudyError
-from headwise.league import world_folder
 from headwise.league.gains import Figures
-from headwise.league.world_folder import EntryRecord, LeagueRecord, step_times
+from headwise.league.world_file import Contents, WorldFile, as_file, contents_of
+from headwise.league.world_folder import EntryRecord, LeagueRecord
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
-from headwise.results.folder import StudyFolder, read_study
+from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
 
 if TYPE_CHECKING:
@@ -51,30 +51,43 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class WorldRead:
-    """One world as read from its folder."""
+    """One world as read from its folder or file."""
 
-    folder: Path
-    record: LeagueRecord
-    study: StudyFolder
+    contents: Contents
     outcome: Outcome
     # the control with the best validation figure; "" if the search of none has ended
     control: str
     cells: dict[str, Cell]
     figures: Figures
 
+    @property
+    def record(self) -> LeagueRecord:
+        """Return the searches of the world's entries."""
+        return self.contents.record
 
-def read_worlds(folders: Sequence[Path]) -> list[WorldRead]:
-    """Return the worlds in the order of their folders.
+    @property
+    def study(self) -> StudyFolder:
+        """Return the final runs."""
+        return self.contents.study
+
+    def file(self) -> WorldFile:
+        """Return the world as one file, with all that pages and tables show."""
+        others = dict.fromkeys(name for cell in self.cells.values() for name in cell.others)
+        return as_file(self.contents, [self.outcome.name, *others, STEP])
+
+
+def read_worlds(paths: Sequence[Path]) -> list[WorldRead]:
+    """Return the worlds in the order of their folders or files.
 
     Raises:
-        StudyError: for a folder that is not a world of a league, one whose search of the plain model has not ended, two
-            folders of the same world, and worlds searched with different numbers of trials.
+        StudyError: for a path that is not a world of a league, one whose search of the plain model has not ended, two
+            paths of the same world, and worlds searched with different numbers of trials.
     """
-    worlds = [_read(folder) for folder in folders]
+    worlds = [read_world(contents_of(path)) for path in paths]
     names = [world.record.world for world in worlds]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise StudyError(f"the world {repeated} was given twice. Give one folder for each world.")
+        raise StudyError(f"the world {repeated} was given twice. Give one folder or file for each world.")
     trials = {world.record.trials for world in worlds}
     if len(trials) > 1:
         raise StudyError(
@@ -93,18 +106,11 @@ def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
     return max(scored)[1] if scored else ""
 
 
-def _read(folder: Path) -> WorldRead:
+def read_world(contents: Contents) -> WorldRead:
+    """Return one world: every entry's results, differences and figures."""
     import numpy as np
 
-    record = world_folder.read(folder)
-    try:
-        study = read_study(folder)
-    except FileNotFoundError:
-        raise StudyError(
-            f"{folder}: the search of the plain model has not ended, so nothing can be compared. Continue the league."
-        ) from None
-    except ValueError as error:
-        raise StudyError(str(error)) from error
+    record, study = contents.record, contents.study
     outcome = study.study.outcome(study.study.primary)
     higher = outcome.higher_is_better is not False
     plain = next(name for name, one in record.entries.items() if one.kind == "plain")
@@ -132,7 +138,7 @@ def _read(folder: Path) -> WorldRead:
         name: one.chosen for name, one in record.entries.items() if one.status == "chosen" and one.chosen in study.arms
     }
     # other work on the machine only lengthens a step, so the shortest time over the seeds is the best estimate
-    measured = step_times(folder)
+    measured = contents.step_times
     plain_step = min(_figures_of(study, study.baseline, STEP), default=None)
     cells = {}
     for name, one in record.entries.items():
@@ -151,9 +157,7 @@ def _read(folder: Path) -> WorldRead:
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
-    return WorldRead(
-        folder, record, study, outcome, control, cells, Figures(record.world, figures(study.baseline), entries)
-    )
+    return WorldRead(contents, outcome, control, cells, Figures(record.world, figures(study.baseline), entries))
 
 
 def _others(study: StudyFolder, arm: str, primary: str) -> dict[str, float]:
