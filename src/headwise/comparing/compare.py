@@ -170,8 +170,8 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
             if why:
                 raise StudyError(
                     f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed "
-                    "before the model is "
-                    "built and the data are shuffled, or leave --require-pairs out: they are then judged as not paired."
+                    "before the model is built and the data are shuffled, or leave --require-pairs out: they are then "
+                    "judged as not paired."
                 )
 
     return check_pair
