@@ -145,8 +145,8 @@ class House:
 
     def folder(self, module: str) -> str:
         """Return the folder of a module as a dotted name; a file directly in the package is a room of its own."""
-        above = module.rpartition(".")[0]
-        return module if self.files[module].name == "__init__.py" or above == self.package else above
+        is_room = self.files[module].name == "__init__.py" or module.count(".") == 1
+        return module if is_room else module.rpartition(".")[0]
 
     def mutual(self) -> list[Arrow]:
         """Return the imports between folders, at any depth, that import each other."""

@@ -30,7 +30,7 @@ INNER = {
     "What `audit`, `compress` and `sharpness` give": (
         "headwise.auditing.page.Audit",
         "headwise.compressing.record.Compressed",
-        "headwise.statistics.curvature.sharpness.Sharpness",
+        "headwise.statistics.sharpness.Sharpness",
     ),
     "What `run` and `compare` give": (
         "headwise.Run",

@@ -16,13 +16,12 @@ from headwise import hosts, projections
 from headwise.attention.fitted_layer import bare_layers
 from headwise.borders import forward_hooks_of, forward_pre_hooks_of
 from headwise.compressing.exchange import in_place, put, refusal
-from headwise.compressing.narrow import Narrow
 from headwise.compressing.record import Compressed, LayerCut, Pair
-from headwise.compressing.site_cut import FACTORS, SiteCut, cut_site, parameters_of
+from headwise.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import Candidate
 from headwise.projections import Block, ProjectionError, Projections, capture
-from headwise.projections.inputs import feed
+from headwise.projections.capture import feed
 from headwise.regularizing.handle_place import HANDLE
 from headwise.regularizing.plan import Where, selection
 

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.borders import TORCH_BACKENDS, active_backend, own_modules
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.code import forward_of, names_used, reached
-from headwise.hosts.layers.declared import is_cross, without_softmax
+from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.declared import Candidate, forward_of, is_cross, names_used, reached, without_softmax
 from headwise.hosts.sdpa import call
 from headwise.hosts.sdpa.adapter import NAME, SdpaAdapter
 from headwise.hosts.sdpa.flex import dense_mask

@@ -18,7 +18,7 @@ from headwise.borders import (
     own_parameters,
     tensor_parallel_size,
 )
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.projections.adapted import base_of
 
 FSDP1 = (

@@ -45,11 +45,9 @@ def _check_first(missing: list[FittedLayer]) -> None:
     # Methods without draws, penalties and carried values do the same however often a layer runs.
     repeated = [f for f in missing if f.passes.repeats_matter]
     if repeated:
-        names, methods = (
-            ", ".join(f.site.name for f in repeated),
-            dict.fromkeys(f.passes.repeated_methods() for f in repeated),
-        )
-        raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=" + ".join(methods)))
+        names = ", ".join(f.site.name for f in repeated)
+        methods = " + ".join(dict.fromkeys(f.passes.repeated_methods() for f in repeated))
+        raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=methods))
 
 
 def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:

@@ -12,7 +12,7 @@ from headwise.attention.fitted_layer import FittedLayer, bare_layers, live_layer
 from headwise.borders import COMPILED_INSIDE, own_modules
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import Candidate
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.plan import Where, no_site, selection
 from headwise.statistics import STATISTICS

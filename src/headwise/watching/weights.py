@@ -22,8 +22,7 @@ from headwise.projections.adapted import effective, is_adapted, obstacle
 from headwise.projections.block import Block
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.sharded import sharded
-from headwise.statistics import STATISTICS
-from headwise.statistics.curvature import lanczos
+from headwise.statistics import STATISTICS, lanczos
 from headwise.statistics.entropy import largest_eigenvalue
 from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.borders import Convolution
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 
 
 class Hooks:

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.borders import indexing_by_tensors, not_compiled, uncompiled
-from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.code import forward_of, names_used, reached
-from headwise.hosts.sdpa.limits import Limited, samples_of
+from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.declared import forward_of, names_used, reached
 from headwise.hosts.sdpa.open_sites import serving
-from headwise.hosts.sdpa.shape import SERVED, Shape
+from headwise.hosts.sdpa.shape import SERVED, Limited, Shape, samples_of
 
 NAME, LIBRARY = "flex_attention", "torch.nn.attention.flex_attention"
 # levels of calls that are followed from a layer's forward

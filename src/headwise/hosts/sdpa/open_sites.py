@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise.borders import MODULE_CALL, RESUMED
 from headwise.core import recompute as passes
-from headwise.hosts.sdpa.limits import Limited
+from headwise.hosts.sdpa.shape import Limited
 
 # Frames of this file between the function's replacement and the walk: `_runs`, `_running` and `serving`.
 _OWN_FRAMES = 3

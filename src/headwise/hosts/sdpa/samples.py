@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.borders import tree_leaves, tree_map
-from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import Candidate
 from headwise.hosts.sdpa.adapter import SdpaAdapter
 from headwise.hosts.sdpa.shape import FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR
 

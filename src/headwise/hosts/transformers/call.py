@@ -16,10 +16,9 @@ from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.method import touches_call
 from headwise.core.packed import Packed
-from headwise.core.remedies import LEAVE_OUT, LOAD_SDPA, SET_SDPA
-from headwise.hosts.layers.code import names_used
-from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_last
-from headwise.hosts.transformers.packing import packing_of
+from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
+from headwise.hosts.layers.declared import names_used
+from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
 
 # Keywords that models pass to each layer and that neither the eager nor the sdpa function reads: bookkeeping of
