@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.auditing.tensor_files import read_object
+from headwise.borders import own_parameters
 from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
@@ -161,18 +162,18 @@ def weights_in_place(checkpoint: Checkpoint, layout: Projections) -> Iterator[No
     """Put the real weights of one site into the structure inside the context, and remove them afterwards."""
     places: dict[str, tuple[nn.Module, str, nn.Parameter]] = {}
     for block in layout.blocks:
-        if (parameter := block.module._parameters.get(block.name)) is not None and parameter.device.type == "meta":
+        if (parameter := own_parameters(block.module).get(block.name)) is not None and parameter.device.type == "meta":
             places.setdefault(block.where, (block.module, block.name, parameter))
     read = checkpoint.tensors(list(places)) if places else {}
     try:
         for full_name, (module, name, empty) in places.items():
             if read[full_name].shape != empty.shape:
                 raise CheckpointError(unfitting(full_name, tuple(read[full_name].shape), empty))
-            module._parameters[name] = nn.Parameter(_as_float(read[full_name], full_name), requires_grad=False)
+            own_parameters(module)[name] = nn.Parameter(_as_float(read[full_name], full_name), requires_grad=False)
         yield
     finally:
         for module, name, empty in places.values():
-            module._parameters[name] = empty
+            own_parameters(module)[name] = empty
 
 
 def unfitting(name: str, shape: tuple[int, ...], claimed: Tensor) -> str:

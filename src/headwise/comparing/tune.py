@@ -127,11 +127,13 @@ class Search:
         """Return the order of the next trial: an interrupted one, else a new one; None if the budget is used."""
         from optuna.trial import Trial, TrialState
 
+        from headwise.borders import trial_id
+
         if self.finished >= self._comparison.trials:
             return None
         study = self._open()
         under_way = [trial for trial in self._budget() if trial.state == TrialState.RUNNING]
-        trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
+        trial = Trial(study, trial_id(under_way[0])) if under_way else study.ask()
         self._pending = trial.number
         return self._comparison.order(self._configuration(self._space.choice(self._space.ask(trial))), "trials")
 

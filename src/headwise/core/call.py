@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headwise.borders import constant_in_graphs
 from headwise.core import masked, random_draws
 from headwise.core.masked import allowed_keys
 from headwise.core.method_state import MethodState
@@ -348,13 +349,10 @@ class Call:
         return part
 
 
+# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash.
+@constant_in_graphs
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
-
-
-# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash. This is what
-# torch.compiler.assume_constant_result does, which imports the compiler: more than a second of each process.
-_crc._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class RowReadings(Protocol):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.attention.softmax import fused
+from headwise.borders import packs_projections
 from headwise.core.forward import Entered
 from headwise.core.method import Method, touches_call
 from headwise.core.site import Site
@@ -242,7 +243,7 @@ def fits(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tenso
     token_dim = 1 if module.batch_first and query.dim() == 3 else 0
     batch = query.shape[1 - token_dim] if query.dim() == 3 else 1
     sizes = (query.shape[token_dim], key.shape[token_dim])
-    same = key.shape == value.shape if module._qkv_same_embed_dim else key.shape[:-1] == value.shape[:-1]
+    same = key.shape == value.shape if packs_projections(module) else key.shape[:-1] == value.shape[:-1]
     if not same or query.shape[-1] != module.embed_dim or (arguments.is_causal and attn is None):
         return False
     if any(m is not None and m.dtype != torch.bool and not m.is_floating_point() for m in (attn, padding)):
@@ -351,7 +352,7 @@ def _projected(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, each (tokens, batch, C), with bias_k and bias_v; parameters are read once per call."""
     bias = module.in_proj_bias
-    if not module._qkv_same_embed_dim:
+    if not packs_projections(module):
         bq, bk, bv = (None, None, None) if bias is None else bias.chunk(3)
         weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         q, k, v = F.linear(query, weights[0], bq), F.linear(key, weights[1], bk), F.linear(value, weights[2], bv)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import Convolution, own_modules
 from headwise.core.site import Site
 from headwise.projections import capture, named
 from headwise.projections.adapted import is_adapted
@@ -159,7 +160,7 @@ class Probe:
             raise Unclear(
                 f"reads {projection.name}.weight without calling its module, so that its adapters have no effect"
             )
-        elif "parametrizations" in projection.module._modules:
+        elif "parametrizations" in own_modules(projection.module):
             raise Unclear(
                 f"reads {projection.name}.weight without calling its module, and that weight is parametrized already"
             )
@@ -191,7 +192,7 @@ def _noise(like: Tensor) -> Tensor:
 @contextmanager
 def _shifted_output(projection: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
     """Add noise to the outputs of the rows, which has the effect of changed rows without changing a weight."""
-    convolution = isinstance(projection.module, nn.modules.conv._ConvNd)
+    convolution = isinstance(projection.module, Convolution)
     mask = torch.zeros(projection.rows, dtype=output.dtype, device=output.device)
     mask[rows.to(output.device)] = 1
     mask = mask.view(-1, *[1] * (output.dim() - 2)) if convolution else mask
@@ -227,7 +228,7 @@ def _shift_heads(out: Tensor, axis: int, heads: Tensor | None, dims: Tensor | No
 
 
 def _channels_last(x: Tensor, projection: Leaf) -> Tensor:
-    return x.movedim(1, -1) if isinstance(projection.module, nn.modules.conv._ConvNd) else x
+    return x.movedim(1, -1) if isinstance(projection.module, Convolution) else x
 
 
 def _far(a: Tensor, b: Tensor) -> Tensor:

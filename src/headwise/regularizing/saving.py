@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import COMPILED_INSIDE
 from headwise.core.method import Method
 from headwise.files.durable import write_json
 from headwise.files.optional_imports import needing, quiet_transformers
@@ -40,7 +41,7 @@ ADAPTER = "adapter_config.json"
 # options of transformers' save_pretrained that change file names or weights, or push only a part
 REFUSED = ("variant", "state_dict", "push_to_hub", "is_main_process", "distributed_checkpoint")
 # classes of torch that wrap a whole model, and the name of the submodule that holds it
-AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
+AROUND = {"OptimizedModule": COMPILED_INSIDE, "DistributedDataParallel": "module"}
 # logits of an exported model may differ by this share of the largest one
 TOLERANCE = 1e-5
 

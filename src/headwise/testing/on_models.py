@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.borders import forward_hooks_of, forward_pre_hooks_of
 from headwise.core.method import Method
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.parameter_groups import parameter_groups
@@ -224,7 +225,9 @@ def removal_leaves_no_trace(cls: type[Method], host: Host) -> None:
     assert_same(run(host, model), plain, "the output is not restored", bits=True)
     assert [type(m) for m in model.modules()] == kinds, "modules of other classes remain"
     assert [set(m.__dict__) for m in model.modules()] == attributes, "attributes remain on modules; write unbuild()"
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()), "hooks remain; write unbuild()"
+    assert not any(forward_hooks_of(m) or forward_pre_hooks_of(m) for m in model.modules()), (
+        "hooks remain; write unbuild()"
+    )
 
 
 def training_steps_work(cls: type[Method], host: Host) -> None:

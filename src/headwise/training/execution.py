@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
+from headwise.borders import forget_precision, precision_of_process
 from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import derive
 from headwise.experiments.subject import Phase
@@ -256,8 +256,8 @@ def accelerator_of(order: Order, task: Task) -> Accelerator:
         torch.cuda.set_device(device)
     precision = "bf16" if task.dtype == "bfloat16" else "no"
     # Accelerate keeps one precision for a process and refuses another, and arms and phases may differ in it
-    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
-        AcceleratorState._reset_state()
+    if precision_of_process(precision) != precision:
+        forget_precision()
     return Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
 
 

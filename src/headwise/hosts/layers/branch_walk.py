@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from headwise import projections
 from headwise.attention.computation import edits
+from headwise.borders import DropoutLayer, own_modules
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
@@ -102,7 +102,7 @@ def norms(module: Any) -> bool:
 
 def drops(module: Any) -> bool:
     """Return whether a module is one of torch's dropouts, or has a class name that ends with Dropout."""
-    return isinstance(module, _DropoutNd) or (
+    return isinstance(module, DropoutLayer) or (
         isinstance(module, nn.Module) and type(module).__name__.endswith("Dropout")
     )
 
@@ -365,7 +365,7 @@ def _climb(model: nn.Module, name: str, way: Way) -> tuple[str, Way]:
         return above, replace(way, moved=True) if back is None else back
     # Neither has code to read. A Sequential runs its children in order. A ModuleList of a projection and its dropout
     # (diffusers' to_out) is run in order too, but what follows the list is in the code of the module that keeps it.
-    later = list(parent._modules.values())[list(parent._modules).index(own) + 1 :]
+    later = list(own_modules(parent).values())[list(own_modules(parent)).index(own) + 1 :]
     for module in later:
         if drops(module):
             way = replace(way, last=module, barred="")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import own_buffers, own_modules
 from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
@@ -274,7 +275,7 @@ def _is_norm(module: Any) -> bool:
 
 def _has_rope(module: nn.Module) -> bool:
     # A flag does not count: timm's EVA without rotary positions has rope_mixed = False.
-    attributes = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
+    attributes = (*module.__dict__.items(), *own_modules(module).items(), *own_buffers(module).items())
     return any(
         ("rope" in name or "rotary" in name) and value is not None and value is not False for name, value in attributes
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import attention_kind, has_attention_kind, set_attention_kind
 from headwise.core.site import Site
 from headwise.files.errors import LOAD_SDPA, SET_SDPA
 from headwise.hosts.layers.branch_walk import last_before_sum
@@ -60,7 +61,7 @@ def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:
 
 def unreachable(module: nn.Module) -> str:
     """Return why a module that uses the interface cannot be routed, or an empty string."""
-    if not hasattr(config_of(module), "_attn_implementation"):
+    if not has_attention_kind(config_of(module)):
         return (
             "it asks transformers' attention interface but keeps no config to route by: set module.config to its "
             "model's config before regularize()"
@@ -79,8 +80,7 @@ def config_of(module: nn.Module) -> Any:
 
 def implementation_of(module: nn.Module) -> str | None:
     """Return the attention implementation in the config of a module's model."""
-    kind: str | None = config_of(module)._attn_implementation
-    return kind
+    return attention_kind(config_of(module))
 
 
 class Route(str):
@@ -131,7 +131,7 @@ class TransformersAdapter:
     @property
     def implementation(self) -> str:
         """Return the name of the host's own implementation, from the shared config as it is now."""
-        return self.config._attn_implementation or "eager"
+        return attention_kind(self.config) or "eager"
 
     @property
     def plain(self) -> bool:
@@ -148,13 +148,12 @@ class TransformersAdapter:
         # later on a part of the config (its text_config, say) must reach the module as before. The model itself, which
         # makes the masks, keeps the shared config, so that masks are those of the host's own implementation.
         own = copy.copy(self.config)
-        # Bypasses the property, whose setter also changes the config's parts, which the copy shares.
         kind = self.implementation
         if not self.plain:
             # Our name contains the host's, for modules that test whether it names a flash kernel.
-            own._attn_implementation_internal = register_beside(kind)
+            set_attention_kind(own, register_beside(kind))
         else:
-            own._attn_implementation_internal = Route(kind) if prepares_by_name(type(module)) else KEY
+            set_attention_kind(own, Route(kind) if prepares_by_name(type(module)) else KEY)
         self.asked = kind
         module.config = own
         # The interface passes only the module to our function, which finds the adapter here.
