@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
 TITLES = (
-    "ground: files and pages",
+    "ground: files, pages, borders",
     "words that methods are written in",
     "attention, and its weights",
     "collections: one file each",

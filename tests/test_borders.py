@@ -452,14 +452,20 @@ def test_the_function_inside_a_wrapper_is_found():
 
 
 @canary("indexing_by_tensors")
-def test_tensors_are_indexed_inside_vmap():
-    table, places = torch.arange(5.0), torch.arange(3)
+def test_scalar_tensors_index_as_tensors():
+    table, place = torch.arange(5.0, requires_grad=True), torch.tensor(2)
 
-    def look_up(place):
-        return table[place] + torch.where(place > 1, table[place], 0.0)
+    def is_view(entry):
+        return entry.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
 
+    # a Python number makes a view
+    assert is_view(table[place])
     with borders.indexing_by_tensors():
-        assert torch.vmap(look_up)(places).tolist() == [0, 1, 4]
+        assert not is_view(table[place])
+        entries = torch.vmap(lambda place: table[place] + torch.where(place > 1, table[place], 0.0))(torch.arange(3))
+    assert entries.tolist() == [0, 1, 4]
+    entries.sum().backward()
+    assert table.grad.tolist() == [1, 1, 2, 0, 0]
 
 
 @canary("graph_task")

@@ -38,7 +38,8 @@ def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return the live dict of a module's own parameters, whose order is that of the state dict.
 
-    `register_parameter()` refuses a name that is taken, and nothing public changes the order.
+    `named_parameters()` leaves out None and repeated parameters, and registration runs the hooks that users have set
+    on it.
     """
     return module._parameters
 
@@ -61,7 +62,7 @@ def forward_pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
 def packs_projections(module: nn.MultiheadAttention) -> bool:
     """Return whether q, k and v are projected by one matrix.
 
-    torch's own forward reads this flag, which older pickles set without `kdim` and `vdim`.
+    torch's own forward decides by this flag; `kdim` and `vdim` tell the same unless somebody assigned to them later.
     """
     return module._qkv_same_embed_dim
 
@@ -97,12 +98,12 @@ flash_on_cpu_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_
 MODULE_CALL = nn.Module._call_impl.__code__
 
 # The attributes in which `torch.compile(model)` and FSDP1 keep the model that they wrap; neither has a public one.
-# Gone: a wrapped model is taken for a model of its own, and its layers get longer names.
+# Gone: the handle of a wrapped model is not found, and the names of a compiled model's sites get longer.
 COMPILED_INSIDE = "_orig_mod"
 FSDP1_INSIDE = "_fsdp_wrapped_module"
 
 # The beginning of the names of functions in which Dynamo resumes after a graph break. Gone: attention calls after a
-# graph break inside a site would not be served, of which the site complains.
+# graph break inside a site are not served, and the site raises an error.
 RESUMED = "torch_dynamo_resume_in"
 
 # The decorator that keeps a function out of compiled graphs. `torch.compiler.disable` imports the compiler, which takes
@@ -133,7 +134,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def indexing_by_tensors() -> AbstractContextManager[Any]:
-    """Return a context in which tensors can be indexed by the tensors of a vmap, as flex attention evaluates masks."""
+    """Return a context in which a scalar tensor indexes without becoming a Python number, which would cut a vmap off.
+
+    Flex attention enters it around the functions that users write, and offers it nowhere else.
+    """
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     return TransformGetItemToIndex()
@@ -208,13 +212,13 @@ def profiled_memory() -> Iterator[list[Any]]:
 def is_flattened(parameter: Any) -> bool:
     """Return whether FSDP1 has made a parameter part of a flat one, which it tells no other way.
 
-    Gone: False; then a weight that FSDP1 has sharded fails in the first step that reads it.
+    Gone: False; then FSDP1 with `use_orig_params=True` is not refused.
     """
     return getattr(parameter, "_fsdp_flattened", False)
 
 
 def has_flat_parameter(module: nn.Module) -> bool:
-    """Return whether a module keeps a flat parameter of FSDP1. Gone: as for `is_flattened`."""
+    """Return whether a module keeps a flat parameter of FSDP1, which it tells no other way. Gone: False."""
     return "_flat_param" in own_parameters(module)
 
 
@@ -241,7 +245,7 @@ def context_parallel_functions() -> Collection[Any]:
 
 
 def has_attention_kind(config: Any) -> bool:
-    """Return whether a config of transformers names an attention implementation."""
+    """Return whether a config of transformers names an attention implementation. Gone: every layer is refused."""
     return hasattr(config, "_attn_implementation")
 
 
@@ -257,7 +261,7 @@ def set_attention_kind(config: Any, kind: str) -> None:
     """Set the name of the attention implementation in one config of transformers.
 
     `set_attn_implementation()` belongs to models, and the config's own setter also changes the config's parts. Gone:
-    the module keeps its own attention, and regularize() says that no call arrived.
+    the module keeps its own attention, and the first training step raises, for the site was never reached.
     """
     config._attn_implementation_internal = kind
 
@@ -278,8 +282,8 @@ def collected_outputs() -> Collection[str]:
 # arrive there; figures do.
 LOGGERS = ("tb_writer", "_wandb", "_trackio", "_ml_flow")
 
-# The local variable of `Trainer.compute_loss` that holds the labels which it has taken out of the batch. Gone: the
-# labels of a batch under a label smoother are not found, and the loss function says so.
+# The local variable of `Trainer.compute_loss` with the labels that it has taken out of the batch. Gone: the model does
+# not get them back, and its loss is computed from its logits.
 LABELS = "labels"
 
 
