@@ -130,6 +130,7 @@ def fine_images(tmp_path):
     return tmp_path
 
 
+@pytest.mark.grid
 def test_the_sweeps_are_axes_of_the_classes_colours_and_begin_at_the_baseline_to_the_bit(tmp_path, fine_images):
     study = small("blog-sweeps", fine_images, *IMAGES, seeds=1)
     assert (len(study.arms), study.task.name, len(study.sweeps)) == (17, "cifar100", 3)

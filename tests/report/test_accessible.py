@@ -140,6 +140,7 @@ def test_nothing_serious_is_found_on_a_page_of_the_site(browser, axe, site, name
     assert serious(browser, axe, site / f"{name}.html") == []
 
 
+@pytest.mark.grid
 def test_a_page_whose_code_runs_offers_its_notebook(browser, site):
     page = browser.new_page()
     page.goto((site / "start.html").as_uri())

@@ -57,6 +57,7 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
         assert f"{name} {version}" in page
 
 
+@pytest.mark.grid
 def test_learning_curves_are_means_over_seeds_by_arm_split_and_epoch(tmp_path):
     folder = write_study(tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=3)
     headwise.reporting.write(folder)
@@ -80,6 +81,7 @@ def test_learning_curves_are_means_over_seeds_by_arm_split_and_epoch(tmp_path):
     assert "DropHead(p=0.2)" in drawn and "accuracy (%)" in drawn
 
 
+@pytest.mark.grid
 def test_without_test_figures_at_the_epochs_no_curve_is_kept(tmp_path):
     folder = write_study(
         tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=2, test_curves=False
@@ -115,6 +117,7 @@ def in_phases(folder):
     return folder
 
 
+@pytest.mark.grid
 def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
     folder = in_phases(write_study(tmp_path / "study", methods=("baseline", "A()"), seeds=6, heads=True))
     page = headwise.reporting.write(folder).read_text(encoding="utf-8")

@@ -63,6 +63,7 @@ def test_the_rehearsal_of_arms_changes_no_number_and_is_not_made_again(tmp_path,
     assert list(map(computed, once)) == list(map(computed, other))
 
 
+@pytest.mark.grid
 def test_semaphores_of_a_library_in_a_worker_leave_no_warning(tmp_path):
     text = PLAIN.replace("import torch\n", "import torch\nimport multiprocessing\nkept = multiprocessing.RLock()\n", 1)
     (tmp_path / "plain.py").write_text(text)

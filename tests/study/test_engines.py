@@ -132,6 +132,7 @@ def test_two_processes_on_one_folder_are_refused(tmp_path):
     carry(tiny_study(), tmp_path)
 
 
+@pytest.mark.grid
 def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(tmp_path):
     out = tmp_path / "out"
     command = (

@@ -20,6 +20,7 @@ TRANSLATION = ROOT / "examples" / "translation_task.py"
 SENTENCES = ROOT / "examples" / "sst2_task.py"
 
 
+@pytest.mark.grid
 def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
     (tmp_path / "input.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     command = [
@@ -62,6 +63,7 @@ mine = Study(
 """
 
 
+@pytest.mark.grid
 def test_a_study_of_a_file_is_compared_by_its_name(tmp_path):
     (tmp_path / "input.txt").write_text("the quick brown fox jumps over the lazy dog. " * 20)
     (tmp_path / "own").mkdir()
@@ -212,6 +214,7 @@ def write_corpus(folder):
         (folder / f"{name}.en").write_text("\n".join(" ".join(WORDS[word] for word in line) for line in lines))
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 def test_the_translation_example_learns_to_translate_and_has_at_most_120_lines(tmp_path):

@@ -101,6 +101,7 @@ def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
     assert numbers(order.folder) == numbers(other.folder)
 
 
+@pytest.mark.grid
 @pytest.mark.bits
 def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_was_stopped(tmp_path, monkeypatch):
     study = tiny_study(methods=(ARM,), epochs=3)

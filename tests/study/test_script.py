@@ -368,6 +368,7 @@ run.record(accuracy=0.5)
 """
 
 
+@pytest.mark.grid
 def test_a_script_that_logs_nothing_is_ended_after_its_second_step_and_its_minutes_are_told(tmp_path):
     script = tmp_path / "quiet.py"
     script.write_text(QUIET)

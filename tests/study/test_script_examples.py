@@ -116,6 +116,7 @@ def test_a_script_with_accelerate(carried, text):
     assert told.records()["test"]["loss"] > 0 and told.first("acted") and len(told.evidence()) > 2
 
 
+@pytest.mark.grid
 def test_a_script_on_two_processes_records_once(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

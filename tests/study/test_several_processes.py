@@ -88,6 +88,7 @@ def test_ctrl_c_ends_all_processes_with_one_line_and_130(tmp_path):
     gone(family)
 
 
+@pytest.mark.grid
 def test_ctrl_c_under_torchrun_ends_the_ranks_without_a_traceback_of_theirs(tmp_path):
     out = tmp_path / "out"
     process, family = started("torchrun", out)
@@ -196,6 +197,7 @@ def test_tuning_over_several_processes_is_refused(tmp_path):
         carry(tiny_study().model_copy(update={"processes": 2}), tmp_path, trials=1)
 
 
+@pytest.mark.grid
 def test_sums_rows_and_unequal_batches_are_the_same_over_processes_with_readings(tmp_path):
     place = PLACE.replace("tiny_task.py", "core_tasks.py") + ":Shared"
     launch = [sys.executable, "-m", "headwise.cli", "compare", "--task", place, "--seeds", "1", "--processes", "2"]

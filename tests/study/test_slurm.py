@@ -64,7 +64,7 @@ class Interfere(Silent):
                 process.send_signal(self.number)
 
 
-@pytest.mark.parametrize("number", part_of_grid([signal.SIGUSR2, signal.SIGKILL], [signal.SIGKILL]))
+@pytest.mark.parametrize("number", part_of_grid([signal.SIGUSR2, signal.SIGKILL], []))
 def test_a_job_that_is_preempted_or_killed_goes_on_to_the_same_numbers(tmp_path, local, number):
     study, listener = tiny_study("Slow", methods=(ARM,), pause=0.1), Interfere(number)
     listener.engine = local(jobs=2)
