@@ -81,9 +81,9 @@ def page(source: Source) -> str:
     if forest(published):
         lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
         lines += [
-            "One row a claim: of its parts the one that decides. Full: the published direction was seen; open: "
+            "One row per claim: the part that decides it. Full: the published direction was seen; open: "
             "undecided; triangle: contrary or no effect. "
-            "Claims without an interval, and those that could not be tested, stand in the table alone.",
+            "Claims without an interval, and those that could not be tested, are only in the table.",
             "",
         ]
     lines += ["## In the source's order", "", *_table([part for part in source.parts if part.kind == "published"]), ""]
@@ -92,7 +92,7 @@ def page(source: Source) -> str:
         if kind != "published" and parts:
             lines += [f"## Apart: {words}", "", *_table(parts), ""]
     lines += [
-        "What each verdict means: [results](../README.md#verdicts). Intervals, tests, premises and settings stand on "
+        "What each verdict means: [results](../README.md#verdicts). Intervals, tests, premises and settings are on "
         "the pages of the studies.",
         "",
         f"Written by `{COMMAND}` from the kept results.",
