@@ -8,10 +8,12 @@ CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
 WORKERS ?= 2
 CAPABILITIES ?= default avx2
+TORCH ?= torch==2.13.0
+VERSIONS ?= oldest
 STUB := PYTHONPATH=tests
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test test-all lint types pytest bits bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: help compare demo docs test test-all lint types pytest bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 # what each target does and how long it takes, from what it says itself
 help:
@@ -70,6 +72,16 @@ bits: $(VENV)/.test
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
 		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
 	done
+
+# The private names of other libraries, which the other environments have in their newest versions. TORCH=torch==2.9.0
+# takes the oldest torch, VERSIONS=newest TORCH=torch the newest of everything.
+canaries:
+	@echo "make canaries: private names of other libraries, on the oldest versions allowed: two minutes; result here"
+	test -x $(VENV)/$(VERSIONS)/bin/python || $(PYTHON) -m venv $(VENV)/$(VERSIONS)
+	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)'
+	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)' -r requirements/canaries.txt \
+		$(if $(filter oldest,$(VERSIONS)),-c requirements/oldest.txt,--upgrade)
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(VENV)/$(VERSIONS)/bin/python -m pytest -m canary tests/test_borders.py $(ARGS)
 
 bench: $(VENV)/.test
 	@echo "make bench: attention on this processor: minutes; table here"

@@ -224,7 +224,7 @@ def growth(rounds: int) -> None:
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
     from headwise.comparing.progress import PlainLines
-    from headwise.engines.in_process import HereEngine
+    from headwise.engines.local import HereEngine
     from headwise.reporting import write
     from headwise.studies.digits import STUDY as DIGITS
     from headwise.training.execution import execute

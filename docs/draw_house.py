@@ -20,7 +20,7 @@ PICTURE = ROOT / "docs" / "house.svg"
 # From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: modules
 # that users import and no room does; `testing` also contains the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("files", "pages"),
+    ("files", "pages", "borders"),
     ("core",),
     ("attention", "projections"),
     ("methods", "statistics", "hosts"),
@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
 TITLES = (
-    "ground: files and pages",
+    "ground: files, pages, borders",
     "vocabulary of the methods",
     "attention, and its weights",
     "collections: one file each",
@@ -144,8 +144,9 @@ class House:
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
     def folder(self, module: str) -> str:
-        """Return the folder of a module's file as a dotted name."""
-        return module if self.files[module].name == "__init__.py" else module.rpartition(".")[0]
+        """Return the folder of a module as a dotted name; a file directly in the package is a separate room."""
+        is_room = self.files[module].name == "__init__.py" or module.count(".") == 1
+        return module if is_room else module.rpartition(".")[0]
 
     def mutual(self) -> list[Arrow]:
         """Return the imports between folders, at any depth, that import each other."""

@@ -44,9 +44,8 @@ from headwise.results.claim_tests import Criteria, Estimate, directed, same
 from headwise.results.claims import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
 from headwise.results.differences import paired_differences
 from headwise.results.divergences import critical_rates, divergence_tests
-from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.folder import RunFolder, StudyFolder, whole_of
 from headwise.results.records import DIVERGED, ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
-from headwise.results.shares import whole_of
 from headwise.results.stored import checked_analysis
 from headwise.results.trend import trends
 from headwise.studies.registry import load_study, study_names

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.testing.models import Attention, Block, Encoder, Host, Own, fresh, vectors
+from headwise.testing.on_models import Attention, Block, Encoder, Host, Own, fresh, vectors
 
 __all__ = ["HOSTS", "Attention", "Block", "Encoder", "Host", "Own", "fresh", "vectors"]
 

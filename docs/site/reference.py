@@ -30,7 +30,7 @@ INNER = {
     "Returned by `audit`, `compress` and `sharpness`": (
         "headwise.auditing.page.Audit",
         "headwise.compressing.record.Compressed",
-        "headwise.statistics.curvature.sharpness.Sharpness",
+        "headwise.statistics.sharpness.Sharpness",
     ),
     "Returned by `run` and `compare`": (
         "headwise.Run",

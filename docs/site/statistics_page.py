@@ -8,7 +8,7 @@ import re
 from headwise.statistics import STATISTICS
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.weights import WEIGHT_STATISTICS
-from headwise.statistics.weights.weight_statistic import WeightStatistic
+from headwise.statistics.weights.product import WeightStatistic
 
 INTRO = """# Statistics of attention
 

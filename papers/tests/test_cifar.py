@@ -22,7 +22,7 @@ from tiny_cifar import write_binary
 
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.study import Study, StudyError
 
 

@@ -35,7 +35,7 @@ _HOME = {
     "audit": "auditing.audit",
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
-    "sharpness": "statistics.curvature.sharpness",
+    "sharpness": "statistics.sharpness",
     "run": "training.script_run",
     "Run": "training.script_run",
 }
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from headwise.regularizing.load_pretrained import load_pretrained as load_pretrained
     from headwise.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.regularizing.regularize import regularize as regularize
-    from headwise.statistics.curvature.sharpness import sharpness as sharpness
+    from headwise.statistics.sharpness import sharpness as sharpness
     from headwise.studies.from_python import StudyReport as StudyReport
     from headwise.studies.from_python import StudyResult as StudyResult
     from headwise.studies.from_python import compare as compare

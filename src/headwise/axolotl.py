@@ -111,11 +111,7 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         """Return the callback that regularizes the model once its trainer is made."""
         section = _section(cfg)
         self.callback = HeadwiseCallback(
-            *_methods(cfg),
-            watch=section.watch,
-            where=section.where,
-            seed=section.seed,
-            attention=section.attention,
+            *_methods(cfg), watch=section.watch, where=section.where, seed=section.seed, attention=section.attention
         )
         return [self.callback]
 

@@ -63,7 +63,7 @@ class CompareCommand(TyperCommand):
         task, scale = (_value_of(option, words) for option in ("--task", "--scale"))
         study = next((word for word in words if word in study_names() or is_of_file(word)), None)
         if task or study:
-            from headwise.comparing.settings_help import describe_request
+            from headwise.comparing.choosing import describe_request
 
             try:
                 print(describe_request(study, task, scale, Installed()))
@@ -321,7 +321,7 @@ def league(
 @app.command()
 def studies() -> None:
     """List the studies: name, question, arms and seeds, data, last verdict."""
-    from headwise.studies.catalogue import print_studies
+    from headwise.studies.registry import print_studies
 
     print_studies()
 
@@ -337,7 +337,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods: name, operation, paper, what they are for."""
-    from headwise.studies.catalogue import print_methods
+    from headwise.studies.registry import print_methods
 
     print_methods(name, purpose)
 

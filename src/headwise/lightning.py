@@ -189,10 +189,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
     def state_dict(self) -> dict[str, Any]:
         """Return steps, draws and strengths, as plain numbers and text, for Lightning's checkpoint."""
         handle = self.regularized
-        return {
-            "steps": self._steps,
-            "progress": None if handle is None or handle.removed else handle.state(),
-        }
+        return {"steps": self._steps, "progress": None if handle is None or handle.removed else handle.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of an earlier training; the model is already regularized.

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from headwise.experiments.evaluation import Evaluation as Evaluation
     from headwise.experiments.evaluation import Metric as Metric
     from headwise.experiments.evaluation import Rows as Rows
-    from headwise.experiments.phase import Phase as Phase
     from headwise.experiments.study import Scale as Scale
     from headwise.experiments.study import Study as Study
+    from headwise.experiments.subject import Phase as Phase
     from headwise.experiments.task import Task as Task
     from headwise.files.data_set import DataSet as DataSet
     from headwise.files.errors import StudyError as StudyError
@@ -49,7 +49,7 @@ _HOME = {
     "DataSet": "headwise.files.data_set",
     "Evaluation": "headwise.experiments.evaluation",
     "Metric": "headwise.experiments.evaluation",
-    "Phase": "headwise.experiments.phase",
+    "Phase": "headwise.experiments.subject",
     "Premise": "headwise.results.records",
     "Rows": "headwise.experiments.evaluation",
     "Scale": "headwise.experiments.study",

@@ -13,8 +13,8 @@ from headwise_papers.tasks.character_lm import CharacterModel
 from torch import Tensor
 
 from headwise.auditing.audit import Audit, audit
-from headwise.auditing.balances import NEARLY, compared
-from headwise.auditing.summary import markdown
+from headwise.auditing.page import markdown
+from headwise.auditing.weights import NEARLY, compared
 from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from headwise.auditing.audit import WeightThresholds, audit
+from headwise.auditing.page import markdown
 from headwise.auditing.result import distances, worst_heads
-from headwise.auditing.summary import markdown
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE

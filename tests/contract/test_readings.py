@@ -8,8 +8,8 @@ from grids import part_of_grid
 from torch import Tensor
 
 from headwise.attention import computation
+from headwise.core.call import RowReadings
 from headwise.core.method import REGISTRY, Method
-from headwise.core.row_readings import RowReadings
 from headwise.methods.text import parse
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 

@@ -13,9 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise import RelaxedAttention
 from headwise.hosts.layers.declared import is_cross
-from headwise.hosts.transformers.adapter import eager_function
+from headwise.hosts.transformers.adapter import describe, eager_function
 from headwise.hosts.transformers.call import routed
-from headwise.hosts.transformers.site import describe
 from headwise.regularizing.regularize import regularize
 
 

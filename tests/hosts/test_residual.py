@@ -13,7 +13,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale
-from headwise.hosts.layers.residual import last_before_sum, obstacle
+from headwise.hosts.layers.branch_walk import last_before_sum, obstacle
 from headwise.projections import finding
 
 

@@ -24,7 +24,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 import headwise
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
-from headwise.statistics.curvature import sharpness_underway
+from headwise.statistics.sharpness import sharpness_underway
 from headwise.watching import whole_model
 
 # A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from leagues import ENTRIES, write_source
 
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError
 from headwise.league import command, files
 from headwise.league.command import LeagueRequest, cells_of, named

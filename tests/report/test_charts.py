@@ -8,8 +8,8 @@ import altair as alt
 import pytest
 
 from headwise.pages.charts import attention_maps, heat_map, pairs_of
-from headwise.pages.forest import forest, panel
 from headwise.pages.line_charts import against_cost, curves, dose, lines
+from headwise.reporting.difference_section import forest, panel
 
 HEADS = [
     {"layer": layer, "head": head, "step": step, "value": layer + head / 10}

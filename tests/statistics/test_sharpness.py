@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import headwise
-from headwise.statistics.curvature import lanczos, sharpness, stability
+from headwise.statistics import lanczos
+from headwise.statistics.sharpness import sharpness, stability
 
 
 def symmetric(*eigenvalues, seed=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headwise.comparing.compare import compare
 from headwise.comparing.comparison import Comparison
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.experiments.study import Study
 from headwise.experiments.task_source import load_task
 

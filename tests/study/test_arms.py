@@ -9,13 +9,12 @@ from small_studies import PLACE
 from headwise.comparing.plan import check_arms
 from headwise.core.schedule import ByDepth, Ramp, VShape
 from headwise.experiments.arm import SAME, read_arm, read_arms
-from headwise.experiments.arm_settings import read_setting
+from headwise.experiments.arm_settings import read_setting, read_timed
 from headwise.experiments.study import read_sweep
 from headwise.experiments.task_source import load_task
-from headwise.experiments.timed_settings import read_timed
 from headwise.files.errors import StudyError
 from headwise.studies.registry import load_study, study_names
-from headwise.training.prepare import fit
+from headwise.training.execution import fit
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwise.files.errors import StudyError
-from headwise.studies.catalogue import catalogue, print_methods, print_studies
+from headwise.studies.registry import catalogue, print_methods, print_studies
 
 ROOT = Path(__file__).parents[2]
 

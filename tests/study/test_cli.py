@@ -348,7 +348,7 @@ def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
 def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, capsys):
     from types import SimpleNamespace
 
-    from headwise.comparing.settings_help import describe_request
+    from headwise.comparing.choosing import describe_request
     from headwise.experiments.study import Scale
     from headwise.files.errors import StudyError
     from headwise.results.records import Claim, ClaimTest

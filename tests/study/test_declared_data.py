@@ -7,10 +7,9 @@ import pytest
 
 from headwise.comparing.command import announce, carry_out
 from headwise.comparing.request import Request, refuse_unused
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError
-from headwise.studies.catalogue import catalogue, print_studies
-from headwise.studies.registry import Installed, load_study
+from headwise.studies.registry import Installed, catalogue, load_study, print_studies
 from headwise.study import DataSet
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -136,7 +136,7 @@ def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tm
 
 
 def test_costs_beside_parallel_runs_are_marked(tmp_path):
-    from headwise.engines.in_process import HereEngine
+    from headwise.engines.local import HereEngine
 
     class Beside(HereEngine):
         parallel = True

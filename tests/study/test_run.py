@@ -250,7 +250,7 @@ def test_what_is_no_result_of_the_run_does_not_count_as_finished(tmp_path, conte
 def test_a_second_start_does_not_relabel_the_results_of_the_first(tmp_path):
     from headwise.comparing.compare import compare
     from headwise.comparing.comparison import Comparison
-    from headwise.engines.in_process import HereEngine
+    from headwise.engines.local import HereEngine
 
     for commit, seeds in (("first", 2), ("second", 3)):
         environment = {"versions": {"torch": commit}, "commit": commit, "hardware": {}}

@@ -587,7 +587,7 @@ def test_an_arms_layers_are_those_of_the_script(tmp_path):
 def test_weights_that_differ_in_one_number_have_another_digest():
     import torch
 
-    from headwise.training.fingerprints import of_weights
+    from headwise.training.script_run import of_weights
 
     one, other = encoder(), encoder()
     assert of_weights(one) == of_weights(other)

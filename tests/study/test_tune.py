@@ -70,7 +70,7 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
-    import headwise.engines.in_process as here
+    import headwise.engines.local as here
 
     study = tiny_study(methods=METHODS[:1], epochs=1)
     carry(study, tmp_path / "whole", trials=4)
@@ -148,7 +148,7 @@ class Told:
 
         from headwise.comparing.comparison import Comparison
         from headwise.comparing.tune import Search
-        from headwise.engines.in_process import HereEngine
+        from headwise.engines.local import HereEngine
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)

@@ -14,9 +14,8 @@ from headwise_papers.tasks.error_rates import finish_errors
 from headwise.experiments.evaluation import Evaluation
 from headwise.experiments.task import Task
 from headwise.results.differences import paired_differences
-from headwise.results.folder import RunFolder, StudyFolder
+from headwise.results.folder import RunFolder, StudyFolder, whole_of
 from headwise.results.records import MetricRecord, RunResult, StudyRecord
-from headwise.results.shares import whole_of
 from headwise.training.evaluate import finished
 
 COUNTS = {"baseline": [401, 395, 410, 399, 402, 390], "A()": [414, 408, 397, 412, 415, 403]}

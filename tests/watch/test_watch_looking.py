@@ -8,7 +8,7 @@ import torch
 from watched_model import VECTORS, figure, read, sharpen, watched
 
 import headwise
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 from headwise.watching.pictures import BRIEF, GAP, SIGNS, SQUARE, heat_map, lettered, shown
 
 

@@ -251,7 +251,7 @@ def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
 
 
 def test_a_device_gives_the_norms_that_a_processor_gives(monkeypatch):
-    from headwise.statistics.curvature import lanczos
+    from headwise.statistics import lanczos
     from headwise.watching.weights import STEPS, gram_coefficients, norm_in
 
     matrix = torch.randn(80, 30, generator=torch.Generator().manual_seed(0))

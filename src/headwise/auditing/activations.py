@@ -6,17 +6,15 @@ from pathlib import Path
 
 import torch
 
-from headwise.auditing.batches import Batch
-from headwise.auditing.checkpoint import Checkpoint
-from headwise.files.errors import CheckpointError
+from headwise.auditing.checkpoint import Batch, Checkpoint
+from headwise.auditing.tensor_files import explained
 from headwise.files.health_records import Alert, Record
 from headwise.statistics import STATISTICS
 from headwise.watching.alerts import Judge
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder
+from headwise.watching.recorder import Recorder, SiteObserver
 from headwise.watching.rules import Thresholds
-from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 
 
@@ -66,17 +64,9 @@ def read_activations(
 
 def _run(model: torch.nn.Module, batch: Batch, remedy: str) -> None:
     first = next(model.parameters())
-    try:
-        with torch.no_grad():
-            if isinstance(batch, dict):
-                model(**{name: value.to(first.device) for name, value in batch.items()})
-            else:
-                model(batch.to(first.device))
-    except ImportError:
-        raise
     # Unsuitable data can raise anything, from a clear message to an AttributeError on None.
-    except Exception as error:
-        cause = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{type(model).__name__} did not run on the data ({type(error).__name__}: {cause}){remedy}"
-        ) from error
+    with explained(f"{type(model).__name__} did not run on the data", remedy), torch.no_grad():
+        if isinstance(batch, dict):
+            model(**{name: value.to(first.device) for name, value in batch.items()})
+        else:
+            model(batch.to(first.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,18 +102,8 @@ def audit(
 
 def _provenance(start: float) -> dict[str, Any]:
     return {
-        "versions": {**versions(), **_reader_versions()},
+        "versions": versions("transformers", "safetensors", "timm"),
         "commit": commit(),
         "hardware": hardware(),
         "seconds": round(time.perf_counter() - start, 3),
     }
-
-
-def _reader_versions() -> dict[str, str]:
-    by_name: dict[str, str] = {}
-    for name in ("transformers", "safetensors", "timm"):
-        try:
-            by_name[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return by_name

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headwise.auditing.audit import audit
-from headwise.auditing.page import Audit
+from headwise.auditing.page import Audit, lead, most_worrying
 from headwise.auditing.records import place_of
 from headwise.auditing.result import SCORE, AuditResult
-from headwise.auditing.summary import lead, most_worrying
 from headwise.files.optional_imports import load
 
 ALERTS = 10

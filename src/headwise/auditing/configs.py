@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
@@ -14,12 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.auditing.tensor_files import explained
 from headwise.files.errors import CheckpointError
-from headwise.files.optional_imports import load
+from headwise.files.optional_imports import load, quiet_transformers
 
 DEPTH = re.compile(r"^(num_|n_)?(hidden_|encoder_|decoder_)?layers?$|^num_(en|de)coder_layers$|^depths?$")
 # Experts are counted too, but may be stacked in one tensor.
 EXPERTS = re.compile(r"^(num|n|moe_num)_(local_|routed_)?experts$")
+DAMAGED = ": a setting is wrong or damaged"
 
 
 def check_depths(
@@ -109,7 +110,11 @@ def config_of(folder: Path, settings: dict[str, Any]) -> Any:
             f"{folder} is quantized ({method}), and spectra need the weights themselves: audit the model it was made "
             "from"
         )
-    with tempfile.TemporaryDirectory() as clean, _explained(file, "cannot be read as a config"), quiet():
+    with (
+        tempfile.TemporaryDirectory() as clean,
+        explained(f"{file} cannot be read as a config", DAMAGED),
+        quiet_transformers(),
+    ):
         (Path(clean) / "config.json").write_text(json.dumps(_harmless(settings)), encoding="utf-8")
         return transformers.AutoConfig.from_pretrained(clean, local_files_only=True, trust_remote_code=False)
 
@@ -132,7 +137,7 @@ def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Modu
             f"{file} has the model type {settings['model_type']!r}, and the architecture {architecture} belongs to "
             "another: correct one of them"
         )
-    with torch.device("meta"), _explained(file, "gives no model"), quiet():
+    with torch.device("meta"), explained(f"{file} gives no model", DAMAGED), quiet_transformers():
         return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
 
 
@@ -159,33 +164,3 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _harmless(item) for key, item in value.items() if not FETCHING.fullmatch(key)}
     return [_harmless(item) for item in value] if isinstance(value, list) else value
-
-
-@contextlib.contextmanager
-def _explained(file: Path, problem: str) -> Iterator[None]:
-    """Turn any error of transformers about a wrong setting into a CheckpointError that names the file."""
-    try:
-        yield
-    except ImportError:
-        # A missing library is not a fault of the file.
-        raise
-    except Exception as error:
-        cause = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{file} {problem} ({type(error).__name__}: {cause}): a setting is wrong or damaged"
-        ) from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from printing."""
-    logging = load("transformers", "hf").logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

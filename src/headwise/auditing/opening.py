@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import projections
-from headwise.auditing.batches import Batches
-from headwise.auditing.checkpoint import Checkpoint
+from headwise.auditing.checkpoint import Batches, Checkpoint
 from headwise.auditing.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
 from headwise.auditing.transformers_folder import TransformersFolder
 from headwise.core.settings import suggest

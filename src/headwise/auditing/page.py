@@ -1,18 +1,19 @@
-"""The report of an audit as one HTML page."""
+"""The report of an audit: one HTML page, one table of statistics, and Markdown."""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.auditing.balances import NEARLY, compared
+from typing_extensions import TypedDict
+
 from headwise.auditing.records import AuditRecord, place_of
-from headwise.auditing.result import SCORE, AuditResult
-from headwise.auditing.summary import balance_rows, lead, markdown, overview, title_of
-from headwise.auditing.weights import PRODUCTS
+from headwise.auditing.result import SCORE, AuditResult, distances, worrying
+from headwise.auditing.weights import NEARLY, PRODUCTS, compared, in_words
 from headwise.pages.charts import heat_map, pairs_of
 from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
 from headwise.statistics import STATISTICS
@@ -68,12 +69,7 @@ def _worst(audit: AuditResult) -> Any:
 def _alerts(audit: AuditResult) -> Any:
     if not audit.alerts:
         return prose(["No figure is beyond its limit."])
-    columns = [
-        Column("where"),
-        Column("alert"),
-        Column("meaning and remedy", wide=True),
-        Column("value", number=True),
-    ]
+    columns = [Column("where"), Column("alert"), Column("meaning and remedy", wide=True), Column("value", number=True)]
     rows = [
         [
             place_of(a),
@@ -177,3 +173,154 @@ class Audit(AuditResult):
         json_file = page.with_suffix(".json")
         json_file.write_text(self.to_json(), encoding="utf-8")
         return page, json_file
+
+
+class Range(TypedDict):
+    """A statistic's smallest, median and largest value over all heads, and the places of the extremes."""
+
+    statistic: str
+    lowest: float
+    at: str
+    median: float
+    highest: float
+    where: str
+
+
+class Extreme(TypedDict):
+    """A statistic's most worrying value, its place, the median, and the distance between the two."""
+
+    statistic: str
+    worst: float
+    at: str
+    median: float
+    away: float
+
+
+def title_of(statistic: str) -> str:
+    """Return a statistic's name in words, its product and its unit."""
+    name, _, kind = statistic.rpartition("_")
+    unit = (
+        WEIGHT_STATISTICS[name].unit
+        if kind in PRODUCTS
+        else STATISTICS[statistic].unit
+        if statistic in STATISTICS
+        else ""
+    )
+    return in_words(statistic) + (f" ({unit})" if unit else "")
+
+
+def overview(audit: AuditResult) -> list[Range]:
+    """Return each statistic's smallest, median and largest value and the places of the extremes."""
+    rows: list[Range] = []
+    for name in dict.fromkeys(record["statistic"] for record in audit.records):
+        records = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not records:
+            continue
+        low, high = min(records, key=lambda r: r["value"]), max(records, key=lambda r: r["value"])
+        rows.append(
+            {
+                "statistic": title_of(name),
+                "lowest": low["value"],
+                "at": short(low, audit),
+                "median": statistics.median(r["value"] for r in records),
+                "highest": high["value"],
+                "where": short(high, audit),
+            }
+        )
+    return rows
+
+
+def most_worrying(audit: AuditResult) -> list[Extreme]:
+    """Return the worst value, its place and the median of each statistic with a worrying side, the farthest first."""
+    rows: list[Extreme] = []
+    for name, side in worrying().items():
+        records = [r for r in audit.records if r["statistic"] == name and math.isfinite(r["value"])]
+        if not records:
+            continue
+        middle, away = distances([r["value"] for r in records])
+        sign = 1 if side == "high" else -1
+        distance, worst = max((sign * value, index) for index, value in enumerate(away))
+        rows.append(
+            {
+                "statistic": in_words(name),
+                "worst": records[worst]["value"],
+                "at": short(records[worst], audit),
+                "median": middle,
+                "away": distance,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["away"])
+
+
+def short(record: AuditRecord, audit: AuditResult) -> str:
+    """Return a short name of a record's place, by depth if depths are unique: "layer 3 head 1"."""
+    depths = [layer["depth"] for layer in audit.layers]
+    if len(set(depths)) < len(depths):
+        return place_of(record)
+    return place_of(record, f"layer {record['depth']}")
+
+
+def lead(audit: AuditResult) -> str:
+    """Return a sentence that sums up the alerts of a checkpoint."""
+    heads = sum(layer.get("heads") or 0 for layer in audit.layers)
+    alerted = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
+    if not audit.alerts:
+        return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
+    count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
+    if not alerted:
+        return f"{count}, on no head by itself, of {heads} heads in {len(audit.layers)} layers."
+    return f"{count} on {len(alerted)} of {heads} heads in {len(audit.layers)} layers."
+
+
+def markdown(audit: AuditResult) -> str:
+    """Return the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
+    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", "", SCORE, ""]
+    lines += _table(
+        ["head", "score", "why"], [[place_of(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
+    )
+    if audit.alerts:
+        lines += ["", "## Alerts", ""]
+        lines += [f"- **{a['alert']}**: {a['sentence']}. {a['remedy']} ({a['source']})." for a in audit.alerts]
+    lines += ["", "## Statistics", ""]
+    rows = [
+        [o["statistic"], f"{o['lowest']:.4g}", o["at"], f"{o['median']:.4g}", f"{o['highest']:.4g}", o["where"]]
+        for o in overview(audit)
+    ]
+    lines += _table(["statistic", "lowest", "at", "median", "highest", "at"], rows)
+    if audit.balances:
+        lines += ["", "## Balance of the factors", ""]
+        lines += _table(
+            ["product", "what is compared", "pairs", "mean difference", "correlation", "verdict"], balance_rows(audit)
+        )
+    if audit.notes():
+        lines += ["", "## What to know", "", *(f"- {note}" for note in audit.notes())]
+    versions = ", ".join(f"{name} {number}" for name, number in audit.versions.items())
+    machine = f"{audit.hardware.get('processor')}, {audit.hardware.get('cores')} cores"
+    lines += ["", "## How it was made", "", f"- `{audit.command}`" if audit.command else "- headwise.audit"]
+    lines += [
+        f"- {audit.kind}, {audit.model}; data: {audit.data or 'none, weights alone'}; {audit.seconds:.1f} s",
+        f"- {versions}",
+        f"- {machine}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def balance_rows(audit: AuditResult) -> list[list[str]]:
+    """Return the rows of the balance table: product, comparison, pairs, mean difference, correlation, verdict."""
+    return [
+        [
+            PRODUCTS[entry["product"]],
+            f"{entry['first']} against {entry['second']}",
+            f"{len(entry['pairs']):,}",
+            f"{entry['deviation']:.1%}" if math.isfinite(entry["deviation"]) else "–",
+            f"{entry['correlation']:.3f}" if math.isfinite(entry["correlation"]) else "–",
+            entry["verdict"],
+        ]
+        for entry in compared(audit.balances)
+    ]
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,16 @@ def _no_weights(folder: Path) -> str:
 def _some(names: list[str]) -> str:
     listed = ", ".join(names[:6]) or "nothing"
     return f"{listed} and {len(names) - 6} more" if len(names) > 6 else listed
+
+
+@contextmanager
+def explained(problem: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error of a library into a CheckpointError: the problem, its cause and the remedy."""
+    try:
+        yield
+    except ImportError:
+        # A missing library is not a fault of the file.
+        raise
+    except Exception as error:
+        cause = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{problem} ({type(error).__name__}: {cause}){remedy}") from error

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise import hosts, projections
-from headwise.auditing.batches import Batches
-from headwise.auditing.checkpoint import unfitting
-from headwise.auditing.configs import check_depths, config_of, quiet, structure_of
-from headwise.auditing.tensor_files import TensorFiles, read_object
+from headwise.auditing.checkpoint import Batches, unfitting
+from headwise.auditing.configs import check_depths, config_of, structure_of
+from headwise.auditing.tensor_files import TensorFiles, explained, read_object
 from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
+from headwise.files.optional_imports import quiet_transformers
 from headwise.projections import Block, ProjectionError, Projections
 from headwise.projections.leaves import leaves
 
@@ -178,16 +178,8 @@ class TransformersFolder:
             settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
             # The config that config_of cleaned: that of the folder may name kernels to download.
             settings["config"] = self.config
-            try:
-                with quiet():
-                    model, info = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
-            except ImportError:
-                raise
-            except Exception as error:
-                cause = " ".join(str(error).split())[:300]
-                raise CheckpointError(
-                    f"transformers cannot load {self.folder} ({type(error).__name__}: {cause})"
-                ) from error
+            with explained(f"transformers cannot load {self.folder}"), quiet_transformers():
+                model, info = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
             if missing := sorted(info["missing_keys"]):
                 raise CheckpointError(
                     f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config "

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import Request, check, refuse_unused
 from headwise.engines import rank
-from headwise.engines.launch import launch
 from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.durable import write_json
 from headwise.files.errors import explain
@@ -38,7 +37,7 @@ def run(request: Request) -> None:
     if (request.processes or 1) > 1 and not rank.is_one_of_several():
         # the launched processes print everything; this one only launches and ends them
         line = stopped_line(request.folder)
-        sys.exit(launch(request.processes or 1, functools.partial(run, request), line))
+        sys.exit(rank.launch(request.processes or 1, functools.partial(run, request), line))
     # start it first: the workers import torch while this process reads the study
     engine = start_engine(request)
     try:
@@ -63,7 +62,7 @@ def run(request: Request) -> None:
 def start_engine(request: Request) -> Engine:
     """Return a started engine for the runs."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from headwise.engines.in_process import HereEngine
+        from headwise.engines.local import HereEngine
 
         return HereEngine()
     if request.engine == "ray":

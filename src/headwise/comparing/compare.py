@@ -108,7 +108,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         >>> import io, tempfile
         >>> from pathlib import Path
         >>> from headwise.comparing.comparison import Comparison
-        >>> from headwise.engines.in_process import HereEngine
+        >>> from headwise.engines.local import HereEngine
         >>> from headwise.comparing.progress import PlainLines
         >>> from headwise.comparing.compare import compare
         >>> from headwise.studies.digits import STUDY
@@ -129,8 +129,10 @@ def compare(comparison: Comparison) -> list[RunResult]:
                 _seal_older_results(out)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
-            if comparison.trials:
-                _refuse_several_processes(comparison.study)
+            if comparison.trials and comparison.study.processes > 1:
+                raise StudyError(
+                    "--tune works with one process a run. Tune without `accelerate launch`, then run with it."
+                )
             if comparison.rehearse or comparison.plan_only:
                 _rehearse(comparison)
             if comparison.plan_only:
@@ -168,8 +170,8 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
             if why:
                 raise StudyError(
                     f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed "
-                    "before the model is "
-                    "built and the data are shuffled, or leave --require-pairs out: they are then judged as not paired."
+                    "before the model is built and the data are shuffled, or leave --require-pairs out: they are then "
+                    "judged as not paired."
                 )
 
     return check_pair
@@ -195,11 +197,6 @@ def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
     if is_first_process():
         for name in strangers(comparison.out, [order.identity for order in orders]):
             comparison.listener.say(f"note: {comparison.out / 'runs' / name} is no run of this study and is left out")
-
-
-def _refuse_several_processes(study: Study) -> None:
-    if study.processes > 1:
-        raise StudyError("--tune works with one process a run. Tune without `accelerate launch`, then run with it.")
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:

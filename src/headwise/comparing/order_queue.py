@@ -51,9 +51,7 @@ def run_orders(
             failures.append((order, event))
             if concern_all(failures, finished=len(queue.results)):
                 break
-            comparison.listener.say(
-                f"{order.configuration.arm}, seed {order.configuration.seed}, failed; the others go on"
-            )
+            comparison.listener.say(f"{_name(order)}, failed; the others go on")
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":

@@ -153,10 +153,8 @@ def _why_not(comparison: Comparison, left: list[Order]) -> str:
 def _measured(result: RunResult) -> dict[str, Any]:
     """Return the costs of a finished run."""
     seconds, parameters = (result.metrics.get(f"cost/{name}") for name in ("seconds_per_step", "parameters"))
-    return {"arm": result.arm, "layers": None, "of": 0, "steps": result.steps or None} | {
-        "seconds": seconds,
-        "parameters": parameters,
-    }
+    costs = {"seconds": seconds, "parameters": parameters}
+    return {"arm": result.arm, "layers": None, "of": 0, "steps": result.steps or None} | costs
 
 
 def _of_task(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:

@@ -101,14 +101,17 @@ class Factors:
 
 
 class Search:
-    """A search over the settings of one arm, one trial after the other, in a journal that survives a stop."""
+    """A search over the settings of one arm, one trial after the other, in a journal that survives a stop.
+
+    `rate_name` is the setting that is the learning rate.
+    """
 
     def __init__(self, comparison: Comparison, storage: BaseStorage, text: str, space: Space | None = None) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
         task = comparison.study.task
         arm = comparison.study.arm(text)
         self._space = Factors(arm, task) if space is None else space
-        self._rate_name, rate = rate_of(arm.task(task))
+        self.rate_name, rate = rate_of(arm.task(task))
         # another task, other data or other settings make another search
         self._name = f"{text} {self._configuration(Choice(text, rate)).identity}{self._space.name}"
         self._pending: int | None = None
@@ -124,11 +127,13 @@ class Search:
         """Return the order of the next trial: an interrupted one, else a new one; None if the budget is used."""
         from optuna.trial import Trial, TrialState
 
+        from headwise.borders import trial_id
+
         if self.finished >= self._comparison.trials:
             return None
         study = self._open()
         under_way = [trial for trial in self._budget() if trial.state == TrialState.RUNNING]
-        trial = Trial(study, under_way[0]._trial_id) if under_way else study.ask()
+        trial = Trial(study, trial_id(under_way[0])) if under_way else study.ask()
         self._pending = trial.number
         return self._comparison.order(self._configuration(self._space.choice(self._space.ask(trial))), "trials")
 
@@ -152,23 +157,15 @@ class Search:
         values = [self._worst if trial.value is None else trial.value for trial in finished]
         index = values.index(min(values) if self._worst > 0 else max(values))
         choice, trials = self._space.choice(finished[index].params), count(len(finished), "trial")
-        note = f"{trials} on validation chose {choice.label} with learning rate {choice.rate:g}."
-        if values[index] == self._worst:
-            note = (
-                f"all of {trials} on validation diverged; it stays {choice.label} with learning rate {choice.rate:g}."
-            )
-        return choice, f"{self.text}: {note}"
+        diverged = values[index] == self._worst
+        how = f"all of {trials} on validation diverged; it stays" if diverged else f"{trials} on validation chose"
+        return choice, f"{self.text}: {how} {choice.label} with learning rate {choice.rate:g}."
 
     def tried(self) -> list[tuple[Choice, float | None]]:
         """Return the finished trials with their validation results; None for a diverged one."""
         finished = [trial for trial in self._budget() if trial.state.is_finished()]
         known = [trial.value if trial.value is not None and math.isfinite(trial.value) else None for trial in finished]
         return [(self._space.choice(trial.params), value) for trial, value in zip(finished, known)]
-
-    @property
-    def rate_name(self) -> str:
-        """Return the name of the setting that is the learning rate."""
-        return self._rate_name
 
     @property
     def _worst(self) -> float:
@@ -185,7 +182,7 @@ class Search:
 
     def _configuration(self, choice: Choice) -> RunConfiguration:
         return self._comparison.study.configuration(
-            choice.label, TRIAL_SEED, settings={self._rate_name: choice.rate}, purpose="trial"
+            choice.label, TRIAL_SEED, settings={self.rate_name: choice.rate}, purpose="trial"
         )
 
     def _open(self) -> optuna.Study:
@@ -227,14 +224,8 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
 
     finished = sum(arm.finished for arm in arms)
     orders = [order for order in map(begin, arms) if order is not None]
-    run_orders(
-        comparison,
-        orders,
-        then,
-        total=comparison.trials * len(arms),
-        finished=finished,
-        after=len(study.arms) * study.seeds,
-    )
+    total, after = comparison.trials * len(arms), len(study.arms) * study.seeds
+    run_orders(comparison, orders, then, total=total, finished=finished, after=after)
     chosen = {arm.text: arm.best() for arm in arms}
     names = {arm.text: arm.rate_name for arm in arms}
     final = [
@@ -242,8 +233,7 @@ def tune(comparison: Comparison) -> tuple[list[RunConfiguration], list[str]]:
         for seed in range(study.seeds)
         for text in study.arms
     ]
-    notes = [note for _, note in chosen.values()]
-    return final, notes
+    return final, [note for _, note in chosen.values()]
 
 
 def rate_of(subject: Subject) -> tuple[str, float]:
@@ -257,9 +247,8 @@ def rate_of(subject: Subject) -> tuple[str, float]:
     rate = subject.rate() if isinstance(subject, Script) else None
     if rate is None:
         raise StudyError(
-            f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, "
-            "...). Write it there: "
-            '--script "python train.py --lr 3e-4".'
+            f"--tune searches the learning rate, and the command of --script names none ({', '.join(RATES[:3])}, ...). "
+            'Write it there: --script "python train.py --lr 3e-4".'
         )
     return rate
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from headwise import hosts, projections
 from headwise.attention.fitted_layer import bare_layers
+from headwise.borders import forward_hooks_of, forward_pre_hooks_of
 from headwise.compressing.exchange import in_place, put, refusal
-from headwise.compressing.narrow import Narrow
 from headwise.compressing.record import Compressed, LayerCut, Pair
-from headwise.compressing.site_cut import FACTORS, SiteCut, cut_site, parameters_of
+from headwise.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import Candidate
 from headwise.projections import Block, ProjectionError, Projections, capture
-from headwise.projections.inputs import feed
+from headwise.projections.capture import feed
 from headwise.regularizing.handle_place import HANDLE
 from headwise.regularizing.plan import Where, selection
 
@@ -66,7 +66,7 @@ def _block_reason(block: Block, shared: Counter[int]) -> str:
         )
     if block.bias_module is not None and block.bias_module is not module:
         return f"{block.maker} has its bias outside of it, as {type(block.bias_module).__name__}.{block.bias_name}"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if forward_hooks_of(module) or forward_pre_hooks_of(module):
         return f"{block.maker} has hooks on it, which a smaller layer would lose: remove them first"
     if not all(bool(parameter.detach().isfinite().all()) for parameter in module.parameters()):
         return f"{block.maker} has weights that are not finite"

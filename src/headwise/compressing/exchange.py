@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.compressing.narrow import NarrowColumns
-from headwise.compressing.site_cut import SiteCut, cut_site
+from headwise.compressing.site_cut import NarrowColumns, SiteCut, cut_site
 from headwise.core.site import Site
 from headwise.projections import Projections, capture
-from headwise.projections.inputs import ways
+from headwise.projections.capture import ways
 
 SCORES = (
     "other factors of the same W_KᵀW_Q change its scores: something acts between the projections and the scores, "
@@ -103,11 +102,9 @@ def _record_run(site: Site, exchanged: SiteCut, model: nn.Module, run: Callable[
         handle.remove()
     if not calls or not outputs:
         raise ValueError("the layer was not reached")
-    return SiteRun([_scores(call.q, call.k) for call in calls], outputs)
-
-
-def _scores(q: Tensor, k: Tensor) -> Tensor:
-    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+    return SiteRun(
+        [call.q @ call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], 1).mT for call in calls], outputs
+    )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

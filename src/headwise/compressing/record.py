@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from headwise.compressing.exchange import put
-from headwise.compressing.narrow import Narrow, NarrowColumns, NarrowRows, narrow_like
+from headwise.compressing.site_cut import Narrow, NarrowColumns, NarrowRows, narrow_like
 
 
 @dataclass(frozen=True)

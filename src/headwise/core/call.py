@@ -1,4 +1,4 @@
-"""Call: one pass through a site, as methods see it."""
+"""Call: one pass through a site, as methods see it, with the readings of its attention weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headwise.borders import constant_in_graphs
 from headwise.core import masked, random_draws
 from headwise.core.masked import allowed_keys
 from headwise.core.method_state import MethodState
@@ -348,10 +349,31 @@ class Call:
         return part
 
 
+# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash.
+@constant_in_graphs
 def _crc(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-# torch.compile cannot trace zlib. A name is constant in a graph, and so is its hash. This is what
-# torch.compiler.assume_constant_result does, which imports the compiler: more than a second of each process.
-_crc._dynamo_marked_constant = True  # type: ignore[attr-defined]
+class RowReadings(Protocol):
+    """Differentiable readings of the attention weights A, after masks and logit edits and before weight edits.
+
+    Each is computed on request, and is the same with and without the matrix. Weights include the effect of a sink; the
+    rows of logits do not include the sink's logit. In a block of queries the readings hold the rows of that block.
+    """
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exp of each row of logits, (B, H, T); 0 in a row without allowed keys."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of each row in nats, (B, H, T); 0 in a row without allowed keys."""
+        ...
+
+    def sum_of_squares(self) -> Tensor:
+        """Return the sum of squared weights of each row, (B, H, T)."""
+        ...
+
+    def attend(self, z: Tensor) -> Tensor:
+        """Return A z for z (B, H, N, D), in the dtype of z."""
+        ...

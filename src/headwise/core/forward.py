@@ -54,11 +54,7 @@ class Forward:
         self.mine = threading.local()
 
     def begin(
-        self,
-        samples: int | None,
-        may_pack: bool = True,
-        positions: Tensor | None = None,
-        padding: Tensor | None = None,
+        self, samples: int | None, may_pack: bool = True, positions: Tensor | None = None, padding: Tensor | None = None
     ) -> None:
         """Begin a forward on a batch of `samples`; `may_pack` says whether a row may hold several sequences."""
         if torch.compiler.is_compiling():

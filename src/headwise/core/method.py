@@ -12,9 +12,8 @@ from headwise.core.settings import check_type, declared_types, no_setting, plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.core.call import Call
+    from headwise.core.call import Call, RowReadings
     from headwise.core.method_state import MethodState
-    from headwise.core.row_readings import RowReadings
     from headwise.core.site import Site
 
 REGISTRY: dict[str, type[Method]] = {}

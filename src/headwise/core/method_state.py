@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import own_modules
+
 # Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # The name of an empty buffer. Loading the state dict into a plain model fails, and torch's error shows this name, which
@@ -36,10 +38,10 @@ class MethodState:
         return self.strengths[name]
 
     def _home(self) -> nn.Module:
-        if "headwise" not in self._owner._modules:
+        if "headwise" not in own_modules(self._owner):
             self._owner.add_module("headwise", nn.Module())
         root = self._owner.get_submodule("headwise")
-        if self._name not in root._modules:
+        if self._name not in own_modules(root):
             root.add_module(self._name, nn.Module())
         return root.get_submodule(self._name)
 
@@ -86,8 +88,8 @@ class MethodState:
             AttributeError: if the method has neither on this site.
         """
         # get_submodule() would add guards to compiled graphs, which cannot split its dotted name either.
-        root = self._owner._modules.get("headwise")
-        home = None if root is None else root._modules.get(self._name)
+        root = own_modules(self._owner).get("headwise")
+        home = None if root is None else own_modules(root).get(self._name)
         value = None if home is None else getattr(home, name, None)
         if not isinstance(value, Tensor):
             raise AttributeError(f"{self._name} keeps no {name!r} on this site")
@@ -104,14 +106,14 @@ class MethodState:
     @property
     def learns(self) -> bool:
         """Return whether the method has parameters, modules or buffers on the site."""
-        root = self._owner._modules.get("headwise")
-        return root is not None and self._name in root._modules
+        root = own_modules(self._owner).get("headwise")
+        return root is not None and self._name in own_modules(root)
 
     def clear(self) -> None:
         """Remove the method's parameters, modules and buffers from the site's module."""
-        root = self._owner._modules.get("headwise")
+        root = own_modules(self._owner).get("headwise")
         if root is not None:
-            root._modules.pop(self._name, None)
-            if not root._modules:
+            own_modules(root).pop(self._name, None)
+            if not own_modules(root):
                 # The last method removes the root, so that the module has its plain names again.
-                del self._owner._modules["headwise"]
+                del own_modules(self._owner)["headwise"]

@@ -10,8 +10,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from headwise.borders import checkpoint_of, graph_task, pack_functions
 
 
 @dataclass
@@ -35,44 +36,21 @@ class Region:
 _regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
 
 
-def _pack_functions() -> list[Any]:
-    """Return the pack functions of the active saved-tensor hooks, innermost first, and leave the hooks unchanged.
-
-    This is the only use of torch's private functions for it. Without them no region is detected, and a recompute is
-    refused like a reentrant one.
-    """
-    autograd, popped = torch._C._autograd, []
-    if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
-        return []
-    try:
-        while (hooks := autograd._top_saved_tensors_default_hooks(False)) is not None:
-            autograd._pop_saved_tensors_default_hooks()
-            popped.append(hooks)
-    except (RuntimeError, TypeError):
-        return []
-    finally:
-        # The stack can only be read by popping it; it is restored in every case.
-        for hooks in reversed(popped):
-            autograd._push_saved_tensors_default_hooks(*hooks)
-    return [hooks[0] for hooks in popped]
-
-
 def regions() -> tuple[list[Region], Region | None, Any]:
     """Return the regions that run for the first time, the region being recomputed or None, and the recompute's id.
 
     Regions may be nested: while an outer one is recomputed, its inner ones run for the first time.
     """
     first: list[Region] = []
-    for pack in _pack_functions():
-        # Dynamo wraps the function, whose closure is needed here.
-        pack = getattr(pack, "_torchdynamo_orig_callable", pack)
-        names = getattr(getattr(pack, "__code__", None), "co_freevars", ())
-        cells = dict(zip(names, (c.cell_contents for c in pack.__closure__ or ()), strict=False)) if names else {}
-        # The hooks of the first run are closures over `frame`, those of the recompute over a reference to that frame.
-        if "frame" in cells:
-            first.append(_regions.setdefault(cells["frame"], Region()))
-        elif "target_frame_ref" in cells:
-            return first, _regions.setdefault(cells["target_frame_ref"](), Region()), cells.get("gid", 0)
+    for pack in pack_functions():
+        checkpoint = checkpoint_of(pack)
+        if checkpoint is None:
+            continue
+        frame, again, recompute = checkpoint
+        record = _regions.setdefault(frame, Region())
+        if again:
+            return first, record, recompute
+        first.append(record)
     return first, None, None
 
 
@@ -84,9 +62,7 @@ def region() -> tuple[Region | None, Any]:
 
 def in_backward() -> bool:
     """Return whether the code runs inside autograd's backward."""
-    # The id is -1 if no backward runs in this thread.
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1
+    return graph_task() != -1
 
 
 @dataclass

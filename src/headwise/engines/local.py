@@ -1,4 +1,4 @@
-"""The local engine: worker processes on this machine, each carrying out one run at a time."""
+"""The engines on this machine: worker processes that carry out one run at a time each, or this process alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from headwise.engines.worker import WorkerOutput, serve
+from headwise.engines.worker import WorkerOutput, carry_out, serve
 from headwise.files.errors import StudyError
 from headwise.files.stops import END, ignored_stops
 from headwise.training.job import Order
@@ -193,3 +193,30 @@ def _environment(wanted: dict[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+class HereEngine:
+    """An engine in this process; every process of a distributed launch carries out the same runs in the same order."""
+
+    parallel = False
+    rehearses = True
+
+    def __init__(self) -> None:
+        self._waiting: deque[Order] = deque()
+
+    def submit(self, order: Order) -> None:
+        """Queue one run."""
+        self._waiting.append(order)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield events until no run is waiting."""
+        while self._waiting:
+            order = self._waiting.popleft()
+            events: list[dict[str, Any]] = []
+            last = carry_out(order, events.append)
+            notes = [event for event in events if event["event"] == "note"]
+            yield from ({**event, "run": order.identity} for event in (*notes, last))
+
+    def close(self) -> None:
+        """Drop the runs that have not started."""
+        self._waiting.clear()

@@ -1,6 +1,6 @@
-"""One of several processes that share each run (`--processes`, torchrun, `accelerate launch`): how it stops and ends.
+"""Several processes that share each run (`--processes`, torchrun, `accelerate launch`): their start, stop and end.
 
-It does not import torch, which takes seconds, so that it can handle a stop before.
+It does not import torch, which takes seconds, so that a process can handle a stop before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
 from headwise.engines.local import worker_environment
 from headwise.files.errors import is_for_users
-from headwise.files.stops import STOPS, stopped_line
+from headwise.files.stops import STOPS, ignored_stops, raise_on_stops, stop_code, stopped_line
 
 # the shell's exit code of a process stopped by Ctrl-C
 STOPPED = 130
@@ -169,3 +171,101 @@ def _end(code: int) -> NoReturn:
             # nobody reads the output any more; all results are on disk
             code = code or 1
     os._exit(code)
+
+
+# seconds for the processes to end by themselves before they are killed
+PATIENCE = 5.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+def launch(processes: int, work: Callable[[], object], line: str) -> int:
+    """Run `work`, which must be picklable, in processes that train together; return the exit code.
+
+    If one fails, the others are ended, because they would wait for it. Ctrl-C gives 130, SIGTERM 143, and both print
+    `line`.
+    """
+    started: list[BaseProcess] = []
+    try:
+        with raise_on_stops():
+            with ignored_stops():
+                started += _start(processes, work)
+            return _watch(started)
+    except KeyboardInterrupt as stop:
+        with ignored_stops():
+            _terminate(started)
+            if not started or started[0].exitcode != TERMINATED:
+                # the first process had not yet installed its handler, which prints it
+                print(line, file=sys.stderr)
+        return stop_code(stop)
+    finally:
+        _kill(started)
+
+
+def serve(work: Callable[[], object], environment: dict[str, str]) -> None:
+    """Run one of the processes; it ignores Ctrl-C, which the launcher handles for all of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(environment)
+    be_one_of_several(work)
+
+
+def _start(processes: int, work: Callable[[], object]) -> list[BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    started: list[BaseProcess] = []
+    for number in range(processes):
+        own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+        environment = worker_environment(1) | shared | own
+        process = context.Process(target=serve, args=(work, environment), name=f"headwise rank {number}", daemon=True)
+        process.start()
+        started.append(process)
+    return started
+
+
+def _watch(started: list[BaseProcess]) -> int:
+    """Wait until all processes succeeded or one failed; return the exit code."""
+    running = list(started)
+    while running:
+        wait([process.sentinel for process in running])
+        for process in [process for process in running if not process.is_alive()]:
+            process.join()
+            running.remove(process)
+            if process.exitcode != 0:
+                return _failure(process, running)
+    return 0
+
+
+def _failure(process: BaseProcess, others: list[BaseProcess]) -> int:
+    """Wait a moment for the other processes to report, then report one that was killed; return the exit code."""
+    assert process.exitcode is not None
+    wait_until = time.monotonic() + PATIENCE
+    for other in others:
+        other.join(max(0.0, wait_until - time.monotonic()))
+    if process.exitcode < 0:
+        print(
+            f"error: {process.name} ended with exit code {process.exitcode} (-9 often means: out of memory). "
+            "Start the same command again: finished runs and checkpoints are kept.",
+            file=sys.stderr,
+        )
+        return 1
+    return process.exitcode
+
+
+def _terminate(started: list[BaseProcess]) -> None:
+    for process in started:
+        process.terminate()
+    wait_until = time.monotonic() + PATIENCE
+    for process in started:
+        process.join(max(0.0, wait_until - time.monotonic()))
+
+
+def _kill(started: list[BaseProcess]) -> None:
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -11,11 +11,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwise.core.settings import suggest
-from headwise.experiments.arm_settings import cut, read_settings, split, write_setting
+from headwise.experiments.arm_settings import Timed, cut, is_timed, read_settings, read_timed, split, write_setting
 from headwise.experiments.configuration import BASELINE, SAME
 from headwise.experiments.subject import Subject
 from headwise.experiments.task_source import build_task
-from headwise.experiments.timed_settings import Timed, is_timed, read_timed
 from headwise.files.errors import StudyError
 
 if TYPE_CHECKING:

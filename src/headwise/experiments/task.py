@@ -60,8 +60,7 @@ class Task(Recipe, Subject, ABC):
         None, ge=2, description="steps between readings of a watched run; None: about 50 readings a run"
     )
     watch_statistics: tuple[str, ...] = Field(
-        (),
-        description="statistics that a watched run reads and records as outcomes; none: all of heads, no outcomes",
+        (), description="statistics that a watched run reads and records as outcomes; none: all of heads, no outcomes"
     )
     watch_examples: int = Field(256, ge=1, description="training examples on which a watched run reads the sharpness")
     head_rates: tuple[str, ...] = Field(

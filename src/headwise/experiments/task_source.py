@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headwise.core.settings import suggest
-from headwise.experiments.phase import checkpoint_files
-from headwise.experiments.subject import Subject
+from headwise.experiments.subject import Subject, checkpoint_files
 from headwise.experiments.task import Task
 from headwise.files.entry_points import entry_points
 from headwise.files.errors import StudyError

@@ -48,3 +48,13 @@ def explain(error: OSError, folder: Path, option: str = "--out") -> StudyError:
             f"{path} cannot be used as a folder: {error.strerror}. It is a file; choose another {option}."
         )
     return StudyError(f"{path}: {error.strerror or error}. Repair it, {again}.")
+
+
+# remedies that messages of several rooms share
+LOAD_SDPA = "load the model with attn_implementation='sdpa'"
+SET_SDPA = "call model.set_attn_implementation('sdpa')"
+OWN_ATTENTION = (
+    'pass attention="headwise" to regularize(), by which headwise computes the attention of these layers itself, or '
+    "load the model with attn_implementation='sdpa'"
+)
+LEAVE_OUT = "leave the layer out with where="

@@ -1,4 +1,4 @@
-"""Imports of optional libraries, with errors that name the extra to install."""
+"""Imports of optional libraries, with errors that name the extra to install, and transformers without its prints."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def needing(purpose: str, extra: str) -> Iterator[None]:
         raise ImportError(
             f"{purpose} needs {error.name}, which is not installed: pip install 'headwise[{extra}]'."
         ) from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from printing."""
+    logging = load("transformers", "hf").logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -28,10 +28,10 @@ def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, A
     return sorted(distinct.values(), key=lambda environment: -environment["runs"])
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect numbers; a missing package is left out."""
+def versions(*more: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that affect numbers and of `more`; a missing one is left out."""
     by_name = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *more):
         try:
             by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -72,9 +72,7 @@ def device_hardware(device: Any) -> dict[str, str]:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -115,13 +115,17 @@ def as_told(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "told" in record else None
 
 
-def _number(name: str, value: Any) -> float:
+def _float(call: str, name: str, value: Any) -> float:
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"run.record({name}=...) got {type(value).__name__}, which is not a number. Pass one figure."
+            f"run.{call}({name}=...) got {type(value).__name__}, which is not a number. Pass one figure."
         ) from error
+
+
+def _number(name: str, value: Any) -> float:
+    number = _float("record", name, value)
     if not math.isfinite(number):
         raise ValueError(
             f"run.record({name}={number}) cannot be compared. If the training diverged, log its loss: "
@@ -131,12 +135,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _text(name: str, value: Any) -> float | str:
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"run.log({name}=...) got {type(value).__name__}, which is not a number. Pass one figure."
-        ) from error
+    number = _float("log", name, value)
     # JSON holds no NaN
     return number if math.isfinite(number) else str(number)
 

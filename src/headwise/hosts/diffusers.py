@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
+from headwise.borders import TORCH_BACKENDS, active_backend, own_modules
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.code import forward_of, names_used, reached
-from headwise.hosts.layers.declared import is_cross, without_softmax
+from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.declared import Candidate, forward_of, is_cross, names_used, reached, without_softmax
 from headwise.hosts.sdpa import call
 from headwise.hosts.sdpa.adapter import NAME, SdpaAdapter
 from headwise.hosts.sdpa.flex import dense_mask
@@ -30,8 +29,6 @@ from headwise.projections.names import HEAD_DIM, HEADS, QK_NORMS, first_number
 from headwise.projections.sharded import CONTEXT_PARALLEL
 
 DISPATCH, LIBRARY = "dispatch_attention_fn", "diffusers.models.attention_dispatch"
-# The backends that call F.scaled_dot_product_attention.
-TORCH = frozenset(f"_native_{kind}" for kind in ("cudnn", "efficient", "flash", "math")) | {"native"}
 DEPTH = 2
 
 # The module globals in which the dispatcher is replaced, by their id.
@@ -85,7 +82,7 @@ def routed(
     runs, which is routed by itself."""
     plain = partial(_plain[0], query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs)
     plain = partial(plain, backend=backend, parallel_config=parallel_config)
-    if parallel_config is None and _backend(backend) in TORCH:
+    if parallel_config is None and _backend(backend) in TORCH_BACKENDS:
         out: Tensor = plain()
         return out
     adapter = serving()
@@ -110,7 +107,7 @@ def routed(
 
 def _backend(backend: Any) -> str:
     if backend is None:
-        backend, _ = sys.modules[LIBRARY]._AttentionBackendRegistry.get_active_backend()
+        backend = active_backend(sys.modules[LIBRARY])
     return str(getattr(backend, "value", backend))
 
 
@@ -250,7 +247,7 @@ def processor_of(module: nn.Module) -> Any:
     """Return the object that computes the attention of a layer of diffusers, or None for any other module."""
     if not any(base.__module__.startswith("diffusers.") for base in type(module).__mro__):
         return None
-    processor = vars(module).get("processor", module._modules.get("processor"))
+    processor = vars(module).get("processor", own_modules(module).get("processor"))
     return processor if callable(processor) and "processor" in names_used(forward_of(module)) else None
 
 

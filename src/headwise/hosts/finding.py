@@ -7,14 +7,20 @@ from typing import Any
 
 from torch import nn
 
-from headwise.core.remedies import LOAD_SDPA
 from headwise.core.site import Site, number
-from headwise.hosts import diffusers
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.code import forward_of, names_used
-from headwise.hosts.layers.declared import LIKE, is_cross, looks_like_attention, over_channels, without_softmax
+from headwise.files.errors import LOAD_SDPA
+from headwise.hosts import diffusers, torch_mha
+from headwise.hosts.layers.declared import (
+    LIKE,
+    Candidate,
+    forward_of,
+    is_cross,
+    looks_like_attention,
+    names_used,
+    over_channels,
+    without_softmax,
+)
 from headwise.hosts.sdpa import adapter as sdpa
-from headwise.hosts.torch_mha import adapter as torch_mha
 from headwise.hosts.transformers import adapter as transformers
 from headwise.projections.sharded import heads_split
 

@@ -14,7 +14,7 @@ from headwise.comparing.command import start_engine
 from headwise.comparing.comparison import Engine, Listener
 from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import ENGINES, Request
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
-from headwise.core.row_readings import RowReadings
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.core.call import Call
+from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
-from headwise.core.row_readings import RowReadings
 from headwise.core.site import Site
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts, real_keys
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
-from headwise.core.row_readings import RowReadings
 
 
 class EntropyPenalty(Method):

@@ -9,10 +9,9 @@ from torch import nn
 
 from headwise import projections
 from headwise.attention.kernels.flash_on_cpu import largest_logits
-from headwise.core.call import Call
+from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
-from headwise.core.row_readings import RowReadings
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import base_of

@@ -45,6 +45,4 @@ def _count(real: Tensor | None, size: int, call: Call) -> Tensor:
 def only_real_rows(x: Tensor, call: Call) -> Tensor:
     """Return x (B, H, T, ...) with the rows of queries that are not real set to 0."""
     real = call.real_queries()
-    if real is None:
-        return x
-    return x.masked_fill(~real[:, None, :, None], 0.0)
+    return x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)

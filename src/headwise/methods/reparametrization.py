@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from headwise import hosts, projections
+from headwise.borders import Convolution, TransposedConvolution, own_parameters
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
@@ -37,7 +37,7 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
         known = ", ".join(type(part).__name__ for part in chain)
         raise ValueError(f"{type(module).__name__}.{name} is parametrized already by {known}; remove that first")
     # Registration removes the parameter from the module's parameters; `restore` needs their original order.
-    order = list(module._parameters)
+    order = list(own_parameters(module))
     parametrize.register_parametrization(module, name, by)
     module.__dict__.setdefault("_headwise_places", {})[name] = order
 
@@ -58,10 +58,10 @@ def restore(module: nn.Module, name: str, *, folded: bool) -> None:
     order = orders.pop(name, [])
     if not orders:
         module.__dict__.pop("_headwise_places", None)
-    now = dict(module._parameters)
+    now = dict(own_parameters(module))
     # State dicts list parameters in the order of registration.
     for key in [key for key in order if key in now] + [key for key in now if key not in order]:
-        module._parameters[key] = module._parameters.pop(key)
+        own_parameters(module)[key] = own_parameters(module).pop(key)
 
 
 def refusal(site: Site, who: str) -> str | None:
@@ -244,7 +244,7 @@ def _outside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[
         module, weight = leaf.module, leaf.module.weight
         if module in attention or id(weight) in embedded or _owner(module, "weight") == who:
             continue
-        if not (isinstance(module, nn.Linear | _ConvNd) or leaf.transposed):
+        if not (isinstance(module, nn.Linear | Convolution) or leaf.transposed):
             continue
         if id(weight) in names:
             raise ValueError(
@@ -252,7 +252,7 @@ def _outside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[
                 'use layers="attention"'
             )
         names[id(weight)] = leaf.name
-        transposed = leaf.transposed or isinstance(module, _ConvTransposeNd)
+        transposed = leaf.transposed or isinstance(module, TransposedConvolution)
         assert isinstance(weight, Tensor)
         size = weight.shape[1 if transposed else 0]
         block = Block("w", module, f"{leaf.name}.weight", "weight", slice(0, size), 1, size, transposed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from headwise.core.call import Call
+from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
-from headwise.core.row_readings import RowReadings
 
 
 class ZLoss(Method):

@@ -105,13 +105,7 @@ def lines(
         "x": alt.X(
             "x", type=across_type, title=x, axis=alt.Axis(tickCount=6, grid=False, labelAngle=0), **across_scale
         ),
-        "y": alt.Y(
-            "y",
-            type="quantitative",
-            title=y,
-            scale=_scale(alt, log_y),
-            axis=_axis(alt, log_y),
-        ),
+        "y": alt.Y("y", type="quantitative", title=y, scale=_scale(alt, log_y), axis=_axis(alt, log_y)),
         "color": alt.Color("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
         "tooltip": [
             alt.Tooltip(n, title=t, type=k)

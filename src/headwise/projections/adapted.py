@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise.borders import lora_convolution, own_modules
+
 MERGE = "merge the adapters into plain weights first (merge_and_unload())"
 
 
@@ -19,7 +21,7 @@ def is_adapted(module: nn.Module) -> bool:
     """Return whether a module is a layer of peft that wraps a plain layer."""
     # Looked up in sys.modules: without an import of peft by the user, no such layer exists.
     known = sys.modules.get("peft.tuners.tuners_utils")
-    return known is not None and isinstance(module, known.BaseTunerLayer) and "base_layer" in module._modules
+    return known is not None and isinstance(module, known.BaseTunerLayer) and "base_layer" in own_modules(module)
 
 
 def base_of(module: nn.Module) -> nn.Module:
@@ -38,7 +40,7 @@ def obstacle(module: nn.Module) -> str:
         return obstacle(layer.base_layer)
     kind = type(module)
     lora = sys.modules.get("peft.tuners.lora.layer")
-    if lora is None or not isinstance(module, lora.Linear | lora._ConvNd):
+    if lora is None or not isinstance(module, lora.Linear | lora_convolution(lora)):
         return (
             f"is adapted by peft's {kind.__module__.split('.')[-2]} {kind.__name__}, whose effect is no single "
             f"weight: {MERGE}"

@@ -207,3 +207,12 @@ def _like_target(target: Tensor, plain: Tensor) -> Tensor:
     mesh = target.device_mesh
     # Each process has the same numbers, so no check between processes is needed.
     return DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def as_rows(index: Tensor) -> slice | Tensor:
+    """Return an index (heads, size) flattened head-major, as a slice if it is contiguous."""
+    flat = index.reshape(-1)
+    start = int(flat[0])
+    if torch.equal(flat, torch.arange(start, start + flat.numel())):
+        return slice(start, start + flat.numel())
+    return flat.clone()

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.projections.adapted import base_of
-from headwise.projections.block import Block
-from headwise.projections.layout import as_rows
+from headwise.projections.block import Block, as_rows
 from headwise.projections.named import further
 from headwise.projections.names import HEADS, first_number
 
@@ -108,10 +107,8 @@ def _rows(module: nn.Module) -> dict[str, tuple[str, Tensor]] | None:
     # 0 in layers without positions (GLM-5)
     rotary = first_number(module, (ROTARY,)) or 0
     up_q = names[-1]
-    queries, keys = (
-        torch.arange(heads * (plain + rotary)).view(heads, -1),
-        torch.arange(heads * (plain + values)).view(heads, -1),
-    )
+    queries = torch.arange(heads * (plain + rotary)).view(heads, -1)
+    keys = torch.arange(heads * (plain + values)).view(heads, -1)
     down = torch.arange(latent + rotary)[None]
     rows = {
         "up_q": (up_q, queries[:, :plain]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from headwise.borders import Convolution
 from headwise.projections.adapted import base_of, is_adapted
 
 
@@ -59,7 +59,7 @@ def leaf(name: str, module: nn.Module) -> Leaf | None:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return None
     plain = base_of(module)
-    if isinstance(plain, _ConvNd):
+    if isinstance(plain, Convolution):
         return Leaf(name, module, obstacle=_obstacle(plain))
     if weight.dim() != 2:
         return None
@@ -81,7 +81,7 @@ def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
     return below
 
 
-def _obstacle(module: _ConvNd) -> str:
+def _obstacle(module: Convolution) -> str:
     if module.transposed:
         return "a transposed convolution, whose rows are inputs"
     if module.groups > 1:

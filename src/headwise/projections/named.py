@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from headwise.borders import packs_projections
 from headwise.core.site import Site
 from headwise.projections.adapted import is_adapted
 from headwise.projections.block import Block, ProjectionError, Rows
@@ -115,7 +116,7 @@ def multihead(site: Site) -> Projections:
     module = site.module
     assert isinstance(module, nn.MultiheadAttention)
     size, heads = module.embed_dim, module.num_heads
-    packed = module._qkv_same_embed_dim
+    packed = packs_projections(module)
     projections = Projections(site.name, "in_proj_weight" if packed else "separate", verified=True)
     for index, kind in enumerate("qkv"):
         rows = slice(index * size, (index + 1) * size)

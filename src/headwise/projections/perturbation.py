@@ -2,20 +2,96 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import Convolution, own_modules
 from headwise.core.site import Site
 from headwise.projections import capture, named
 from headwise.projections.adapted import is_adapted
-from headwise.projections.inputs import ways
-from headwise.projections.layout import Layout, Sizes, as_rows, layouts
+from headwise.projections.block import as_rows
+from headwise.projections.capture import ways
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.site_projections import Projections
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads and head sizes of a call: H query heads of size d, and G key and value heads of sizes d and e."""
+
+    heads: int
+    groups: int
+    size: int
+    value_size: int
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """Return (heads, head size) of q, k or v."""
+        return {"q": (self.heads, self.size), "k": (self.groups, self.size), "v": (self.groups, self.value_size)}[kind]
+
+    def rows(self, kinds: str) -> int:
+        """Return the total number of rows of the kinds."""
+        return sum(heads * size for heads, size in map(self.of, kinds))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A hypothesis: the layout in words, and the rows (heads, head size) of each kind."""
+
+    words: str
+    rows: dict[str, Tensor]
+
+
+def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
+    """Yield the layouts that one matrix for `kinds` can have, the usual ones first."""
+    orders = sorted(itertools.permutations(kinds), key=lambda order: "".join(order) != kinds)
+    for order in orders:
+        yield _stacked(order, sizes)
+    if len(kinds) > 1:
+        for order in orders:
+            yield _grouped(order, sizes)
+    if len({sizes.of(kind) for kind in kinds}) == 1:
+        for order in orders:
+            yield from _transposed(order, sizes)
+
+
+def _stacked(order: tuple[str, ...], sizes: Sizes) -> Layout:
+    rows, start = {}, 0
+    for kind in order:
+        heads, size = sizes.of(kind)
+        rows[kind] = torch.arange(start, start + heads * size).view(heads, size)
+        start += heads * size
+    equal = len({sizes.of(kind) for kind in order}) == 1
+    words = f"stacked ({len(order)}, H, d)" if equal else "stacked, unequal blocks"
+    return Layout(f"{words} as {', '.join(order)}" if len(order) > 1 else "separate", rows)
+
+
+def _grouped(order: tuple[str, ...], sizes: Sizes) -> Layout:
+    """Return the layout interleaved by key/value head: queries of its group, keys, values (GPT-NeoX, Falcon)."""
+    per_group = {kind: sizes.of(kind)[0] // sizes.groups * sizes.of(kind)[1] for kind in order}
+    width, offset, rows = sum(per_group.values()), 0, {}
+    for kind in order:
+        heads, size = sizes.of(kind)
+        start = torch.arange(sizes.groups)[:, None] * width + offset
+        rows[kind] = (start + torch.arange(per_group[kind])).reshape(heads, size)
+        offset += per_group[kind]
+    return Layout(f"interleaved by head (H, {len(order)}, d) as {', '.join(order)}", rows)
+
+
+def _transposed(order: tuple[str, ...], sizes: Sizes) -> Iterator[Layout]:
+    heads, size = sizes.of(order[0])
+    extent = {"part": len(order), "head": heads, "dim": size}
+    for axes in (("part", "dim", "head"), ("head", "dim", "part"), ("dim", "part", "head"), ("dim", "head", "part")):
+        grid = torch.arange(len(order) * heads * size).view(*(extent[axis] for axis in axes))
+        grid = grid.permute(axes.index("part"), axes.index("head"), axes.index("dim"))
+        letters = ", ".join({"part": str(len(order)), "head": "H", "dim": "d"}[axis] for axis in axes)
+        yield Layout(f"({letters}) as {', '.join(order)}", dict(zip(order, grid, strict=True)))
+
 
 # Relative to a tensor's largest entry: above the rounding of entries that did not change, far below the effect of noise
 # as large as the rows themselves.
@@ -68,9 +144,7 @@ class Probe:
         return {kind: self._heads_second(getattr(calls[0], kind)) for kind in "qkv"}
 
     def _heads_second(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
-            return x.unsqueeze(1)
-        return x.movedim(self.head_axis, 1).flatten(2, -2)
+        return x.unsqueeze(1) if x.dim() == 3 else x.movedim(self.head_axis, 1).flatten(2, -2)
 
     def moved(self, projection: Leaf, rows: Tensor) -> dict[str, Tensor]:
         """Perturb rows of a leaf and return for q, k and v which entries changed, bool (H, D)."""
@@ -86,7 +160,7 @@ class Probe:
             raise Unclear(
                 f"reads {projection.name}.weight without calling its module, so that its adapters have no effect"
             )
-        elif "parametrizations" in projection.module._modules:
+        elif "parametrizations" in own_modules(projection.module):
             raise Unclear(
                 f"reads {projection.name}.weight without calling its module, and that weight is parametrized already"
             )
@@ -118,7 +192,7 @@ def _noise(like: Tensor) -> Tensor:
 @contextmanager
 def _shifted_output(projection: Leaf, rows: Tensor, output: Tensor) -> Iterator[None]:
     """Add noise to the outputs of the rows, which has the effect of changed rows without changing a weight."""
-    convolution = isinstance(projection.module, nn.modules.conv._ConvNd)
+    convolution = isinstance(projection.module, Convolution)
     mask = torch.zeros(projection.rows, dtype=output.dtype, device=output.device)
     mask[rows.to(output.device)] = 1
     mask = mask.view(-1, *[1] * (output.dim() - 2)) if convolution else mask
@@ -154,7 +228,7 @@ def _shift_heads(out: Tensor, axis: int, heads: Tensor | None, dims: Tensor | No
 
 
 def _channels_last(x: Tensor, projection: Leaf) -> Tensor:
-    return x.movedim(1, -1) if isinstance(projection.module, nn.modules.conv._ConvNd) else x
+    return x.movedim(1, -1) if isinstance(projection.module, Convolution) else x
 
 
 def _far(a: Tensor, b: Tensor) -> Tensor:
@@ -183,15 +257,7 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
                 return _probed_by(site, candidates, root, run, parent)
             except Unclear as reason:
                 reasons.append(str(reason))
-            except (
-                TypeError,
-                ValueError,
-                RuntimeError,
-                AttributeError,
-                IndexError,
-                KeyError,
-                NotImplementedError,
-            ) as error:
+            except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
                 # The layer may need more than one tensor, or the synthesised batch may not fit: try the next way.
                 reasons.append(
                     f"could not be run ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"

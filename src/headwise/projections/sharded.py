@@ -11,7 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.core.remedies import LEAVE_OUT
+from headwise.borders import (
+    context_parallel_functions,
+    has_flat_parameter,
+    is_flattened,
+    own_parameters,
+    tensor_parallel_size,
+)
+from headwise.files.errors import LEAVE_OUT
 from headwise.projections.adapted import base_of
 
 FSDP1 = (
@@ -36,11 +43,9 @@ def sharded(module: nn.Module, name: str) -> str:
     base = base_of(module)
     chain: Any = getattr(base, "parametrizations", {})
     owner, key = (chain[name], "original") if name in chain else (base, name)
-    parameter = owner._parameters.get(key)
+    parameter = own_parameters(owner).get(key)
     # Without use_orig_params, FSDP1 replaces the parameter by a plain tensor, a view of its flat parameter.
-    if getattr(parameter, "_fsdp_flattened", False) or (
-        parameter is None and isinstance(owner.__dict__.get(key), Tensor)
-    ):
+    if is_flattened(parameter) or (parameter is None and isinstance(owner.__dict__.get(key), Tensor)):
         return FSDP1
     return ZERO3 if hasattr(parameter, "ds_id") else ""
 
@@ -48,9 +53,9 @@ def sharded(module: nn.Module, name: str) -> str:
 def below(module: nn.Module) -> str:
     """Return how a weight of a module or its submodules is sharded in this way, or an empty string."""
     for inner in module.modules():
-        if "_flat_param" in inner._parameters:
+        if has_flat_parameter(inner):
             return FSDP1
-        for name in ("weight", *inner._parameters):
+        for name in ("weight", *own_parameters(inner)):
             if reason := sharded(inner, name):
                 return reason
     return ""
@@ -58,7 +63,7 @@ def below(module: nn.Module) -> str:
 
 def heads_split(module: nn.Module, model: nn.Module | None) -> str:
     """Return a message if tensor parallelism splits the heads of an attention layer, or an empty string."""
-    if (getattr(model, "_tp_size", None) or 1) > 1:
+    if tensor_parallel_size(model) > 1:
         return TENSOR_PARALLEL
     split = max((_dimensions(parameter) for parameter in module.parameters()), default=0)
     # FSDP2 itself shards over one dimension of the mesh.
@@ -77,7 +82,5 @@ def _fsdp2(model: nn.Module | None) -> bool:
 
 def tokens_split(q: Tensor) -> bool:
     """Return whether context parallelism is on: it replaces fused attention or passes distributed tensors to it."""
-    # Looked up in sys.modules: torch replaces nothing unless its own module for this was imported.
-    library = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention")
-    replaced = getattr(library, "_replaced_functions", ())
+    replaced = context_parallel_functions()
     return functional.scaled_dot_product_attention in replaced or hasattr(q, "full_tensor")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.precision import at_least_fp32
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 
 # Initial singular vectors: exact for matrices whose decomposition takes milliseconds. For larger ones a block of

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headwise.attention.fitted_layer import FittedLayer
-from headwise.core.method import Method
 from headwise.core.shared_state import SharedState
 from headwise.regularizing.plan import Plan
 
@@ -16,16 +15,12 @@ def fold_methods(fitted: list[FittedLayer]) -> list[FittedLayer]:
     """Fold or drop the methods that evaluation does not need, and return the sites that keep a method."""
     remaining = []
     for layer in fitted:
-        for method in [m for m in layer.methods if not _stays(m)]:
+        for method in [m for m in layer.methods if m.overrides("fold") or not m.acts_in(training=False)]:
             layer.drop(method, fold=True)
         if layer.methods or layer.shares_values:
             remaining.append(layer)
     # A layer shares its values only for methods that carry them: without methods nothing is shared.
     return remaining if any(layer.methods for layer in remaining) else []
-
-
-def _stays(method: Method) -> bool:
-    return method.acts_in(training=False) and not method.overrides("fold")
 
 
 def attach(plan: Plan, shared: SharedState) -> list[FittedLayer]:

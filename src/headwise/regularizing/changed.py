@@ -8,6 +8,7 @@ from torch import nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import forward_hooks_of
 from headwise.core.passes import UNDIFFERENTIATED
 from headwise.hosts.layers.hooks import Hooks
 from headwise.projections import ProjectionError
@@ -44,11 +45,9 @@ def _check_first(missing: list[FittedLayer]) -> None:
     # Methods without draws, penalties and carried values do the same however often a layer runs.
     repeated = [f for f in missing if f.passes.repeats_matter]
     if repeated:
-        names, methods = (
-            ", ".join(f.site.name for f in repeated),
-            dict.fromkeys(f.passes.repeated_methods() for f in repeated),
-        )
-        raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=" + ".join(methods)))
+        names = ", ".join(f.site.name for f in repeated)
+        methods = " + ".join(dict.fromkeys(f.passes.repeated_methods() for f in repeated))
+        raise RuntimeError(UNDIFFERENTIATED.format(sites=names, methods=methods))
 
 
 def _check_replaced(model: nn.Module, missing: list[FittedLayer]) -> None:
@@ -96,7 +95,7 @@ def _check_branch(layer: FittedLayer) -> None:
     if block is None or not block.adapted:
         return
     # The adapter wraps the layer: hooks on the inner layer miss what the adapter adds.
-    owners = [getattr(hook, "__self__", None) for hook in base_of(block.module)._forward_hooks.values()]
+    owners = [getattr(hook, "__self__", None) for hook in forward_hooks_of(base_of(block.module)).values()]
     if any(isinstance(owner, Hooks) and owner.fitted is layer for owner in owners):
         names = [repr(m) for m in layer.methods if m.overrides("branch")]
         raise RuntimeError(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.pages.notebook import html_table
+from headwise.hosts.layers.declared import Candidate
+from headwise.pages.formats import html_table
 
 
 @dataclass(frozen=True)

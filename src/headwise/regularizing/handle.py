@@ -15,7 +15,7 @@ from headwise.core.method import Method
 from headwise.core.schedule import Schedule
 from headwise.core.shared_state import Penalties, SharedState
 from headwise.core.site import Site
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 from headwise.regularizing import attachment, changed, learned_parameters, penalties, saving, transformers_trainer
 from headwise.regularizing.coverage import Coverage, coverage
 from headwise.regularizing.forgotten import Forgotten

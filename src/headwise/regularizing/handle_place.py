@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import COMPILED_INSIDE, FSDP1_INSIDE, own_modules
 from headwise.core.method import Method
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
@@ -14,7 +15,7 @@ from headwise.core.site import Site
 # A key of the model's __dict__: torch neither saves it nor registers it as a submodule, and a deep copy copies it.
 HANDLE = "_headwise_handle"
 # Attributes under which compiled, distributed and adapted models keep the model they wrap.
-INSIDE = ("_orig_mod", "module", "_fsdp_wrapped_module")
+INSIDE = (COMPILED_INSIDE, "module", FSDP1_INSIDE)
 INSIDE_PEFT = ("base_model", "model")
 
 
@@ -56,5 +57,5 @@ def kept_handle(model: nn.Module) -> Any:
             return inner.__dict__[HANDLE]
         # Only peft's classes keep a whole model under the name "model"; elsewhere it is a part.
         names = (*INSIDE, *(INSIDE_PEFT if type(inner).__module__.startswith("peft.") else ()))
-        inner = next((inner._modules[name] for name in names if name in inner._modules), None)
+        inner = next((own_modules(inner)[name] for name in names if name in own_modules(inner)), None)
     raise ValueError(f"{type(model).__name__} is not regularized: call headwise.regularize(model, ...) first")

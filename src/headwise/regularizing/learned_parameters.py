@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import version_of
 from headwise.core.method import Method
 
 # (version, sum, sum of squares) of a parameter
@@ -45,7 +46,7 @@ def moved(model: nn.Module, initial: dict[str, Fingerprint]) -> bool:
 
 def _has_moved(parameter: Tensor, before: Fingerprint) -> bool:
     # The version counts in-place changes; if it differs, for example after a move to another device, compare values.
-    if parameter._version == before[0]:
+    if version_of(parameter) == before[0]:
         return False
     _, total, squares = _fingerprint(parameter)
     return abs(total - before[1]) > 1e-9 * (1 + abs(before[1])) or abs(squares - before[2]) > 1e-9 * (1 + before[2])
@@ -53,7 +54,7 @@ def _has_moved(parameter: Tensor, before: Fingerprint) -> bool:
 
 def _fingerprint(parameter: Tensor) -> Fingerprint:
     values = parameter.detach().double()
-    return parameter._version, float(values.sum()), float(values.square().sum())
+    return version_of(parameter), float(values.sum()), float(values.square().sum())
 
 
 def check_removable(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from headwise.core.method import Method
 
 CARD = "README.md"
 BEGIN, END = "<!-- headwise: begin -->", "<!-- headwise: end -->"
-FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
 def write(folder: Path, text: str, library: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise import hosts, projections
+from headwise.borders import BatchNormLayer, Convolution, own_modules
 from headwise.core.site import Site
 from headwise.hosts.layers.declared import LIKE
 from headwise.projections import ProjectionError
@@ -42,7 +43,7 @@ def _inside(site: Site) -> set[int]:
     """Return the ids of the attention layer's own parameters; for a block that attends by itself, only the methods'."""
     module = site.module
     if not LIKE.search(type(module).__name__):
-        added = module._modules.get("headwise")
+        added = own_modules(module).get("headwise")
         return {id(p) for p in added.parameters()} if added is not None else set()
     return {id(p) for p in module.parameters()}
 
@@ -75,7 +76,7 @@ def _matrices(block: nn.Module, own: set[int]) -> Iterator[nn.Parameter]:
                 yield parameter
 
 
-MATRICES = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+MATRICES = (nn.Linear, nn.Embedding, Convolution)
 
 
 def parameter_groups(
@@ -198,7 +199,7 @@ def undecayed(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that must not decay: norms, biases, vectors and scalars."""
     parameters = []
     for place, module in model.named_modules():
-        norm = type(module).__name__.lower().endswith("norm") or isinstance(module, nn.modules.batchnorm._NormBase)
+        norm = type(module).__name__.lower().endswith("norm") or isinstance(module, BatchNormLayer)
         for name, parameter in module.named_parameters(recurse=False):
             matrix = (isinstance(module, MATRICES) and name == "weight") or (
                 name == "original" and ".parametrizations." in f".{place}"

@@ -17,9 +17,10 @@ from headwise.core.method import Method
 from headwise.core.settings import suggest
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.residual import refusal
+from headwise.hosts.layers.branch_walk import refusal
+from headwise.hosts.layers.declared import Candidate
 from headwise.hosts.sdpa.samples import run_and_learn
+from headwise.projections.capture import feed
 from headwise.regularizing.handle_place import HANDLE
 
 
@@ -33,11 +34,7 @@ def run(model: nn.Module, example: Any) -> Any:
         # In eval mode there is no dropout, and the example does not move the running means of batch norms.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices):
-            if isinstance(example, dict) or hasattr(example, "keys"):
-                return model(**{k: example[k] for k in example})
-            if isinstance(example, tuple | list):
-                return model(*example)
-            return model(example)
+            return feed(model, example)
     finally:
         for module, mode in modes:
             module.training = mode

@@ -8,6 +8,7 @@ from typing import Any, Never
 import torch
 from torch import nn
 
+from headwise.borders import COMPILED_INSIDE, is_compiled, own_modules
 from headwise.core.method import Method
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Plan, Where, by_text, plan
@@ -59,14 +60,14 @@ def regularize(
         raise TypeError(no_argument(next(iter(unknown))))
     compiled = False
     # torch.compile's wrapper has no layers of its own: names, hooks and the handle belong to the model inside.
-    while isinstance(model, nn.Module) and (inside := model._modules.get("_orig_mod")) is not None:
+    while isinstance(model, nn.Module) and (inside := own_modules(model).get(COMPILED_INSIDE)) is not None:
         model, compiled = inside, True
     decisions = plan(model, list(methods), where, allow_none, example, attention)
     problems = _missing_shapes(decisions)
     if problems:
         raise ValueError("\n".join(problems))
     fitted = Regularized(model, decisions, seed)
-    if compiled or any(part._compiled_call_impl is not None for part in model.modules()):
+    if compiled or any(is_compiled(part) for part in model.modules()):
         # a graph that was made before knows nothing of the methods
         torch.compiler.reset()
     # The example batch must not stay referenced by the model.

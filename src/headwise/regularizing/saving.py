@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import COMPILED_INSIDE
 from headwise.core.method import Method
 from headwise.files.durable import write_json
-from headwise.files.optional_imports import needing
+from headwise.files.optional_imports import needing, quiet_transformers
 from headwise.methods.reparametrization import is_reparametrized
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.regularizing import model_card
@@ -40,7 +41,7 @@ ADAPTER = "adapter_config.json"
 # options of transformers' save_pretrained that change file names or weights, or push only a part
 REFUSED = ("variant", "state_dict", "push_to_hub", "is_main_process", "distributed_checkpoint")
 # classes of torch that wrap a whole model, and the name of the submodule that holds it
-AROUND = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module"}
+AROUND = {"OptimizedModule": COMPILED_INSIDE, "DistributedDataParallel": "module"}
 # logits of an exported model may differ by this share of the largest one
 TOLERANCE = 1e-5
 
@@ -358,25 +359,10 @@ def compared(model: nn.Module, path: Path, example: Any) -> float:
 def loaded_again(model: nn.Module, path: Path) -> nn.Module:
     """Return a new model of the same class from a folder of transformers, on the same device and in the same dtype."""
     first = next(model.parameters())
-    with quiet():
+    # it would warn about the folder's mark
+    with quiet_transformers():
         again: nn.Module = type(model).from_pretrained(path, dtype=first.dtype, use_safetensors=True)  # type: ignore[attr-defined]
     return again.to(first.device).eval()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers while it loads: it would warn about the folder's mark."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _output(model: nn.Module, example: Any) -> Tensor:

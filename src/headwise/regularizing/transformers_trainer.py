@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import LABELS, forward_pre_hooks_of
 from headwise.regularizing.handle_place import Handle, kept_handle
 
 # The losses that transformers computes from logits and labels only; the POOLED ones name the logits pooled_logits.
@@ -41,7 +42,7 @@ def compute_loss_func(handle: Handle, base: Callable[..., Tensor] | None = None)
             is used together with a label_smoothing_factor.
     """
     returned = Labels(handle)
-    hooks = handle.model._forward_pre_hooks.values()
+    hooks = forward_pre_hooks_of(handle.model).values()
     if base is None and not any(isinstance(hook, Labels) for hook in hooks):
         handle.hooks.append(handle.model.register_forward_pre_hook(returned, with_kwargs=True, prepend=True))
     returned = next((hook for hook in hooks if isinstance(hook, Labels)), returned)
@@ -199,7 +200,7 @@ def _find_loss_call() -> LossCall | None:
     while frame is not None:
         variables = frame.f_locals
         if frame.f_code is Trainer.compute_loss.__code__:
-            return LossCall(variables["self"], variables.get("labels"), variables["inputs"])
+            return LossCall(variables["self"], variables.get(LABELS), variables["inputs"])
         # A subclass of Trainer may compute its loss by itself.
         if isinstance(variables.get("self"), Trainer):
             other = other or LossCall(variables["self"])

@@ -67,11 +67,7 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
 def difference_columns(unit: Unit) -> list[Column]:
     """Return the columns of a paired difference; the difference comes first, to be visible on a small screen."""
     kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
-    return [
-        Column("difference", kind, number=True),
-        Column("verdict"),
-        Column("corrected p", number=True),
-    ]
+    return [Column("difference", kind, number=True), Column("verdict"), Column("corrected p", number=True)]
 
 
 def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:

@@ -44,27 +44,16 @@ FAILED = ("failed", "crashed", "killed", "running", "scheduled", "unfinished", "
 # columns that describe a run but are not settings
 TIMES = ("created", "updated", "start time", "start_time", "end_time", "duration", "runtime", "_runtime", "timestamp")
 NOTES = ("notes", "user", "tags", "source name", "source type", "artifact_uri", "experiment_id", "diverged_at_step")
-MACHINES = (
-    "hostname",
-    "host",
-    "sweep",
-    "agent",
-    "description",
-    "job type",
-    "github",
-    "gpu type",
-    "gpu count",
-    "cpu count",
-    "os",
-    "python version",
-    "commit",
-)
+MACHINES = ("hostname", "host", "sweep", "agent", "description", "job type", "github", "os", "python version", "commit")
+DEVICES = ("gpu type", "gpu count", "cpu count")
 MORE_TIMES = ("end time", "relative time", "heartbeatat")
 # columns that contain a whole dict, as written by Weights & Biases' recommended export and trackio's query
 DICTS = ("config", "summary", "metrics")
 # first columns of the CSV from Weights & Biases' page; settings and then figures follow, each in alphabetical order
 OF_WANDB = ("name", "state", "created", "runtime")
-OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, "_timestamp")
+OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, *DEVICES, "_timestamp")
+# texts in the place of a figure that a run lacks
+MISSING = ("", "nan", "none", "null", "inf", "-inf", "infinity")
 # largest number of faults of a kind that are listed by row
 LISTED = 5
 TAB = "\t"
@@ -308,12 +297,8 @@ def _column(names: list[str], requested: str, candidates: Sequence[str], option:
 
 
 def _figure_column(names: list[str], name: str, path: Path) -> str:
-    for candidate in (
-        name,
-        f"test/{name}",
-        *(f"{before}{name}" for before in FIGURES),
-        *(f"{before}test/{name}" for before in FIGURES),
-    ):
+    own = (name, f"test/{name}")
+    for candidate in (*own, *(f"{before}{each}" for each in own for before in FIGURES)):
         if candidate in names:
             return candidate
     raise StudyError(f"--outcome {name}: {path} has no such column.{suggest(name, names)} Columns: {', '.join(names)}.")
@@ -356,15 +341,7 @@ def _cells(path: Path, rows: list[Row], columns: dict[str, str], figure_columns:
             }
             for name, column in figure_columns.items():
                 value = row.values.get(column)
-                if _float(value) is None and str(value or "").strip().lower() not in (
-                    "",
-                    "nan",
-                    "none",
-                    "null",
-                    "inf",
-                    "-inf",
-                    "infinity",
-                ):
+                if _float(value) is None and str(value or "").strip().lower() not in MISSING:
                     wrong.append(f"row {row.line} has {value!r} for {name}, which is not a number")
             cells.append(Cell(row, arm, int(seed), figures, "diverged" in state))
     _refuse(path, wrong, "Repair the rows.")
@@ -391,15 +368,15 @@ def _refuse_mixed_settings(path: Path, cells: list[Cell], used: set[str]) -> Non
     """Raise StudyError if rows of one arm differ in a setting, as marked by an export or else in a minority of rows."""
     wrong = []
     names = dict.fromkeys(name for cell in cells for name in cell.row.values)
-    for name in (
-        name
-        for name in names
-        if name not in used
-        and _plain(name) not in OF_THE_RUN
-        and not name.startswith((*FIGURES, "tags."))
-        # columns that trackers add for their own use
-        and not _plain(name).startswith("_")
-    ):
+    for name in names:
+        # those that begin with _ are columns that trackers add for their own use
+        if (
+            name in used
+            or name.startswith((*FIGURES, "tags."))
+            or _plain(name) in OF_THE_RUN
+            or _plain(name)[:1] == "_"
+        ):
+            continue
         for arm in dict.fromkeys(cell.arm for cell in cells):
             own = [cell for cell in cells if cell.arm == arm]
             counts = Counter(str(cell.row.values.get(name, "")) for cell in own)

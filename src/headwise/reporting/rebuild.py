@@ -21,8 +21,7 @@ from headwise.reporting.plain_tables import (
     study_latex,
     study_markdown,
 )
-from headwise.reporting.run_records import repeat
-from headwise.reporting.study_page import study_page
+from headwise.reporting.study_page import repeat, study_page
 from headwise.results.analysis_record import ChartRecord, FindingsRecord, TableRecord
 from headwise.results.folder import read_study
 from headwise.results.stored import checked_findings

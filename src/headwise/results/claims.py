@@ -71,10 +71,7 @@ def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None =
 
 
 def judge(
-    study: StudyFolder,
-    claim: Claim,
-    premises: Sequence[JudgedPremise] = (),
-    effects: dict[str, Effect] | None = None,
+    study: StudyFolder, claim: Claim, premises: Sequence[JudgedPremise] = (), effects: dict[str, Effect] | None = None
 ) -> JudgedClaim:
     """Return a claim with its verdict; `effects` are the smallest differences reported as effects, by outcome."""
     tests = judged_tests(study, claim.tests, effects or {})
@@ -202,12 +199,8 @@ def _joint_estimates(figures: list[Figures], alpha: float) -> list[list[Estimate
 
 def _estimates(table: Table, alpha: float) -> list[Estimate]:
     intervals = JointIntervals(table)
-    outer, inner, errors, p = (
-        intervals.bounds(alpha),
-        intervals.bounds(2 * alpha),
-        intervals.errors(),
-        intervals.p_zero(),
-    )
+    outer, inner = intervals.bounds(alpha), intervals.bounds(2 * alpha)
+    errors, p = intervals.errors(), intervals.p_zero()
     return [
         Estimate(
             float(intervals.means[at]) if intervals.pairs[at] else None,

@@ -14,13 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 # costs (seconds, bytes, counts, operations) are no measure of quality
-COSTS = (
-    "seconds_per_step",
-    "peak_memory_bytes",
-    "parameters",
-    "flops_per_step",
-    "inference_seconds_per_example",
-)
+COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters", "flops_per_step", "inference_seconds_per_example")
 # whether a run diverged: claims may name it, but no run writes it as a figure
 DIVERGED = "diverged"
 # log10 of the learning rate at which a seed's runs begin to diverge along a sweep; defined for sweeps, not for arms

@@ -99,7 +99,7 @@ class Reading:
     text: slice | None = None
 
     def __post_init__(self) -> None:
-        for name in (
+        tensors = (
             "q",
             "k",
             "v",
@@ -111,7 +111,8 @@ class Reading:
             "output",
             "real_queries",
             "product_norm",
-        ):
+        )
+        for name in tensors:
             tensor = getattr(self, name)
             object.__setattr__(self, name, None if tensor is None else tensor.detach())
         if self.q.dim() != 4 or self.k.dim() != 4 or self.v.dim() != 4:

@@ -111,11 +111,7 @@ class RowFigures:
     """
 
     def __init__(
-        self,
-        reading: Reading,
-        needs: Collection[str],
-        queries: Queries | None = None,
-        previous: Reading | None = None,
+        self, reading: Reading, needs: Collection[str], queries: Queries | None = None, previous: Reading | None = None
     ) -> None:
         self.reading, self.previous = reading, previous
         self.queries = queries if queries is not None else Queries.of(reading)

@@ -14,7 +14,7 @@ import torch
 import headwise.comparing.compare  # noqa: F401  # a missing library is reported on import, not when a study runs
 from headwise.comparing.command import carry_out, start_engine
 from headwise.comparing.request import Request, check, is_of_file
-from headwise.engines.in_process import HereEngine
+from headwise.engines.local import HereEngine
 from headwise.experiments.study import Study
 from headwise.experiments.subject import Subject
 from headwise.experiments.task_source import module_of_file

@@ -9,13 +9,13 @@ from typing import Any
 
 from headwise.core.method import Method
 from headwise.core.settings import suggest
-from headwise.testing import on_calls, on_models, on_settings
+from headwise.testing import on_calls, on_models
 from headwise.testing.calls import why_not
-from headwise.testing.models import MODELS, Host
+from headwise.testing.on_models import MODELS, Host
 
 KINDS = ("plain", "causal", "padded", "left padded", "sliding", "cross", "grouped", "bias")
 
-OF_SETTINGS = (on_settings.declarations, on_settings.text, on_settings.copies)
+OF_SETTINGS = (on_calls.declarations, on_calls.text, on_calls.copies)
 OF_CALLS: dict[Callable[[type[Method], str], None], tuple[str, ...]] = {
     on_calls.both_forms_agree: KINDS,
     on_calls.both_forms_agree_in_bf16: KINDS,

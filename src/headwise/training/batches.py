@@ -207,9 +207,7 @@ def run_model(model: nn.Module, inputs: Any) -> Any:
     """Return the output of a model for a tensor, a sequence of positional arguments, or a mapping of keywords."""
     if isinstance(inputs, Tensor):
         return model(inputs)
-    if hasattr(inputs, "keys"):
-        return model(**inputs)
-    return model(*inputs)
+    return model(**inputs) if hasattr(inputs, "keys") else model(*inputs)
 
 
 def cut_by_length(task: Task, order: Tensor, lengths: Tensor, most: int) -> list[Tensor]:

@@ -35,8 +35,7 @@ from headwise.training.job import Order
 from headwise.training.train import Training
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder
-from headwise.watching.site_observer import SiteObserver
+from headwise.watching.recorder import Recorder, SiteObserver
 from headwise.watching.weights import Matrices, Weights, norm_in
 from headwise.watching.whole_model import MATRIX_NORM, OF_LOSS
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from headwise.borders import flash_on_cpu, flash_on_cpu_backward, profiled_memory
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -21,9 +22,10 @@ def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -
     return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
-OF_THE_CPU = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+OF_THE_CPU: dict[Any, Callable[..., int]] = {
+    kernel: count
+    for kernel, count in ((flash_on_cpu, _forward), (flash_on_cpu_backward, _backward))
+    if kernel is not None
 }
 
 
@@ -62,18 +64,9 @@ class MemoryOfAStep:
 
     @contextmanager
     def _on_cpu(self) -> Iterator[None]:
-        config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
-        activities = {ProfilerActivity.CPU}
-        torch._C._autograd._prepare_profiler(config, activities)
-        torch._C._autograd._enable_profiler(config, activities)
-        # record allocations only: torch never frees some memory of each operator event
-        torch._C._autograd._enable_record_function(False)
-        try:
+        with profiled_memory() as roots:
             yield
-        finally:
-            torch._C._autograd._enable_record_function(True)
-            profile = torch._C._autograd._disable_profiler()
-        self.peak = peak_of(profile.experimental_event_tree())
+        self.peak = peak_of(roots)
 
 
 def peak_of(roots: Any) -> int:

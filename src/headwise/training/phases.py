@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from headwise.experiments.phase import Phase, checkpoint_files
+from headwise.experiments.subject import Phase, checkpoint_files
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
 from headwise.files.errors import StudyError

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.core.settings import suggest
 from headwise.experiments.evaluation import Batch, Evaluation, Metric
-from headwise.experiments.phase import Phase
+from headwise.experiments.subject import Phase
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
 from headwise.training.batches import Examples, describe, first, first_batch, make_batch, move, run_model, size

@@ -14,13 +14,7 @@ from headwise.files.durable import as_line, read_json
 from headwise.files.health_records import read_health
 from headwise.results.digests import HEALTH
 from headwise.results.records import Apart, EpochLine, Record
-from headwise.training.checkpoint import (
-    Checkpoint,
-    Mark,
-    flatten_optimizer,
-    load_checkpoint,
-    restore_optimizer,
-)
+from headwise.training.checkpoint import Checkpoint, Mark, flatten_optimizer, load_checkpoint, restore_optimizer
 from headwise.training.divergence import Smoothed
 from headwise.training.train import Training
 

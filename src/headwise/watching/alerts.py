@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from headwise.files.health_records import Alert, Record
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 from headwise.statistics.alert_remedies import remedy_for
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.rules import Thresholds as Thresholds

@@ -12,15 +12,13 @@ from torch import Tensor
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
+from headwise.borders import LOGGERS
 from headwise.watching.alerts import HealthWarning
 from headwise.watching.loggers import Logger, logger_of
 from headwise.watching.logs import logs_of
 from headwise.watching.rules import Thresholds
 from headwise.watching.watch import OnAlert, Watch, watch
 from headwise.watching.whole_model import Loss
-
-# Attributes in which the reporting callbacks of transformers keep their loggers.
-BEHIND = ("tb_writer", "_wandb", "_trackio", "_ml_flow")
 
 
 class Reports(Logger):
@@ -48,7 +46,7 @@ class Reports(Logger):
             logger.alerts(named, step)
 
     def _loggers(self) -> list[Logger]:
-        targets = [getattr(reporter, name, None) for reporter in self.reporters for name in BEHIND]
+        targets = [getattr(reporter, name, None) for reporter in self.reporters for name in LOGGERS]
         return [logger for target in targets if (logger := logger_of(target)) is not None]
 
     def __repr__(self) -> str:

@@ -9,9 +9,10 @@ from torch import nn
 
 from headwise import hosts
 from headwise.attention.fitted_layer import FittedLayer, bare_layers, live_layers
+from headwise.borders import COMPILED_INSIDE, own_modules
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
+from headwise.hosts.layers.declared import Candidate
 from headwise.regularizing.handle import Regularized, handle
 from headwise.regularizing.plan import Where, no_site, selection
 from headwise.statistics import STATISTICS
@@ -21,8 +22,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside the wrappers of torch.compile, DistributedDataParallel and DataParallel."""
     inner: Any = model
     while True:
-        wrapped = inner._modules.get("_orig_mod") or (
-            inner._modules.get("module")
+        wrapped = own_modules(inner).get(COMPILED_INSIDE) or (
+            own_modules(inner).get("module")
             if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel)
             else None
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headwise.borders import norms_of
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections import of as projections_of
@@ -233,7 +234,7 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     """Return the norm of all elements of all tensors, computed in fp32 or fp64."""
     device = tensors[0].device
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in torch._foreach_norm(tensors, 2, wide)]))
+    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms_of(tensors, wide)]))
 
 
 def _figure(site: str, depth: int, step: int, name: str, values: Tensor, per: str = "layer") -> Figures:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.files.health_records import Alert, Line, Record, figures_among
-from headwise.pages.notebook import html_table
+from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.regularizing.regularize import no_argument
@@ -25,10 +25,9 @@ from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.losses import LOSS_SPIKE, NO_LOSS, Losses
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder, is_first, joined
+from headwise.watching.recorder import Recorder, SiteObserver, is_first, joined
 from headwise.watching.replay_file import Keeper
 from headwise.watching.rules import OF_STEPS, Thresholds
-from headwise.watching.site_observer import SiteObserver
 from headwise.watching.weights import Weights
 from headwise.watching.whole_model import MODEL, Loss, WholeModel, names_with
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from headwise import projections
+from headwise.borders import Convolution
 from headwise.core.call import Call
 from headwise.core.precision import at_least_fp32
 from headwise.core.settings import suggest
@@ -22,8 +22,7 @@ from headwise.projections.adapted import effective, is_adapted, obstacle
 from headwise.projections.block import Block
 from headwise.projections.leaves import Leaf, leaves
 from headwise.projections.sharded import sharded
-from headwise.statistics import STATISTICS
-from headwise.statistics.curvature import lanczos
+from headwise.statistics import STATISTICS, lanczos
 from headwise.statistics.entropy import largest_eigenvalue
 from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
 
@@ -192,7 +191,7 @@ class Matrices:
         self.found += [
             Matrix(leaf.name, _depth(leaf.name, sites), leaf)
             for leaf in leaves(model, "")
-            if id(leaf.module) not in own and (isinstance(leaf.module, nn.Linear | _ConvNd) or leaf.transposed)
+            if id(leaf.module) not in own and (isinstance(leaf.module, nn.Linear | Convolution) or leaf.transposed)
         ]
 
     def _attention(self, sites: list[Site]) -> Iterator[Matrix]:

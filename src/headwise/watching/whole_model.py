@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.optimizer_steps import OptimizerSteps
-from headwise.statistics.curvature import Underway, sharpness_underway
+from headwise.statistics.sharpness import Underway, sharpness_underway
 from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.updates import OF_STEP, Updates

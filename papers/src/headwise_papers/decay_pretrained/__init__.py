@@ -16,7 +16,7 @@ from headwise_papers.decay_pretrained.models import MODELS, compare, drawn, load
 from headwise_papers.findings import each, findings
 
 if TYPE_CHECKING:
-    from headwise.auditing.balances import Compared
+    from headwise.auditing.weights import Compared
 
 TITLE = "Balance and nuclear norms of pretrained attention"
 QUESTION = (
@@ -98,7 +98,7 @@ def subject(model: str, comparison: Compared) -> str:
 
 def claims(norms: list[str], rows: list[str]) -> list[Claim]:
     """Return the paper's claims on norms of heads and rows, and claims that compare them with both references."""
-    from headwise.auditing.balances import NEARLY
+    from headwise.auditing.weights import NEARLY
 
     same = "The Frobenius and nuclear norms of heads are nearer to equal than"
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headwise.auditing.balances import Compared
+    from headwise.auditing.weights import Compared
     from headwise.statistics.weights.product import Product
 
 MODELS = ("stories260K", "all-MiniLM-L6-v2")
@@ -59,7 +59,7 @@ def rotated(product: Product, seed: int, at: int) -> Product:
 
 def compare(products: list[Product]) -> dict[tuple[str, str], Compared]:
     """Return, by product and second norm, the comparisons of norms of rows and of Frobenius with nuclear norms."""
-    from headwise.auditing.balances import balances_of, compared
+    from headwise.auditing.weights import balances_of, compared
 
     records = {
         f"{at}|{group}|{product.kind}": one

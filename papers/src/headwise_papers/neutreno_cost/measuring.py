@@ -95,15 +95,14 @@ def cost(model: nn.Module, images: Tensor) -> Cost:
 
 def _others() -> Any:
     """Return a mode that counts the elements written by operations other than matrix products and attention."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import flop_registry
 
+    from headwise.borders import DispatchMode, tree_leaves
     from headwise.training.measuring import OF_THE_CPU
 
     counted = {**flop_registry, **OF_THE_CPU}
 
-    class Others(TorchDispatchMode):
+    class Others(DispatchMode):
         elements = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""torch's private flash kernel for CPUs, and the largest logits of each head, from its log-sum-exp."""
+"""torch's flash kernel for CPUs, and the largest logits of each head, from its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import torch
 from torch import Tensor
 
 from headwise.attention.kernels.row_statistics import logits_block, spans
+from headwise.borders import flash_on_cpu
 from headwise.core.precision import at_least_fp32
-
-NAME = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def has_flash() -> bool:
     """Return whether this build of torch has the kernel."""
-    return hasattr(torch.ops.aten, NAME)
+    return flash_on_cpu is not None
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return (A v, log-sum-exp of each row) for q (B, H, T, D), k and v (B, H, N, D) and an additive mask."""
     # The kernel assumes, without a check, that the numbers of a row are contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out, lse = getattr(torch.ops.aten, NAME)(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    out, lse = flash_on_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     return out, lse
 
 
@@ -68,7 +67,7 @@ def _order(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _log_sum_exp(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor | None:
-    """Return the log-sum-exp of each row, (B, H, T), from torch's private CPU kernel, or None if it cannot be used.
+    """Return the log-sum-exp of each row, (B, H, T), from torch's CPU kernel, or None if it cannot be used.
 
     The CPU kernel scales the logits before it takes their maximum. The CUDA kernel scales them in the exponent, which
     overflows at SHARP.

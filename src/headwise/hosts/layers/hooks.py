@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import Convolution
 from headwise.core.forward import Entered
-from headwise.core.remedies import LEAVE_OUT
+from headwise.files.errors import LEAVE_OUT
 
 
 class Hooks:
@@ -80,7 +81,7 @@ class Hooks:
 
 
 def _channels_first(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, Convolution):
         return True
     kinds = [type(child) for child in module.children()]
     return any(issubclass(k, nn.Conv2d) for k in kinds) and not any(issubclass(k, nn.Linear) for k in kinds)

@@ -12,23 +12,25 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.borders import own_buffers, own_modules
 from headwise.core.method import touches_call
-from headwise.core.remedies import LEAVE_OUT
 from headwise.core.site import Site
-from headwise.hosts.layers.candidate import Candidate
-from headwise.hosts.layers.code import calls, passes_true, uses
+from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.branch_walk import last_before_sum
 from headwise.hosts.layers.declared import (
+    Candidate,
     attends_across,
+    calls,
     looks_like_attention,
     other_positions,
     over_channels,
+    passes_true,
     shifts_windows,
+    uses,
 )
 from headwise.hosts.layers.hooks import Hooks
-from headwise.hosts.layers.residual import last_before_sum
 from headwise.hosts.sdpa import call, flex, open_sites
-from headwise.hosts.sdpa.limits import Limits
-from headwise.hosts.sdpa.shape import SAMPLE_MAJOR
+from headwise.hosts.sdpa.shape import SAMPLE_MAJOR, Limits
 from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, first_number
 
 # Class and function names that show attention in windows, cut by the module itself or by its block.
@@ -273,7 +275,7 @@ def _is_norm(module: Any) -> bool:
 
 def _has_rope(module: nn.Module) -> bool:
     # A flag does not count: timm's EVA without rotary positions has rope_mixed = False.
-    attributes = (*module.__dict__.items(), *module._modules.items(), *module._buffers.items())
+    attributes = (*module.__dict__.items(), *own_modules(module).items(), *own_buffers(module).items())
     return any(
         ("rope" in name or "rotary" in name) and value is not None and value is not False for name, value in attributes
     )

@@ -12,9 +12,8 @@ from torch import Tensor
 from headwise.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attention.softmax import fused
 from headwise.core.masked import hide_other_regions, visible
-from headwise.hosts.sdpa.limits import Limited, samples_of
 from headwise.hosts.sdpa.open_sites import serving
-from headwise.hosts.sdpa.shape import SERVED, Shape, broadcast, with_causality
+from headwise.hosts.sdpa.shape import SERVED, Limited, Shape, broadcast, samples_of, with_causality
 
 
 def newest_last(

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
-from headwise.core.remedies import LEAVE_OUT
-from headwise.hosts.layers.code import forward_of, names_used, reached
-from headwise.hosts.sdpa.limits import Limited, samples_of
+from headwise.borders import indexing_by_tensors, not_compiled, uncompiled
+from headwise.files.errors import LEAVE_OUT
+from headwise.hosts.layers.declared import forward_of, names_used, reached
 from headwise.hosts.sdpa.open_sites import serving
-from headwise.hosts.sdpa.shape import SERVED, Shape
+from headwise.hosts.sdpa.shape import SERVED, Limited, Shape, samples_of
 
 NAME, LIBRARY = "flex_attention", "torch.nn.attention.flex_attention"
 # levels of calls that are followed from a layer's forward
@@ -107,7 +107,7 @@ def _is_flex(value: Any) -> bool:
     value = value.__func__ if isinstance(value, staticmethod) else value
     value = getattr(value, "stands_for_flex", value)
     value = value.func if isinstance(value, functools.partial) else value
-    value = getattr(value, "_torchdynamo_orig_callable", value)
+    value = uncompiled(value)
     return callable(value) and getattr(value, "__name__", "") == NAME and getattr(value, "__module__", "") == LIBRARY
 
 
@@ -212,21 +212,19 @@ def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     return blocks[..., :queries, :keys].to(q.device) & inside
 
 
-@torch._disable_dynamo
+@not_compiled
 def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
     """Return what a score_mod adds to each score, (B, H, T, N), with its gradients.
 
     Raises:
         RuntimeError: if it does anything but add a bias.
     """
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     places = [torch.arange(size, device=q.device) for size in shape]
     mod = score_mod
     for depth in (4, 3, 2, 1):
         mod = torch.vmap(mod, in_dims=(0, *(0 if dim == depth else None for dim in range(1, 5))))
-    with TransformGetItemToIndex():
+    with indexing_by_tensors():
         first, *others = (mod(torch.full(shape, score, device=q.device), *places) for score in TRIED_SCORES)
     for score, scores in zip(TRIED_SCORES[1:], others):
         same = torch.isclose(scores - score, first, rtol=1e-4, atol=1e-4) | (scores == first) & first.isinf()

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise.borders import MODULE_CALL, RESUMED
 from headwise.core import recompute as passes
-from headwise.hosts.sdpa.limits import Limited
+from headwise.hosts.sdpa.shape import Limited
 
-_CALL = nn.Module._call_impl.__code__
-_RESUMED = "torch_dynamo_resume_in"
 # Frames of this file between the function's replacement and the walk: `_runs`, `_running` and `serving`.
 _OWN_FRAMES = 3
 
@@ -131,13 +130,13 @@ def _runs(module: nn.Module) -> bool:
         # Compared by name: Dynamo runs its own version of the code.
         code = frame.f_code
         if (
-            code.co_name == _CALL.co_name
-            and code.co_filename == _CALL.co_filename
+            code.co_name == MODULE_CALL.co_name
+            and code.co_filename == MODULE_CALL.co_filename
             and frame.f_locals.get("self") is module
         ):
             return True
         # In a function that Dynamo resumes after a graph break, the frames above are unknown.
-        if code.co_name.startswith(_RESUMED):
+        if code.co_name.startswith(RESUMED):
             return True
         frame = frame.f_back
     return False

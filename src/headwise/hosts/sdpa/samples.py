@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.hosts.layers.candidate import Candidate
+from headwise.borders import tree_leaves, tree_map
+from headwise.hosts.layers.declared import Candidate
 from headwise.hosts.sdpa.adapter import SdpaAdapter
 from headwise.hosts.sdpa.shape import FOLDED, OWN, SAMPLE_MAJOR, UNCLEAR, WINDOW_MAJOR
 

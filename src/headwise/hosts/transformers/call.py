@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.attention.softmax import logits, normalize
+from headwise.borders import collected_outputs
 from headwise.core.call import Call
 from headwise.core.masked import hide_other_regions
 from headwise.core.method import touches_call
 from headwise.core.packed import Packed
-from headwise.core.remedies import LEAVE_OUT, LOAD_SDPA, SET_SDPA
-from headwise.hosts.layers.code import names_used
-from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_last
-from headwise.hosts.transformers.packing import packing_of
+from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
+from headwise.hosts.layers.declared import names_used
+from headwise.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
 from headwise.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
 
 # Keywords that models pass to each layer and that neither the eager nor the sdpa function reads: bookkeeping of
@@ -238,12 +238,7 @@ def _weights_wanted(kwargs: dict[str, Any]) -> bool:
     """Return whether the weights are requested, by keyword or by transformers' collector of outputs."""
     if kwargs.get("output_attentions"):
         return True
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return False
-    collected = _active_collector.get()
-    return collected is not None and any("attentions" in key for key in collected)
+    return any("attentions" in key for key in collected_outputs())
 
 
 def masking(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from headwise.statistics.weights.balance import Imbalance, NuclearGap
-from headwise.statistics.weights.product import Product
+from headwise.statistics.weights.product import Product, WeightStatistic
 from headwise.statistics.weights.ranks import (
     EffectiveRank,
     FrobeniusNorm,
@@ -14,21 +14,11 @@ from headwise.statistics.weights.ranks import (
     StableRank,
 )
 from headwise.statistics.weights.weight_reading import WeightReading, weight_reading
-from headwise.statistics.weights.weight_statistic import WeightStatistic
 
 # The registry, used by tests, tables and the audit.
 WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
     kind.name: kind
-    for kind in (
-        SpectralNorm,
-        FrobeniusNorm,
-        NuclearNorm,
-        StableRank,
-        EffectiveRank,
-        PseudoRank,
-        Imbalance,
-        NuclearGap,
-    )
+    for kind in (SpectralNorm, FrobeniusNorm, NuclearNorm, StableRank, EffectiveRank, PseudoRank, Imbalance, NuclearGap)
 }
 
 __all__ = [

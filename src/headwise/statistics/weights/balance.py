@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.statistics.weights.product import Product
-from headwise.statistics.weights.weight_statistic import WeightStatistic, unbalanced
+from headwise.statistics.weights.product import Product, WeightStatistic, unbalanced
 
 
 class Imbalance(WeightStatistic):

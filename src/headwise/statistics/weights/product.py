@@ -1,9 +1,11 @@
-"""The product of two projections of each head, computed from its factors."""
+"""The product of two projections of each head, computed from its factors, and the base class of its statistics."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -92,3 +94,35 @@ def _singular_values(matrices: Tensor) -> Tensor:
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))
     return torch.where(finite[:, None], values, torch.nan)
+
+
+NORMED = "queries and keys are normalised after the projection, so that the law of weight decay does not apply to them"
+
+COMMON = "all heads share rows of the keys, so weight decay does not balance the factors of a single head"
+
+
+def unbalanced(product: Product) -> str | None:
+    """Return the reason why weight decay does not balance the factors of a head or group, or None if it does."""
+    return NORMED if product.normed else COMMON if product.common else None
+
+
+class WeightStatistic(ABC):
+    """Turns a product into one number per head, or per group of heads that share keys and values.
+
+    A subclass is one file: its docstring says what is computed, in which unit, and its source.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    # "head", or "group" for one figure of all heads that share keys and values.
+    per: ClassVar[str] = "head"
+    # Whether a "high" or a "low" value is a warning sign, or neither.
+    worse: ClassVar[str | None] = None
+
+    def applies(self, product: Product) -> str | None:
+        """Return the reason why the statistic does not apply to a product, or None if it does."""
+        return None
+
+    @abstractmethod
+    def of(self, product: Product) -> Tensor:
+        """Return the figure, (H,) per head or (G,) per group."""

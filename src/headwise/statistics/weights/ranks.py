@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.statistics.weights.product import Product
-from headwise.statistics.weights.weight_statistic import WeightStatistic
+from headwise.statistics.weights.product import Product, WeightStatistic
 
 
 class SpectralNorm(WeightStatistic):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise import projections
 from headwise.core.site import Site
-from headwise.hosts.layers.code import forward_of, names_used, reached
+from headwise.hosts.layers.declared import forward_of, names_used, reached
 from headwise.projections import ProjectionError, Projections
 from headwise.projections.latent import MAKES
 from headwise.projections.products import product_of

@@ -1,1 +1,0 @@
-"""torch.nn.MultiheadAttention, alone and inside torch's encoder and decoder layers."""
