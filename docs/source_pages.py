@@ -127,7 +127,7 @@ def _table(parts: list[Part]) -> list[str]:
     return lines
 
 
-def wanted(results: Path) -> dict[Path, str]:
+def current_texts(results: Path) -> dict[Path, str]:
     """Return the text of every file that is generated from the kept results.
 
     Raises:
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
     options = parser.parse_args()
     try:
-        files = wanted(options.results)
+        files = current_texts(options.results)
     except (OSError, StudyError, ValueError, TypeError) as error:
         parser.exit(1, f"{error}\n")
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

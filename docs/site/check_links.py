@@ -75,9 +75,9 @@ def _wrong(link: str, path: Path, pages: dict[Path, Page]) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Print every problem; return 1 if there is one."""
-    found = problems(Path(arguments[0]))
-    print("\n".join(found) or "every link leads somewhere, and no page is too large")
-    return 1 if found else 0
+    problems_found = problems(Path(arguments[0]))
+    print("\n".join(problems_found) or "every link leads somewhere, and no page is too large")
+    return 1 if problems_found else 0
 
 
 if __name__ == "__main__":

@@ -85,10 +85,10 @@ ELSEWHERE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md
 
 def generate(app: Any) -> None:
     """Write the files generated from the code and the kept results, before Sphinx looks for pages."""
-    made = DOCS / "generated"
-    method_pages.write(made / "methods")
-    gallery.write(DOCS / "results", made)
-    reference.write(made / "api")
+    generated = DOCS / "generated"
+    method_pages.write(generated / "methods")
+    gallery.write(DOCS / "results", generated)
+    reference.write(generated / "api")
     notebooks.write(Path(app.outdir) / notebooks.FOLDER)
 
 

@@ -90,8 +90,8 @@ def figures_of(name: str, up: str) -> str:
 def _card(folder: Path, drawn: list[str]) -> str:
     lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
     title = lines[0].removeprefix("# ")
-    said = [line for line in lines[1:] if line and not line.startswith(("|", "#"))][:2]
-    parts = [f"## [{title}](../results/{folder.name}/README.md)", *said]
+    text = [line for line in lines[1:] if line and not line.startswith(("|", "#"))][:2]
+    parts = [f"## [{title}](../results/{folder.name}/README.md)", *text]
     if (verdicts := _verdicts(folder / keep_results.CLAIMS)) is not None:
         parts.append(verdicts)
     if own := shown(folder):
@@ -113,12 +113,12 @@ def _verdicts(path: Path) -> str | None:
     """Return the verdicts of the study's claims, counted."""
     if not path.is_file():
         return None
-    found = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    record = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
     counted: dict[str, int] = {}
-    for claim in found.claims:
+    for claim in record.claims:
         counted[claim.verdict] = counted.get(claim.verdict, 0) + 1
-    told = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
-    return f"Verdicts of its claims: {told}." + (f" Scale: {found.scale}." if found.scale else "")
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
+    return f"Verdicts of its claims: {counts}." + (f" Scale: {record.scale}." if record.scale else "")
 
 
 def _gallery(cards: list[str], names: list[str], others: list[str]) -> str:

@@ -58,21 +58,21 @@ def example(name: str) -> str:
 def write(folder: Path) -> None:
     """Write index.md, and a page and a picture for each method, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    said, names = entries(), sorted(methods.__all__, key=str.lower)
+    texts, names = entries(), sorted(methods.__all__, key=str.lower)
     for old in folder.glob("*"):
         if old.stem not in (*names, "index"):
             old.unlink()
     for name in names:
-        _put(folder / f"{name}.md", page(name, said.get(name, {}), folder))
-    _put(folder / "index.md", index(names, said))
+        _put(folder / f"{name}.md", page(name, texts.get(name, {}), folder))
+    _put(folder / "index.md", index(names, texts))
 
 
-def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
+def index(names: list[str], texts: dict[str, dict[str, str]]) -> str:
     """Return the page that lists all methods by purpose."""
     tables = []
     for family, members in methods_table.families().items():
         rows = [
-            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} "
+            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(texts.get(name, {}).get('when', '–'))} "
             f"| {methods_table.ACTS[REGISTRY[name].acts]} | {methods_table.matrix_free(REGISTRY[name])} |"
             for name in members
         ]
@@ -92,16 +92,16 @@ def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
     return f"# Methods\n\n{intro}\n\n{code}\n\n{table}\n\nWrite your own: [](../../own_method.md).\n\n{toctree}\n"
 
 
-def page(name: str, said: dict[str, str], folder: Path) -> str:
+def page(name: str, entry: dict[str, str], folder: Path) -> str:
     """Return the page of a method, and write its picture into `folder`."""
     cls = REGISTRY[name]
     first, _, *rest = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     parts = [f"# {name}", _line(first)]
-    if "formula" in said:
-        parts.append(f"```{{math}}\n{said['formula']}\n```")
-    parts.append(_picture(cls, parse(said.get("picture", name))[0], folder))
-    if "when" in said:
-        parts += ["## When to use it", said["when"]]
+    if "formula" in entry:
+        parts.append(f"```{{math}}\n{entry['formula']}\n```")
+    parts.append(_picture(cls, parse(entry.get("picture", name))[0], folder))
+    if "when" in entry:
+        parts += ["## When to use it", entry["when"]]
     parts += ["## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
     parts += ["## What was measured", results_of(name), "## Cost and place", _facts(cls)]
     if rest:
@@ -111,19 +111,19 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
 
 
 def _picture(cls: type[Method], shown: Method, folder: Path) -> str:
-    plain, seen, told = pictured(shown)
+    plain, edited, note = pictured(shown)
     top = float(plain.max())
     panels = [
         (f"head {h}, {which}", maps[h].tolist())
         for h in range(HEADS)
-        for which, maps in (("plain", plain), ("with it", seen))
+        for which, maps in (("plain", plain), ("with it", edited))
     ]
     described = f"The maps of two heads without and with {shown!r}"
     _put(folder / f"{cls.__name__}.svg", heat_maps(panels, top=top, described=described))
     caption = (
         f"The map that acts on the values of two heads, ten tokens, without and with `{shown!r}`: queries down, keys "
         "to the right, white is 0, full "
-        f"blue {top:.2f} and more, red below 0. {told + ' ' if told else ''}Drawn by `python "
+        f"blue {top:.2f} and more, red below 0. {note + ' ' if note else ''}Drawn by `python "
         "docs/site/method_pages.py FOLDER`."
     )
     return f"```{{figure}} {cls.__name__}.svg\n:alt: {described}\n\n{caption}\n```"

@@ -55,9 +55,9 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
     world = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     metric, found = analysis.metric, []
     unit = unit_named(metric.unit)
-    broken = [one.text or one.name for one in analysis.premises if one.holds is False]
-    others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-    failed = f"; a premise failed: {broken[0]}{others}" if broken else ""
+    failed_premises = [one.text or one.name for one in analysis.premises if one.holds is False]
+    others = f" (and {len(failed_premises) - 1} more)" if len(failed_premises) > 1 else ""
+    failed = f"; a premise failed: {failed_premises[0]}{others}" if failed_premises else ""
     for arm in analysis.compared:
         if analysis.primary not in arm.differences or not re.search(rf"\b{name}\(", arm.label):
             continue

@@ -61,13 +61,13 @@ def button(name: str) -> str:
 
 
 def _unlinked(text: str, folder: Path) -> str:
-    def said(link: re.Match[str]) -> str:
+    def linked_text(link: re.Match[str]) -> str:
         words, target = link.groups()
         if "://" in target:
             return link[0]
         return words or f"*{_title(folder / target.partition('#')[0])}*"
 
-    return re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", said, text)
+    return re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", linked_text, text)
 
 
 def _title(path: Path) -> str:

@@ -85,10 +85,10 @@ def fixed() -> tuple[Stack, Tensor]:
     return model, x
 
 
-def _weight(back: Tensor, wanted: Tensor) -> Tensor:
+def _weight(back: Tensor, rows: Tensor) -> Tensor:
     """Return the weight of a projection that maps the input, whose inverse is passed, to these rows by head (H, T,
     T)."""
-    return (back @ wanted.transpose(0, 1).flatten(1)).T
+    return (back @ rows.transpose(0, 1).flatten(1)).T
 
 
 def maps(model: Stack, x: Tensor) -> Tensor:
@@ -103,23 +103,23 @@ def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
     model, x = fixed()
     plain = maps(model, x)
     handle = headwise.regularize(model.train(), method, example=x)
-    told = ""
+    note = ""
     if method.penalizes:
-        told = _lower_penalty(model, x, handle)
+        note = _lower_penalty(model, x, handle)
     elif method.overrides("after_step") and method.acts == "train":
         model(x)
         handle.after_step()
-        told = "After one step of the optimizer."
-    seen = maps(model, x)
-    if handle.parameters() and (seen - plain).abs().max() < VISIBLE:
+        note = "After one step of the optimizer."
+    edited = maps(model, x)
+    if handle.parameters() and (edited - plain).abs().max() < VISIBLE:
         with torch.no_grad():
             for parameter in handle.parameters():
                 parameter += 1
-        told, seen = "At its start it changes nothing; the picture has 1 added to its parameters.", maps(model, x)
-    elif method.overrides("after_step") and (seen - plain).abs().max() < VISIBLE:
-        plain, seen = _stepped([]), _stepped([method])
-        told = "Both after one step of Adam, with and without it, that lowers the squares of the output."
-    return plain, seen, told
+        note, edited = "At its start it changes nothing; the picture has 1 added to its parameters.", maps(model, x)
+    elif method.overrides("after_step") and (edited - plain).abs().max() < VISIBLE:
+        plain, edited = _stepped([]), _stepped([method])
+        note = "Both after one step of Adam, with and without it, that lowers the squares of the output."
+    return plain, edited, note
 
 
 def _stepped(methods: list[Method]) -> Tensor:

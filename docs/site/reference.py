@@ -50,8 +50,8 @@ TRAINERS = {"lightning": ("HeadwiseCallback",), "axolotl": ("HeadwisePlugin", "H
 def write(folder: Path) -> None:
     """Write the pages of the reference into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
-    elsewhere = {*methods.__all__, *given, "Method", "__version__"}
+    inner = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
+    elsewhere = {*methods.__all__, *inner, "Method", "__version__"}
     # dir() also lists the names that need an optional library
     names = {*dir(headwise), *headwise.__all__} - elsewhere
     _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names, key=str.lower), METHODS))
@@ -114,11 +114,11 @@ def _own_method() -> str:
     does not."""
     parts = ["# Method: its class variables and stages", OWN_METHOD]
     parts += [_entry("headwise.Method"), "## Class variables"]
-    for name, (default, said) in method_contract.class_variables().items():
-        parts.append(f"### `{name}`\n\nDefault: `{default}`. {said}")
+    for name, (default, text) in method_contract.class_variables().items():
+        parts.append(f"### `{name}`\n\nDefault: `{default}`. {text}")
     parts.append("## Stages")
-    for name, (signature, said) in method_contract.stages().items():
-        parts.append(f"### `{name}`\n\n```python\n{signature}\n```\n\n{said}")
+    for name, (signature, text) in method_contract.stages().items():
+        parts.append(f"### `{name}`\n\n```python\n{signature}\n```\n\n{text}")
     return "\n\n".join(parts) + "\n"
 
 
