@@ -92,8 +92,8 @@ def table(options: argparse.Namespace, causal: bool) -> None:
                 twin = ratio(times, "method", "textbook") if "textbook" in times else None
                 bar, twin_bar = BARS[kind][i], BARS["twin"][i]
                 slack = max(0.0, spread[1] - 1)
-                held = not causal or (isinstance(method, CAUSAL) and i > 0)
-                meets = "-" if not held else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
+                has_bar = not causal or (isinstance(method, CAUSAL) and i > 0)
+                meets = "-" if not has_bar else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
                 shown = f"{twin:.2f} | {twin_bar}" if twin is not None else "- | -"
                 print(
                     f"| {method!r} | {name} | {over:.2f} | {bar} | {shown} | {spread[0]:.2f}-{spread[1]:.2f} | "

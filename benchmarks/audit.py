@@ -27,13 +27,13 @@ LAYERS, HEADS, WIDTH = 12, 12, 768
 def layers() -> list[Site]:
     """Make the attention layers, with weights drawn as GPT-2 draws them."""
     torch.manual_seed(0)
-    made = []
+    sites = []
     for depth in range(LAYERS):
         module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
-        made.append(Site(f"layers.{depth}.attn", module, depth=depth))
-    return made
+        sites.append(Site(f"layers.{depth}.attn", module, depth=depth))
+    return sites
 
 
 def seconds(run: Callable[[], object], times: int = 3) -> float:

@@ -156,20 +156,21 @@ def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
 def _within(model: nn.Module, batch: dict[str, Tensor]) -> str:
     """Say whether the strong method changes what the layers give, where the model's own output hides it (nearest
     codes)."""
-    given: list[Tensor] = []
+    outputs: list[Tensor] = []
     layers = [found.site.module for found in hosts.find(model) if found.adapter is not None]
     hooks = [
-        layer.register_forward_hook(lambda _module, _given, output: given.extend(_tensors(output))) for layer in layers
+        layer.register_forward_hook(lambda _module, _given, output: outputs.extend(_tensors(output)))
+        for layer in layers
     ]
     run(model, batch)
-    plain = [tensor.clone() for tensor in given]
-    given.clear()
+    plain = [tensor.clone() for tensor in outputs]
+    outputs.clear()
     handle = regularize(model, STRONG)
     run(model, batch)
     handle.remove()
     for hook in hooks:
         hook.remove()
-    changed = any(not torch.equal(*pair) for pair in zip(plain, given, strict=True))
+    changed = any(not torch.equal(*pair) for pair in zip(plain, outputs, strict=True))
     return "its layers' outputs change, the model's do not" if changed else "nothing changes"
 
 
@@ -271,12 +272,12 @@ def table(rows: list[Row]) -> str:
     listed = "".join(f"| {row.model_type} | {_cell(row.note.removeprefix('not tried: '))} |\n" for row in untried)
     why = {kind: reason for row in rows for kind, reason in row.why.items()}
     changes = "".join(f"| {kind} | {_cell(reason)} |\n" for kind, reason in sorted(why.items()))
-    asked = (
+    rows_to_count = (
         f"\n## Refused classes\n\n| class | why, and what would have to change |\n|---|---|\n{changes}"
         if changes
         else ""
     )
-    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{asked}"
+    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{rows_to_count}"
 
 
 def _cell(text: str) -> str:
@@ -302,22 +303,22 @@ def main() -> None:
     parser.add_argument(
         "--resume", type=Path, help="a file that keeps each row when it is made; types in it are not run again"
     )
-    given = parser.parse_args()
-    chosen = given.types
+    options = parser.parse_args()
+    chosen = options.types
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    kept = kept_rows(given.resume)
+    kept = kept_rows(options.resume)
     rows = []
     for model_type in chosen or sorted(CONFIG_MAPPING_NAMES):
         if model_type not in kept:
             start = time.perf_counter()
             kept[model_type] = sweep(model_type)
             print(" | ".join(kept[model_type].cells()), f"| {time.perf_counter() - start:.1f} s", flush=True)
-            if given.resume is not None:
-                with given.resume.open("a") as file:
+            if options.resume is not None:
+                with options.resume.open("a") as file:
                     file.write(json.dumps([*kept[model_type].cells(), kept[model_type].why]) + "\n")
         rows.append(kept[model_type])
     if not chosen:

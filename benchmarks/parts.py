@@ -86,8 +86,8 @@ def packed_step(methods, rounds: int, clock: str) -> None:
         fitted = copy.deepcopy(plain)
         handle = headwise.regularize(fitted, method)
         runs = {
-            f"{name} {kind}": partial(step, model, batch, given)
-            for name, model, given in (("plain", plain, None), ("method", fitted, handle))
+            f"{name} {kind}": partial(step, model, batch, handle_or_none)
+            for name, model, handle_or_none in (("plain", plain, None), ("method", fitted, handle))
             for kind, batch in (("packed", packed), ("padded", padded))
         }
         times = interleave(runs, max(5, rounds // 2), clock=clock)

@@ -354,8 +354,8 @@ def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]
     parts = _parts(model.config)
     required = [
         name
-        for name, given in inspect.signature(model.forward).parameters.items()
-        if given.default is given.empty and name in parts
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty and name in parts
     ]
     main = [n for n in MAIN if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
     known = [n for n in parts if n in names and n not in ("inputs_embeds", "latents", "input", "inputs")]

@@ -179,13 +179,13 @@ def main() -> None:
     torch.manual_seed(0)
     print(machine(options.threads), f"\n{len(STATISTICS)} statistics of activations")
     models = {"vit": ("the blog's ViT, batch 256", vit), "gpt2": ("GPT-2-small-sized, batch 2, T=512", gpt2)}
-    held = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
+    results = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
     if options.only in (None, "memory"):
         print("\n### Memory of a reading, 2 layers, one head\n\n| what | | bar |\n|---|---|---|")
         growth = reading_memory(options.tokens)
         print(f"| twice as many tokens take so many times as much | {growth:.2f} | {MEMORY_BAR} |")
-        held.append(growth <= MEMORY_BAR)
-    print("\nall bars hold" if all(held) else "\na bar is broken")
+        results.append(growth <= MEMORY_BAR)
+    print("\nall bars hold" if all(results) else "\na bar is broken")
 
 
 if __name__ == "__main__":

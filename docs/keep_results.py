@@ -46,7 +46,7 @@ HEAD = re.compile(r"heads/.+ head \d+")
 WATCHED = re.compile(r"(watched|heads)/")
 # evaluations whose figures are shown elsewhere or not at all
 ASIDE = re.compile(r"(validation|train|gap|after \d+|task \d+)/")
-# outcomes that get a table besides the primary one, if recorded
+# outcomes with a table in addition to the primary one, if recorded
 KEPT = (
     "test/accuracy",
     "test/loss",

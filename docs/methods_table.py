@@ -32,7 +32,7 @@ FAMILIES = {
 
 
 def families() -> dict[str, list[str]]:
-    """Return the names of the package's methods by family, as docs/site/methods.toml says.
+    """Return the names of the package's methods by family, as defined in docs/site/methods.toml.
 
     Raises:
         ValueError: if a method is in no family.

@@ -119,11 +119,11 @@ def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ('<a href="absent.html">x</a>', "there is no such file"),
-        ('<a href="#absent">x</a>', "there is no such place"),
-        ('<a href="other.html#absent">x</a>', "there is no such place"),
-        ('<a href="https://">x</a>', "is no address"),
-        ('<img src="absent.svg">', "there is no such file"),
+        ('<a href="absent.html">x</a>', "the file does not exist"),
+        ('<a href="#absent">x</a>', "the place does not exist"),
+        ('<a href="other.html#absent">x</a>', "the place does not exist"),
+        ('<a href="https://">x</a>', "is not an address"),
+        ('<img src="absent.svg">', "the file does not exist"),
         ('<script src="https://example.org/x.js"></script>', "is loaded from elsewhere"),
     ],
 )
