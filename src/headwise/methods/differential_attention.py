@@ -48,7 +48,6 @@ class DifferentialAttention(Method):
     version: int = 1
 
     no_neutral = "a pair of heads shares one map, whatever λ is"
-    strong = {}
     acts = "both"
     learns = True
     shapes = ("heads", "head_dim")

@@ -26,7 +26,6 @@ class FeatScale(Method):
     """
 
     neutral = {}
-    strong = {}
     acts = "both"
     learns = True
     shapes = ("hidden",)
