@@ -127,7 +127,8 @@ class Method:
     layers."""
     cost: ClassVar[Literal["edit", "edit by each head"]] = "edit"
     """`"edit"`: `attend` edits one map per head. `"edit by each head"`: it applies every head's map to every head's
-    values. It sets the size up to which the matrix is faster on a CPU; a wrong value costs time and changes no result."""
+    values. It sets the size up to which the matrix is faster on a CPU. A wrong value costs time, and changes no
+    result."""
     paper: ClassVar[str] = ""
     """The source: the second paragraph of the docstring, filled in when the class is defined. Do not set it."""
     kinds: ClassVar[dict[str, frozenset[Any]]] = {}
@@ -171,7 +172,7 @@ class Method:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError if a setting is out of range."""
+        """Raise ValueError if a setting is out of range. Without it, every value of a field's type is accepted."""
 
     def __add__(self, other: Method | list[Method]) -> Methods:
         """Return the composition: this method first, then the other."""
@@ -195,17 +196,24 @@ class Method:
         return None
 
     def at(self, name: str, step: int, site: Site) -> float:
-        """Return the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
+        """Return the value of the live field `name` at optimizer step `step` on `site`; by default the field itself.
+
+        `call.value` reads it. A number from `set()` replaces the field first; a schedule from `set()` replaces `at`.
+        """
         return float(getattr(self, name))
 
     def acts_in(self, training: bool) -> bool:
-        """Return whether the method acts in this mode with its settings; by default as `acts` declares."""
+        """Return whether the method acts in this mode with its settings; by default as `acts` declares.
+
+        Where it returns False, no stage of a forward runs.
+        """
         return self.acts == "both" or (self.acts == "train" and training)
 
     def counts_batches(self) -> bool:
         """Return whether each training forward updates the method's state, so that a recompute would count twice.
 
-        False by default.
+        By default False. If True, `loss()` and `after_step()` refuse reentrant checkpointing, which hides a recompute.
+        The method itself must count only where `call.open_pass().again` is False.
         """
         return False
 
@@ -342,7 +350,10 @@ class Method:
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:
-        """Exchange between processes what `after_step` needs; called before it, once, with the states of all sites."""
+        """Exchange between processes what `after_step` needs; called before it, once, with the states of all sites.
+
+        Without it, each process takes the step with its own numbers, and the copies of the weights may drift apart.
+        """
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

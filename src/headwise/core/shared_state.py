@@ -56,8 +56,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
         acting = call.layer.active(call.training)
         if not any(method.carries for method in acting):
             raise RuntimeError(
-                f"{call.site.name}: call.first_values() is read by a method whose class does not set carries = True, one "
-                f"of {' + '.join(map(repr, acting))}"
+                f"{call.site.name}: call.first_values() is read by a method whose class does not set carries = True, "
+                f"one of {' + '.join(map(repr, acting))}"
             )
         raise RuntimeError(
             f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not "
