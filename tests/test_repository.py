@@ -66,6 +66,14 @@ def test_links_lead_to_files(name):
         assert (ROOT / target).exists(), target
 
 
+def test_paths_named_for_contributors_exist():
+    said = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    where = said.split("## Where things go")[1].split("\n## ")[0]
+    paths = re.findall(r"`((?:src|papers|tests)/[\w/.]+)`", where)
+    assert len(paths) >= 16
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("folder", [".", "papers"])
 def test_licences_are_spdx_expressions(folder):
     project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
