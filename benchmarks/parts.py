@@ -59,8 +59,8 @@ def packed_step(methods, rounds: int, clock: str) -> None:
     """Print a training step of a Llama of 4 layers on 8 sequences of 32 to 256 tokens in one row, with each method over
     one without.
 
-    Beside it the same over the padded batch of these sequences, and the padded step over the packed one: what padding
-    costs there.
+    Also print the same ratio on the padded batch of these sequences, and the padded step over the packed one: the cost
+    of padding.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
