@@ -1,4 +1,4 @@
-"""Find the projections of a site by the names of its parts or, failing that, by perturbing rows of weights."""
+"""Find the projections of a site, separate or fused, by the names of its parts or by perturbing rows of weights."""
 
 from __future__ import annotations
 

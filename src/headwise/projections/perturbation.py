@@ -1,4 +1,4 @@
-"""Find the projections of a site by perturbing rows of weights, without assumptions about names or order."""
+"""Find the projections of a site, also fused ones, by perturbing rows of weights: no name or order is assumed."""
 
 from __future__ import annotations
 

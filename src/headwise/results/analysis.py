@@ -9,8 +9,9 @@ from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.results.answer import answer, count
 from headwise.results.claims import judged_claims, judged_premises
+from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import not_paired, paired_differences, without_evidence
-from headwise.results.divergences import critical_rates, diverged_runs, divergence_tests
+from headwise.results.diverged_runs import diverged_runs, divergence_tests
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
 from headwise.results.records import DIVERGED, EnvironmentRecord, Outcome

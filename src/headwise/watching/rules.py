@@ -1,4 +1,4 @@
-"""Rules that decide which figures raise alerts, and their thresholds."""
+"""Rules that decide which figures raise alerts, and their thresholds; the judge in `alerts.py` applies them."""
 
 from __future__ import annotations
 
