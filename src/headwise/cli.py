@@ -136,7 +136,7 @@ def compare(
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
+    train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn again for each seed.")] = None,
     test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[

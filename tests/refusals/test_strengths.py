@@ -136,7 +136,7 @@ def test_the_state_of_other_methods_is_refused_though_no_strength_was_set(method
 @pytest.mark.parametrize("state", [{}, {"step": 1}, None, {"counters": {}}])
 def test_what_is_no_state_is_refused_by_name(state):
     _, handle = fitted(DropHead())
-    with pytest.raises(ValueError, match=r"load_state\(\) takes what state\(\) gave"):
+    with pytest.raises(ValueError, match=r"load_state\(\) takes the result of state\(\)"):
         handle.load_state(state)
 
 

@@ -166,7 +166,7 @@ def test_options_of_scripts_are_refused_of_tasks():
     ],
 )
 def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp_path, wrong, message):
-    with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not go on: .*{message}"):
+    with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not continue: .*{message}"):
         carry_script(tmp_path, methods=(f"baseline | wrong={wrong}", ARM))
     assert {json.loads(path.read_text())["arm"] for path in tmp_path.glob("runs/*/result.json")} == {"baseline", ARM}
 

@@ -141,7 +141,7 @@ def _why_not(comparison: Comparison, left: list[Order]) -> str:
     if not left:
         return ": all are finished"
     if comparison.trials and (comparison.out / "trials").exists():
-        return "; trials have begun: the same command without --plan goes on"
+        return "; trials have begun: the same command without --plan resumes them"
     if not comparison.engine.rehearses:
         return (
             "; nothing was tried, as that would wait in the queue of Slurm. The same command without --engine and "

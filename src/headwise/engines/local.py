@@ -157,7 +157,7 @@ class LocalEngine:
         yield {
             "event": "note",
             "run": order.identity,
-            "text": f"a worker ended with exit code {code}; its run goes on from its last checkpoint",
+            "text": f"a worker ended with exit code {code}; its run resumes from its last checkpoint",
         }
 
 

@@ -154,7 +154,7 @@ class SlurmEngine:
             self._waiting.appendleft(run.again())
         except StudyError as error:
             return [{"event": "failed", "reason": f"{ending}. {error}", "trace": ""}]
-        return [{"event": "note", "text": f"{ending}. Its run goes on from its last checkpoint in another job"}]
+        return [{"event": "note", "text": f"{ending}. Its run resumes from its last checkpoint in another job"}]
 
     def _remember(self, order: Order) -> None:
         """Store which job carries out which run, for a command that is restarted while they are queued."""

@@ -414,7 +414,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         )
         number = settings["format"]
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise ValueError(f"{path} is damaged: get the folder again, or save it anew") from None
+        raise ValueError(f"{path} is damaged: get the folder again, or save it again") from None
     if number != FORMAT:
         raise ValueError(f"{path} is of format {number}, and this version of headwise reads {FORMAT}: update headwise")
     return dict(settings)

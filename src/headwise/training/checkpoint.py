@@ -116,7 +116,7 @@ def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") ->
                 return load_checkpoint(folder, note, run)
             continue
         except (SafetensorError, ValueError, KeyError) as error:
-            note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
+            note(f"{path} is damaged ({error}); resuming from the checkpoint before it, or from the start")
     return None
 
 
