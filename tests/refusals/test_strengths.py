@@ -90,7 +90,7 @@ def test_methods_add_up_to_a_list_that_parse_reads():
     [
         ("DropHead(p=0.1,p=0.2)", ValueError, "DropHead is given p twice"),
         ("InputNoise(per_head=None)", ValueError, "must be of type bool, got None"),
-        ("DropHead(p={[]:1})", ValueError, "is no number, text, True, False or None"),
+        ("DropHead(p={[]:1})", ValueError, "is not a number, text, True, False or None"),
         (5, TypeError, r"parse\(\) takes a text"),
     ],
 )

@@ -227,7 +227,11 @@ def test_a_metric_that_cannot_be_made_fails_its_run_by_name(tmp_path, fault, mes
     [
         ("twice", "Faults names the evaluation 'fog' twice"),
         ("phases", "Faults names the phase 'one' twice"),
-        ("missing", r"a phase starts from /no/such/folder, which is no folder, so it holds no checkpoint\.safetensors"),
+        (
+            "missing",
+            r"a phase starts from /no/such/folder, which is not a folder, so it contains no "
+            r"checkpoint\.safetensors",
+        ),
         ("setting", r"phase 'two': Faults .*: learningrate: there is no such setting\. Did you mean 'learning_rate'\?"),
         ("optimizer", r"phase 'two': Faults does not take these settings: optimizer adamw has no momentum\."),
     ],

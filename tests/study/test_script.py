@@ -404,7 +404,7 @@ def test_a_plan_counts_what_is_left_and_takes_its_time_from_what_is_finished(tmp
     assert planned(tmp_path) == ["plan:   0 runs: all are finished"]
     said = planned(tmp_path, seeds=3)
     assert said[0] == "plan:   4 runs, as finished ones took" and "ms a step" in said[1]
-    assert said[3].startswith("time:   about") and said[3].endswith("of training, evaluations apart")
+    assert said[3].startswith("time:   about") and said[3].endswith("of training, without evaluations")
 
 
 def test_a_plan_on_slurm_says_where_arms_can_be_tried(tmp_path):

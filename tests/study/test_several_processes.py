@@ -168,7 +168,7 @@ def test_a_rank_whose_torchrun_was_killed_while_it_started_ends_by_itself(tmp_pa
             1,
             "--engine ray gives each run one process. Leave --processes or --engine",
         ),
-        ({"processes": 2, "jobs": 2}, 1, "--jobs 2: runs of several processes go one after the other"),
+        ({"processes": 2, "jobs": 2}, 1, "--jobs 2: runs of several processes run one after the other"),
         ({"processes": 2, "trials": 3}, 1, "--tune works with one process a run. Tune with one"),
         ({"processes": 3}, 2, "--processes 3, but 2 processes were launched. Leave --processes out, or launch 3"),
     ],

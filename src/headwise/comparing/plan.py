@@ -285,7 +285,7 @@ def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str,
             "run.regularize(model, steps=...)"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))
-    return [f"time:   about {whole} of training{at_once}, evaluations apart"]
+    return [f"time:   about {whole} of training{at_once}, without evaluations"]
 
 
 def clock(seconds: float) -> str:

@@ -20,7 +20,7 @@ from headwise.training.job import Order
 
 # how often a worker killed from outside (out of memory, for example) is replaced before the study stops
 REPLACEMENTS = 2
-# seconds for workers to end by themselves before they are killed
+# seconds for workers to end on their own before they are killed
 PATIENCE = 10.0
 
 

@@ -136,7 +136,7 @@ class SlurmEngine:
         events: list[dict[str, Any]]
         try:
             events = job.result()
-            # keep the logs, which show where a run was carried out
+            # keep the logs, which show where a run was executed
             for pickle in (job.paths.submitted_pickle, job.paths.result_pickle):
                 pickle.unlink(missing_ok=True)
         except self._submitit.core.utils.FailedJobError as error:
@@ -185,7 +185,7 @@ class SlurmEngine:
 
 
 def _folder(order: Order) -> Path:
-    """Return the folder of scripts and logs: beside the runs, where all nodes see it."""
+    """Return the folder of scripts and logs: next to the runs, where all nodes see it."""
     return order.folder.parent.parent / "slurm"
 
 

@@ -120,7 +120,7 @@ def export(handle: Handle, folder: str | Path, example: Any = None, **options: A
     if beyond := model_card.beyond_weights(methods):
         raise ValueError(
             f"{' + '.join(map(repr, beyond))} cannot be folded: what "
-            f"{'it computes' if len(beyond) == 1 else 'they compute'} in evaluation is no plain weight of a stock "
+            f"{'it computes' if len(beyond) == 1 else 'they compute'} in evaluation is not a plain weight of a stock "
             "model. Serve the model with headwise, from save_pretrained() and headwise.load_pretrained(), or train "
             "without"
         )

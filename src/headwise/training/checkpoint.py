@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with the tensors and the state of a run, protected by a checksum.
 
 Writing a checkpoint keeps the previous one until the new one is complete. The health readings of a watched run are in a
-file beside it; a run resumes from both together, or starts again.
+file next to it; a run resumes from both together, or starts again.
 """
 
 from __future__ import annotations

@@ -208,6 +208,4 @@ def devices_of(model: nn.Module) -> list[int]:
 def _refuse_twice(task: Task, kind: str, names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise StudyError(
-            f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} a name of its own."
-        )
+        raise StudyError(f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} its own name.")

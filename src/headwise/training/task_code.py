@@ -52,7 +52,7 @@ def build_model(task: Task) -> nn.Module:
 def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
     """Return the outcomes of the task's `summary`.
 
-    Raises StudyError if it fails, or returns a name that is no outcome of a declared metric.
+    Raises StudyError if it fails, or returns a name that is not an outcome of a declared metric.
     """
     owner, names = type(task).__name__, [metric.name for metric in task.all_metrics()]
     try:
