@@ -30,7 +30,7 @@ FILES = {
         def test_replace():
             F.scaled_dot_product_attention = lambda *args: None
         """,
-        "in the place of F.scaled_dot_product_attention",
+        "instead of F.scaled_dot_product_attention",
     ),
     "a model thrown away": (
         """
