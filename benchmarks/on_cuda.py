@@ -17,7 +17,7 @@ from attention import FIRST, SECOND
 from timing import interleave, machine, ratio
 from torch import Tensor
 
-from headwise.attention.kernels.flash_on_cpu import largest_logits
+from headwise.attention.softmax import largest_logits
 from headwise.statistics import Reading, read
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 

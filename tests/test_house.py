@@ -45,6 +45,19 @@ def test_two_folders_that_import_each_other_are_found(plan, tmp_path):
     assert not plan.House(source).circles()
 
 
+def test_a_file_directly_in_the_package_is_a_room_of_its_own(plan, tmp_path):
+    source = tmp_path / "src" / "tiny"
+    (source / "core").mkdir(parents=True)
+    (source / "__init__.py").write_text("from tiny.core.a import x\n")
+    (source / "borders.py").write_text("x = 1\n")
+    (source / "core" / "__init__.py").write_text("")
+    (source / "core" / "a.py").write_text("from tiny.borders import x\n")
+    assert not plan.House(source).mutual()
+    (source / "borders.py").write_text("from tiny.core.b import x\n")
+    (source / "core" / "b.py").write_text("x = 1\n")
+    assert {a.importer for a in plan.House(source).mutual()} == {"tiny.core.a", "tiny.borders"}
+
+
 def test_a_room_is_on_one_floor_and_exists(plan):
     rooms = [room for floor in plan.FLOORS for room in floor]
     assert len(rooms) == len(set(rooms))

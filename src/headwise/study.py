@@ -24,41 +24,21 @@ if TYPE_CHECKING:
     from headwise.studies.from_python import compare as compare
     from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
 
-__all__ = [
-    "Batch",
-    "Claim",
-    "ClaimTest",
-    "DataSet",
-    "Evaluation",
-    "Metric",
-    "Phase",
-    "Premise",
-    "Rows",
-    "Scale",
-    "Study",
-    "StudyError",
-    "Task",
-    "VisionTransformer",
-    "compare",
-]
-
-_HOME = {
-    "Batch": "headwise.experiments.evaluation",
-    "Claim": "headwise.results.records",
-    "ClaimTest": "headwise.results.records",
-    "DataSet": "headwise.files.data_set",
-    "Evaluation": "headwise.experiments.evaluation",
-    "Metric": "headwise.experiments.evaluation",
-    "Phase": "headwise.experiments.subject",
-    "Premise": "headwise.results.records",
-    "Rows": "headwise.experiments.evaluation",
-    "Scale": "headwise.experiments.study",
-    "Study": "headwise.experiments.study",
-    "StudyError": "headwise.files.errors",
-    "Task": "headwise.experiments.task",
-    "VisionTransformer": "headwise.studies.vision_transformer",
-    "compare": "headwise.studies.from_python",
+# the rooms of the names
+_ROOMS = {
+    "experiments.evaluation": "Batch Evaluation Metric Rows",
+    "experiments.study": "Scale Study",
+    "experiments.subject": "Phase",
+    "experiments.task": "Task",
+    "files.data_set": "DataSet",
+    "files.errors": "StudyError",
+    "results.records": "Claim ClaimTest Premise",
+    "studies.from_python": "compare",
+    "studies.vision_transformer": "VisionTransformer",
 }
+_HOME = {name: f"headwise.{room}" for room, names in _ROOMS.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from grids import part_of_grid
 from small_models import Own
 
 import headwise
-from headwise.attention.kernels.row_statistics import attend_rows, attend_rows_backward
+from headwise.attention.row_statistics import attend_rows, attend_rows_backward
 
 MASKS = ("none", "bool", "additive", "per head", "an empty row")
 

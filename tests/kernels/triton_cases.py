@@ -90,7 +90,7 @@ def textbook(q, k, v, mask, causal, scale):
 
 def run(name):
     """Return the largest error of each output and gradient, over the largest wanted number."""
-    from headwise.attention.kernels import row_statistics, triton_rows
+    from headwise.attention import row_statistics, triton_rows
 
     given = inputs(*CASES[name])
     assert triton_rows.supports(*given[:3])
@@ -112,7 +112,7 @@ def compiled(capability, kernel, dtype, size, mask, precision):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from headwise.attention.kernels import triton_rows
+    from headwise.attention import triton_rows
 
     function = getattr(triton_rows, kernel)
     chosen = triton_rows.settings(getattr(torch, dtype), size, size, backward=kernel != "forward_kernel")
@@ -174,7 +174,7 @@ def device_of(x):
 
 def launch():
     """Launch all kernels on as many heads as windows make of a batch."""
-    from headwise.attention.kernels import triton_rows
+    from headwise.attention import triton_rows
 
     torch.cuda.device_of = device_of
     for name in ("forward_kernel", "queries_kernel", "keys_kernel"):

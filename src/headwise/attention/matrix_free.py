@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from headwise.attention.kernels.row_statistics import attend_rows
+from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, takes_causal_and_mask
 from headwise.core.call import Call
 from headwise.core.method import Method

@@ -199,14 +199,8 @@ class Extreme(TypedDict):
 def title_of(statistic: str) -> str:
     """Return a statistic's name in words, its product and its unit."""
     name, _, kind = statistic.rpartition("_")
-    unit = (
-        WEIGHT_STATISTICS[name].unit
-        if kind in PRODUCTS
-        else STATISTICS[statistic].unit
-        if statistic in STATISTICS
-        else ""
-    )
-    return in_words(statistic) + (f" ({unit})" if unit else "")
+    found = WEIGHT_STATISTICS[name] if kind in PRODUCTS else STATISTICS.get(statistic)
+    return in_words(statistic) + (f" ({found.unit})" if found and found.unit else "")
 
 
 def overview(audit: AuditResult) -> list[Range]:

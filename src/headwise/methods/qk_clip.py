@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headwise import projections
-from headwise.attention.kernels.flash_on_cpu import largest_logits
+from headwise.attention.softmax import largest_logits
 from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState

@@ -93,13 +93,8 @@ def _clause(entry: Difference, analysis: Analysis) -> str:
     if entry.verdict == "equivalent":
         return f"did not differ from the baseline within ±{unit.number(analysis.margin)} {unit.difference} ({figures})"
     if entry.verdict == "no evidence":
-        power = (
-            f"; {unit.number(entry.detectable)} {unit.difference} would have been seen with 80 % power".replace(
-                "  ", " "
-            )
-            if entry.detectable is not None
-            else ""
-        )
+        seen = f"; {unit.number(entry.detectable)} {unit.difference} would have been seen with 80 % power"
+        power = "" if entry.detectable is None else seen.replace("  ", " ")
         return f"was not shown to differ from the baseline ({figures}{power})"
     if entry.verdict == "undecided":
         return f"was run too few times to be decided ({entry.n} pairs)"
@@ -188,25 +183,11 @@ def _colours() -> dict[str, str]:
 def _look() -> dict[str, Any]:
     colours = _colours()
     muted, line, rule = (colours[name] for name in ("--muted", "--line", "--rule"))
-    axis = {
-        "labelColor": muted,
-        "titleColor": muted,
-        "gridColor": line,
-        "domainColor": rule,
-        "tickColor": rule,
-        "titleFontWeight": "normal",
-        "labelFontSize": 11,
-        "titleFontSize": 11.5,
-    }
+    inks = {"labelColor": muted, "titleColor": muted, "gridColor": line, "domainColor": rule, "tickColor": rule}
+    axis = {**inks, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11.5}
     legend = {"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal", "symbolSize": 70}
-    series = {"category": [colours[name] for name in SERIES]}
-    return {
-        "axis": axis,
-        "legend": legend,
-        "view": {"stroke": None},
-        "range": series,
-        "text": {"color": colours["--ink"]},
-    }
+    series, text = {"category": [colours[name] for name in SERIES]}, {"color": colours["--ink"]}
+    return {"axis": axis, "legend": legend, "view": {"stroke": None}, "range": series, "text": text}
 
 
 TABLES = (".csv", ".tex", ".md")

@@ -63,11 +63,7 @@ def next_step(analysis: Analysis) -> str:
     names = short_names(analysis)
     differences = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
     # an arm whose runs all diverged has an answer, which more seeds do not change
-    open_ = {
-        label: entry
-        for label, entry in differences.items()
-        if entry.verdict in ("no evidence", "undecided") and entry.n
-    }
+    open_ = {label: one for label, one in differences.items() if one.verdict in ("no evidence", "undecided") and one.n}
     if not open_ or not analysis.complete:
         return ""
     seeds_run = len(analysis.seeds)
@@ -107,13 +103,8 @@ def seeds_that_decide(entry: Difference) -> int | None:
     """Return the number of seeds that would decide the measured difference with 80 % power; None if unknown."""
     values = list(entry.by_seed.values())
     least = seeds_for_a_verdict(ALPHA)
-    if (
-        len(values) < 2
-        or not entry.mean
-        or entry.low is None
-        or entry.high is None
-        or not (spread := statistics.stdev(values))
-    ):
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    if not spread or not entry.mean or entry.low is None or entry.high is None:
         return least if len(values) < least else None
     # the critical |t| of the interval, which includes the correction for all arms
     critical = (entry.high - entry.low) / 2 / (spread / math.sqrt(len(values)))

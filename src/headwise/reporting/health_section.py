@@ -11,6 +11,7 @@ from headwise.files.health_records import Alert, Record, alerts_among, figures_a
 from headwise.pages.charts import heat_map
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
+from headwise.results.answer import count
 from headwise.results.folder import RunFolder, StudyFolder
 
 READINGS = 16  # drawn per run, evenly spaced, first and last included; more could not be distinguished on a screen
@@ -151,13 +152,11 @@ def health_sections(study: StudyFolder) -> list[Section]:
 
 def _alerts(alerts: list[tuple[RunFolder, Alert]], watched: int) -> Any:
     if not alerts:
-        return prose([f"No alert was raised in {watched} watched run{'s' if watched != 1 else ''}."])
+        return prose([f"No alert was raised in {count(watched, 'watched run')}."])
     columns = [Column("arm"), Column("seed", number=True), Column("step", number=True), Column("alert")]
     columns.append(Column("what it says and what to do", wide=True))
     rows = [[run.arm, run.seed, alert["step"], alert["alert"], _words(alert)] for run, alert in alerts[:ALERTS]]
-    raised = (
-        f"{len(alerts)} alert{'s' if len(alerts) != 1 else ''} in {watched} watched run{'s' if watched != 1 else ''}"
-    )
+    raised = f"{count(len(alerts), 'alert')} in {count(watched, 'watched run')}"
     left_out = (
         f"; the first {ALERTS} are listed, all are in the health.jsonl of the runs" if len(alerts) > ALERTS else ""
     )

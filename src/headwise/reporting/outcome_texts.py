@@ -106,21 +106,10 @@ def forest_row(label: str, entry: Difference, outcome: Outcome, brief: str) -> d
     `brief` is the arm's name for places with little space.
     """
     unit = unit_of(outcome)
-    scaled = {
-        key: shown(value, unit.factor)
-        for key, value in (("mean", entry.mean), ("low", entry.low), ("high", entry.high))
-    }
+    scaled = {key: shown(getattr(entry, key), unit.factor) for key in ("mean", "low", "high")}
     short = unit.number(entry.mean, signed=True) or ""
     number = f"{short} {unit.interval(entry.low, entry.high, signed=True)}".strip()
     words = f"{number}, corrected p {p_value(entry.p_corrected)}, {entry.n} pairs: {entry.verdict_text}"
     seeds = [{"seed": seed, "value": shown(value, unit.factor)} for seed, value in entry.by_seed.items()]
-    row = {
-        "label": label,
-        "brief": brief,
-        "verdict": entry.verdict,
-        "words": words,
-        "number": number,
-        "short": short,
-        "seeds": seeds,
-    }
-    return row | scaled
+    names = {"label": label, "brief": brief, "verdict": entry.verdict, "words": words}
+    return {**names, "number": number, "short": short, "seeds": seeds, **scaled}

@@ -19,19 +19,8 @@ FIELDS = ("n", "p", "p_corrected", "verdict_text", "detectable", "within", "p_eq
 
 def study_csv(analysis: Analysis) -> str:
     """Return a CSV of one row per arm and outcome, unrounded: shares in [0, 1], losses in nats, missing figures ""."""
-    header = [
-        "arm",
-        "outcome",
-        "mean",
-        "low",
-        "high",
-        "difference",
-        "difference_low",
-        "difference_high",
-        "pairs",
-        *FIELDS[1:],
-    ]
-    header += ["finished", "diverged", "missing"]
+    header = ["arm", "outcome", "mean", "low", "high", "difference", "difference_low", "difference_high", "pairs"]
+    header += [*FIELDS[1:], "finished", "diverged", "missing"]
     rows: list[list[Any]] = [header]
     for name in analysis.outcomes:
         for arm in analysis.arms:
@@ -63,17 +52,8 @@ def epochs_csv(study: StudyFolder) -> str:
     rows: list[list[Any]] = [["arm", "seed", "run", "epoch", "phase", "step", "learning_rate", "seconds", *names]]
     for run in runs:
         for line in run.epochs:
-            start = [
-                run.arm,
-                run.seed,
-                run.path.name,
-                line.epoch,
-                line.phase,
-                line.step,
-                line.learning_rate,
-                line.seconds,
-            ]
-            rows.append([*start, *(line.metrics.get(name) for name in names)])
+            known = [line.epoch, line.phase, line.step, line.learning_rate, line.seconds]
+            rows.append([run.arm, run.seed, run.path.name, *known, *(line.metrics.get(name) for name in names)])
     return as_csv(rows)
 
 

@@ -79,13 +79,8 @@ def outcome_names(study: StudyFolder) -> list[str]:
 
     def place(name: str) -> tuple[int, int]:
         evaluation, _, kind = name.rpartition("/")
-        group = [
-            evaluation == main,
-            evaluation.startswith("test"),
-            evaluation == "validation",
-            evaluation == "train",
-            evaluation == "gap",
-        ]
+        named = (evaluation == other for other in ("validation", "train", "gap"))
+        group = [evaluation == main, evaluation.startswith("test"), *named]
         rank = group.index(True) if True in group else 6 if evaluation.startswith("heads") else 5
         return rank, kinds.index(kind) if kind in kinds else len(kinds)
 

@@ -194,6 +194,9 @@ def _verdict(fields: dict[str, Any], higher_is_better: bool | None, equivalent: 
     return {"verdict": verdict, "verdict_text": verdict + why}
 
 
+UNPAIRED = ("mean", "n", "low", "high", "how", "p", "p_corrected")
+
+
 def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int) -> dict[str, Any]:
     """Return mean difference, interval and p of two samples, corrected for `arms` arms."""
     import numpy as np
@@ -202,32 +205,17 @@ def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int)
     one, other = np.asarray(ours, dtype=float), np.asarray(base, dtype=float)
     n = int(min(len(one), len(other)))
     if not n:
-        return {"mean": None, "n": 0, "low": None, "high": None, "how": None, "p": None, "p_corrected": None}
+        return dict.fromkeys(UNPAIRED) | {"n": 0}
     mean = float(one.mean() - other.mean())
     if n < 2:
-        return {"mean": mean, "n": n, "low": None, "high": None, "how": None, "p": None, "p_corrected": None}
+        return dict.fromkeys(UNPAIRED) | {"mean": mean, "n": n}
     parts = one.var(ddof=1) / len(one), other.var(ddof=1) / len(other)
     error = math.sqrt(sum(parts))
     if error <= 1e-12 * max(1.0, float(np.abs([*one, *other]).max())):
         p = float(mean == 0)
-        return {
-            "mean": mean,
-            "n": n,
-            "low": mean,
-            "high": mean,
-            "how": "all values are equal",
-            "p": p,
-            "p_corrected": p,
-        }
+        return dict(zip(UNPAIRED, (mean, n, mean, mean, "all values are equal", p, p)))
     degrees = error**4 / (parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(other) - 1))
     half = float(stats.t.ppf(1 - ALPHA / 2 / arms, degrees)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, degrees))
-    return {
-        "mean": mean,
-        "n": n,
-        "low": mean - half,
-        "high": mean + half,
-        "how": "Welch's t, not paired" + (", Bonferroni" if arms > 1 else ""),
-        "p": p,
-        "p_corrected": min(1.0, p * arms),
-    }
+    how = "Welch's t, not paired" + (", Bonferroni" if arms > 1 else "")
+    return dict(zip(UNPAIRED, (mean, n, mean - half, mean + half, how, p, min(1.0, p * arms))))

@@ -49,6 +49,9 @@ class LogitBlock(NamedTuple):
     positions: Tensor
 
 
+TENSORS = ("q", "k", "v", "mask", "sinks", "hidden", "stream", "final", "output", "real_queries", "product_norm")
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """One pass of a site: q (B,H,T,d), k (B,H|Hkv,N,d), v (B,H|Hkv,N,dv) and which keys each query may see.
@@ -99,20 +102,7 @@ class Reading:
     text: slice | None = None
 
     def __post_init__(self) -> None:
-        tensors = (
-            "q",
-            "k",
-            "v",
-            "mask",
-            "sinks",
-            "hidden",
-            "stream",
-            "final",
-            "output",
-            "real_queries",
-            "product_norm",
-        )
-        for name in tensors:
+        for name in TENSORS:
             tensor = getattr(self, name)
             object.__setattr__(self, name, None if tensor is None else tensor.detach())
         if self.q.dim() != 4 or self.k.dim() != 4 or self.v.dim() != 4:

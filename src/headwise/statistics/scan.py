@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.attention.kernels.row_statistics import entropy_of
+from headwise.attention.row_statistics import entropy_of
 from headwise.core.masked import masked_logits
 from headwise.statistics.reading import LogitBlock, Queries, Reading
 

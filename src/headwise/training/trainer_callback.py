@@ -23,15 +23,7 @@ except ImportError as error:
     raise ImportError("HeadwiseCallback needs transformers: pip install 'headwise[hf]'") from error
 
 # keywords of a model that are inputs
-BATCH = (
-    "input_ids",
-    "inputs_embeds",
-    "pixel_values",
-    "input_values",
-    "input_features",
-    "attention_mask",
-    "decoder_input_ids",
-)
+BATCH = "input_ids inputs_embeds pixel_values input_values input_features attention_mask decoder_input_ids".split()
 # names of an evaluation's own timings
 TIMES = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 

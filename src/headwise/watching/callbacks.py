@@ -161,17 +161,8 @@ class WatchCallback(TrainerCallback):
         log_heads: bool = False,
         report: bool = True,
     ) -> None:
-        self.settings = {
-            "every": every,
-            "log": log,
-            "on_alert": on_alert,
-            "rows": rows,
-            "where": where,
-            "statistics": statistics,
-            "thresholds": thresholds,
-            "loss": loss,
-            "log_heads": log_heads,
-        }
+        self.settings: dict[str, Any] = {"every": every, "log": log, "on_alert": on_alert, "rows": rows, "where": where}
+        self.settings |= {"statistics": statistics, "thresholds": thresholds, "loss": loss, "log_heads": log_heads}
         self.report = report
         self.watch: Watch | None = None
         self._losses: StepLosses | None = None

@@ -16,29 +16,11 @@ from headwise.files.optional_imports import load
 from headwise.watching.alerts import told
 
 # Characters of three columns and five rows; each row is a digit from 0 to 7 whose bits are the columns.
-SIGNS = {
-    "0": "75557",
-    "1": "26227",
-    "2": "71747",
-    "3": "71717",
-    "4": "55711",
-    "5": "74717",
-    "6": "74757",
-    "7": "71122",
-    "8": "75757",
-    "9": "75717",
-    ".": "00002",
-    "-": "00700",
-    "+": "02720",
-    " ": "00000",
-    "a": "03553",
-    "d": "11353",
-    "e": "07747",
-    "h": "44655",
-    "l": "22223",
-    "r": "06444",
-    "y": "05716",
-}
+ROWS = (
+    "75557 26227 71747 71717 55711 74717 74757 71122 75757 75717 00002 00700 02720 00000 03553 11353 07747 "
+    "44655 22223 06444 05716"
+)
+SIGNS = dict(zip("0123456789.-+ adehlry", ROWS.split()))
 # In pixels: one dot of a character, the margin between parts, the width of the colour scale, the smallest height.
 SIZE, MARGIN, BAR, LEAST = 2, 4, 10, 64
 WHITE, BLACK = 255, 40

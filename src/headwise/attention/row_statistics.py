@@ -144,7 +144,7 @@ def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     """Return the module of Triton kernels if it can compute this call, or None for the blocks in Python."""
     if q.device.type != "cuda" or not has_triton():
         return None
-    from headwise.attention.kernels import triton_rows
+    from headwise.attention import triton_rows
 
     return triton_rows if triton_rows.supports(q, k, v) else None
 
