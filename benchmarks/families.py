@@ -205,7 +205,7 @@ Written by `python benchmarks/families.py` with torch {torch} on CPU.
 |---|---|
 {counts}
 Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit.
-The types for which `benchmarks/shrink.py` built no model are at the end, with the reason; this is no statement about
+The types for which `benchmarks/shrink.py` built no model are at the end, with the reason; this does not concern
 headwise. A type loaded with "no weights" was built without values, because no batch that it takes was
 found: the layers that are reached were determined from its code, and nothing was run. The last table states for each
 refused class what would have to change.

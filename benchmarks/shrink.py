@@ -267,7 +267,7 @@ def _model_classes(config_class: type) -> list[type]:
     try:
         file = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
-        raise ValueError("it has no model class of its own") from None
+        raise ValueError("it has no model class") from None
     own = [
         cls
         for name, cls in vars(file).items()
@@ -277,7 +277,7 @@ def _model_classes(config_class: type) -> list[type]:
         and not name.endswith("PreTrainedModel")
     ]
     if not own:
-        raise ValueError("it has no model class of its own")
+        raise ValueError("it has no model class")
     # The bare model first; those with heads wrap it.
     return sorted(own, key=lambda cls: (not cls.__name__.endswith("Model"), len(cls.__name__)))[:2]
 

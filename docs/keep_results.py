@@ -354,7 +354,7 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 
 def other_outcomes(analysis: Analysis) -> list[str]:
-    """Return the table of means of all outcomes without a table of their own: other metrics, conditions, matrices."""
+    """Return the table of means of all outcomes without their own table: other metrics, conditions, matrices."""
     with_tables = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():

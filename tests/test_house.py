@@ -1,4 +1,4 @@
-"""The house: every file stands on a floor, imports point down, and no files import each other in a circle."""
+"""The house: every file is on a floor, imports point down, and no files import each other in a cycle."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_imports_point_down(plan):
 
 def test_no_files_import_each_other(plan):
     wrong = plan.House().circles()
-    assert not wrong, "imports on a circle:\n" + "\n".join(map(str, wrong))
+    assert not wrong, "imports in a cycle:\n" + "\n".join(map(str, wrong))
 
 
 def test_no_folders_import_each_other(plan):
@@ -43,6 +43,19 @@ def test_two_folders_that_import_each_other_are_found(plan, tmp_path):
     (source / "above" / "inside" / "b.py").write_text("from tiny.above.c import x\n")
     assert sorted(a.importer for a in plan.House(source).mutual()) == ["tiny.above.a", "tiny.above.inside.b"]
     assert not plan.House(source).circles()
+
+
+def test_a_file_directly_in_the_package_is_a_room_of_its_own(plan, tmp_path):
+    source = tmp_path / "src" / "tiny"
+    (source / "core").mkdir(parents=True)
+    (source / "__init__.py").write_text("from tiny.core.a import x\n")
+    (source / "borders.py").write_text("x = 1\n")
+    (source / "core" / "__init__.py").write_text("")
+    (source / "core" / "a.py").write_text("from tiny.borders import x\n")
+    assert not plan.House(source).mutual()
+    (source / "borders.py").write_text("from tiny.core.b import x\n")
+    (source / "core" / "b.py").write_text("x = 1\n")
+    assert {a.importer for a in plan.House(source).mutual()} == {"tiny.core.a", "tiny.borders"}
 
 
 def test_a_room_is_on_one_floor_and_exists(plan):

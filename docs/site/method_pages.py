@@ -184,7 +184,7 @@ def _neutral(cls: type[Method]) -> str:
     if not cls.neutral:
         return "It changes nothing until its parameters have been trained."
     written = ", ".join(f"{name}={value!r}" for name, value in cls.neutral.items())
-    return f"Neutral, where no bit changes: `{cls.__name__}({written})`."
+    return f"Neutral, where nothing but rounding changes: `{cls.__name__}({written})`."
 
 
 def _type(field: Any) -> str:

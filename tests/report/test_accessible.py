@@ -123,9 +123,9 @@ def test_a_look_at_the_site_sees_what_sticks_out_where_the_theme_scrolls(browser
     page = '<html lang="en"><title>x</title><main style="overflow-x:auto" tabindex=0><article><h1>x</h1>{}</article>'
     (tmp_path / "bad.html").write_text(page.format(wide))
     assert {line.split(": <")[0] for line in look.problems(browser, axe, tmp_path / "bad.html")} == {
-        "light 390: sticks out",
-        "dark 390: sticks out",
-        "print: sticks out",
+        "light 390: overflows",
+        "dark 390: overflows",
+        "print: overflows",
     }
     (tmp_path / "code.html").write_text(page.format(code))
     assert look.problems(browser, axe, tmp_path / "code.html") == ["print: 1 tables or blocks are cut"]

@@ -1,7 +1,7 @@
 """The blog's methods at several numbers of training images: accuracy, generalisation gap and similarity of heads.
 
 The blog (Meindl 2023) expects overfitting "when there is limited training data" but only trains on all images; its
-Decorrelation is meant to make heads differ, which it does not measure.
+Decorrelation is intended to make heads differ, which it does not measure.
 """
 
 from __future__ import annotations

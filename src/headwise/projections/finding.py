@@ -89,7 +89,7 @@ def of(site: Site) -> Projections:
 
 
 def output(site: Site, who: str) -> Block:
-    """Return the block of the output projection, found by its name if q, k and v are no plain matrices.
+    """Return the block of the output projection, found by its name if q, k and v are not plain matrices.
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy, if it cannot be found.

@@ -190,7 +190,9 @@ def copies(cls: type[Method]) -> None:
     for method in made(cls):
         assert copy.deepcopy(method) == method, f"deepcopy of {method!r} is {copy.deepcopy(method)!r}"
         extra = vars(method).keys() - method.settings().keys()
-        assert not extra, f"an instance holds {sorted(extra)} beside its settings: keep it with call.state(self)"
+        assert not extra, (
+            f"an instance holds {sorted(extra)} in addition to its settings: keep it with call.state(self)"
+        )
         try:
             again = pickle.loads(pickle.dumps(method))
         except (pickle.PicklingError, AttributeError) as error:

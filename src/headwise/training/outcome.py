@@ -230,7 +230,8 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
     undefined = [name for name, value in own.items() if not math.isfinite(value)]
     if undefined:
         raise StudyError(
-            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an undefined "
+            f"{type(task).__name__}.summary returned {undefined[0]!r} as {own[undefined[0]]}. Let it define "
+            "what an undefined "
             "figure counts as, or leave it out."
         )
     return gaps | own
