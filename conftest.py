@@ -85,7 +85,7 @@ def _taken_back():
             sys.modules["headwise.hosts.sdpa.call"].step_aside()
     now = torch.nn.functional.scaled_dot_product_attention
     if now is not PLAIN:
-        told.append(f"{now!r} in the place of F.scaled_dot_product_attention")
+        told.append(f"{now!r} instead of F.scaled_dot_product_attention")
         torch.nn.functional.scaled_dot_product_attention = PLAIN
         if "headwise.hosts.sdpa.call" in sys.modules:
             sys.modules["headwise.hosts.sdpa.call"].replacement.on = False

@@ -1,8 +1,8 @@
 """Time and memory of the methods against plain fused attention and against their textbook form.
 
-make bench                               # the whole of it, two threads
+make bench                               # all of it, two threads
 make bench ARGS="--only table --rounds 15"
-# on a machine that others use
+# on a shared machine
 make bench ARGS="--only causal --threads 1 --clock cpu --methods DropKey,DropAttention"
 """
 
@@ -47,13 +47,13 @@ FIRST = [
 ]
 SECOND = [AttentionNormPenalty(), EntropyPenalty()]
 SHAPES = {"B64 H5 T65 d64": (64, 5, 65, 64), "B8 H12 T256 d64": (8, 12, 256, 64), "B2 H12 T1024 d64": (2, 12, 1024, 64)}
-# Under causality the bars of T = 256 and 1024 hold for these three.
+# For causal attention the bars of T = 256 and 1024 apply to these three.
 CAUSAL = (DropAttention, DropKey, RelaxedAttention)
 BARS = {"first": (1.35, 1.20, 1.06), "second": (1.5, 1.8, 2.25), "twin": (1.1, 1.05, 1.0)}
 
 
 def variants(method, shape, causal: bool) -> dict[str, Callable[[], object]]:
-    """Return the three computations of one row: plain, the method, its textbook form; and plain again, for the
+    """Return the three computations of one row (plain, the method, its textbook form), and plain again for the
     spread."""
     q, k, v, first = (torch.randn(shape, requires_grad=True) for _ in range(4))
     grad = torch.randn(shape)
@@ -92,8 +92,8 @@ def table(options: argparse.Namespace, causal: bool) -> None:
                 twin = ratio(times, "method", "textbook") if "textbook" in times else None
                 bar, twin_bar = BARS[kind][i], BARS["twin"][i]
                 slack = max(0.0, spread[1] - 1)
-                held = not causal or (isinstance(method, CAUSAL) and i > 0)
-                meets = "-" if not held else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
+                has_bar = not causal or (isinstance(method, CAUSAL) and i > 0)
+                meets = "-" if not has_bar else _yes(over <= bar + slack and (twin is None or twin <= twin_bar + slack))
                 shown = f"{twin:.2f} | {twin_bar}" if twin is not None else "- | -"
                 print(
                     f"| {method!r} | {name} | {over:.2f} | {bar} | {shown} | {spread[0]:.2f}-{spread[1]:.2f} | "
@@ -103,7 +103,7 @@ def table(options: argparse.Namespace, causal: bool) -> None:
 
 
 def chosen(options: argparse.Namespace, methods=FIRST + SECOND) -> list:
-    """Return the methods whose rows are asked for."""
+    """Return the methods whose rows are requested."""
     return [m for m in methods if options.methods is None or type(m).__name__ in options.methods.split(",")]
 
 
@@ -117,13 +117,13 @@ def _yes(condition: bool) -> str:
 
 
 def main() -> None:
-    """Run the parts asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["table", "causal", "memory", "qkclip", "decorrelation", "step", "packed"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="of the tables; cpu: processor time")
-    parser.add_argument("--methods", help="names with commas between them: the rows of the tables")
+    parser.add_argument("--methods", help="names separated by commas: the rows of the tables")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

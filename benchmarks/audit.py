@@ -1,4 +1,4 @@
-"""Times the weight statistics of a GPT-2-small-sized model, and the same spectra from the full products.
+"""Time the weight statistics of a GPT-2-small-sized model, and the same spectra from the full products.
 
     python benchmarks/audit.py [--threads 2] [--products 12]
 
@@ -25,15 +25,15 @@ LAYERS, HEADS, WIDTH = 12, 12, 768
 
 
 def layers() -> list[Site]:
-    """Make the attention layers, with weights drawn as GPT-2 draws them."""
+    """Return the attention layers, with weights drawn as in GPT-2."""
     torch.manual_seed(0)
-    made = []
+    sites = []
     for depth in range(LAYERS):
         module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.02)
-        made.append(Site(f"layers.{depth}.attn", module, depth=depth))
-    return made
+        sites.append(Site(f"layers.{depth}.attn", module, depth=depth))
+    return sites
 
 
 def seconds(run: Callable[[], object], times: int = 3) -> float:

@@ -1,11 +1,11 @@
-"""The first compiled training step of a causal model with EntropyPenalty, over the same without it.
+"""Measure the first compiled training step of a causal model with EntropyPenalty, over the same without it.
 
     make bench-compiled                              # T = 1024, five rounds (bar 1.5)
     make bench-compiled ARGS="--tokens 256 --rounds 3"
 
-Each step is taken in a process of its own with an empty cache of the compiler: what is timed is what a user waits for.
-The ratio is one of processor time, the C++ compiler's included, so that what else runs on the machine does not decide;
-that of the wall is printed beside it. The two take turns, and change places from round to round.
+Each step runs in a separate process with an empty compiler cache, which is the time that a user waits for. The ratio is
+that of processor time, including the C++ compiler's, so that other load on the machine has no effect; the ratio of
+wall-clock time is printed too. The two alternate, and swap their order from round to round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spent() -> float:
 
 
 def step(tokens: int, penalty: bool) -> dict[str, float]:
-    """Compile and run one step, forward and backward, of two causal layers; give its seconds of processor and wall."""
+    """Compile and run one step, forward and backward, of two causal layers; return its processor and wall time."""
     import torch
     from headwise_papers.tasks.causal_transformer import CausalTransformer
 
@@ -48,7 +48,7 @@ def step(tokens: int, penalty: bool) -> dict[str, float]:
 
 
 def apart(tokens: int, penalty: bool) -> dict[str, float]:
-    """Take the step in a process of its own, which compiles by itself: workers that outlive the step would not be
+    """Run the step in a separate process that compiles itself: workers that outlive the step would not be
     counted."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -59,12 +59,12 @@ def apart(tokens: int, penalty: bool) -> dict[str, float]:
 
 
 def main() -> int:
-    """Take turns, print each round and the medians, and give 1 where the bar does not hold."""
+    """Alternate the two, print each round and the medians, and return 1 if the bar does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--one", choices=["plain", "penalty"], help="take one step in this process and print its seconds"
+        "--one", choices=["plain", "penalty"], help="run one step in this process and print its seconds"
     )
     options = parser.parse_args()
     if options.one:

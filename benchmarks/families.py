@@ -1,9 +1,9 @@
-"""Sweeps over every model type of transformers: which attention layers headwise reaches, and that neutral is neutral
+"""Sweep over every model type of transformers: which attention layers headwise reaches, and that neutral is neutral
 there.
 
 python benchmarks/families.py                    # all types; writes docs/families.md (a quarter of an hour)
-python benchmarks/families.py --resume rows.jsonl             # goes on where a sweep was cut off
-python benchmarks/families.py llama bert swin    # these only; prints
+python benchmarks/families.py --resume rows.jsonl             # resumes an interrupted sweep
+python benchmarks/families.py llama bert swin    # only these; prints
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS = 40
 
 @dataclass
 class Row:
-    """What became of one model type."""
+    """The result of one model type."""
 
     model_type: str
     loaded: str = ""
@@ -64,7 +64,7 @@ class TooLong(BaseException):
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Raise TooLong in the block after SECONDS of processor time: a busy machine refuses no type."""
+    """Raise TooLong in the block after SECONDS of processor time, so that a busy machine skips no type."""
 
     def stop(*_: Any) -> None:
         raise TooLong
@@ -78,7 +78,7 @@ def limited() -> Iterator[None]:
 
 
 def sweep(model_type: str) -> Row:
-    """Build a tiny model of a type and try it."""
+    """Build a tiny model of a type and test it."""
     row = Row(model_type)
     try:
         with limited():
@@ -90,7 +90,7 @@ def sweep(model_type: str) -> Row:
                 row.loaded = "eager"
             _try(row, model, batch)
     except TooLong:
-        # what was found so far says nothing of the type
+        # the partial result does not describe the type
         row = Row(model_type)
         row.note = f"not tried: more than {SECONDS} s of processor time"
     except ValueError as error:
@@ -101,12 +101,12 @@ def sweep(model_type: str) -> Row:
 
 
 def read_alone(model_type: str, error: str) -> Row:
-    """List the attention layers of a model that was built without weights, because none that runs was found."""
+    """Return the row of a model built without weights, because none that runs was found, with its attention layers."""
     row = Row(model_type)
     try:
         with limited():
             model = outline(model_type)
-            # Layers look up which attention they were loaded with.
+            # Layers look up the attention with which they were loaded.
             for module in model.modules():
                 if hasattr(getattr(module, "config", None), "_attn_implementation"):
                     module.config._attn_implementation_internal = "sdpa"  # type: ignore[union-attr]
@@ -154,22 +154,23 @@ def _try(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
 
 
 def _within(model: nn.Module, batch: dict[str, Tensor]) -> str:
-    """Say whether the strong method changes what the layers give, where the model's own output hides it (nearest
+    """Return whether the strong method changes the output of the layers, if the model's own output hides it (nearest
     codes)."""
-    given: list[Tensor] = []
+    outputs: list[Tensor] = []
     layers = [found.site.module for found in hosts.find(model) if found.adapter is not None]
     hooks = [
-        layer.register_forward_hook(lambda _module, _given, output: given.extend(_tensors(output))) for layer in layers
+        layer.register_forward_hook(lambda _module, _given, output: outputs.extend(_tensors(output)))
+        for layer in layers
     ]
     run(model, batch)
-    plain = [tensor.clone() for tensor in given]
-    given.clear()
+    plain = [tensor.clone() for tensor in outputs]
+    outputs.clear()
     handle = regularize(model, STRONG)
     run(model, batch)
     handle.remove()
     for hook in hooks:
         hook.remove()
-    changed = any(not torch.equal(*pair) for pair in zip(plain, given, strict=True))
+    changed = any(not torch.equal(*pair) for pair in zip(plain, outputs, strict=True))
     return "its layers' outputs change, the model's do not" if changed else "nothing changes"
 
 
@@ -186,7 +187,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         if output.is_floating_point():
             yield output.float().flatten()
     elif isinstance(output, dict | tuple | list):
-        # Weights that nobody asked for are not computed under a method; some models return them whenever they exist.
+        # Weights that were not requested are not computed under a method; some models return them whenever they exist.
         parts = [v for name, v in output.items() if "attentions" not in name] if isinstance(output, dict) else output
         for value in parts:
             yield from _tensors(value)
@@ -194,9 +195,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 HEADER = """# Families of transformers
 
-Every model type that transformers {transformers} registers, built tiny and at random: which attention layers
-headwise reaches (and through which host), the classes it refuses by name, the largest relative difference that a
-neutral method makes to the model's output (`{neutral}`), and the one a strong method makes (`{strong}`).
+Every model type that transformers {transformers} registers, built tiny with random weights: the attention layers that
+headwise reaches (and through which host), the classes that it refuses with an error, the largest relative difference
+that a neutral method makes to the model's output (`{neutral}`), and the one a strong method makes (`{strong}`).
 
 Written by `python benchmarks/families.py` with torch {torch} on CPU.
 
@@ -204,16 +205,16 @@ Written by `python benchmarks/families.py` with torch {torch} on CPU.
 |---|---|
 {counts}
 Of the {tried} types with a layer that was reached and run, {equal} are neutral to 1e-6, {same} of them to the bit.
-At the end stand the types of which no model was built by `benchmarks/shrink.py`, each with its reason: that says
-nothing about headwise. A type loaded with "no weights" was built without numbers, because no batch that it takes was
-found: which of its layers are reached is read off its code, and nothing was run. The last table says of each refused
-class what would have to change.
+The types for which `benchmarks/shrink.py` built no model are at the end, with the reason; this does not concern
+headwise. A type loaded with "no weights" was built without values, because no batch that it takes was
+found: the layers that are reached were determined from its code, and nothing was run. The last table states for each
+refused class what would have to change.
 
 | type | loaded as | reached | refused | neutral | strong | note |
 |---|---|---|---|---|---|---|
 """
 
-# What became of a type, in the order in which a row is asked; each type is counted under one of them.
+# The outcomes of a type, in the order in which a row is tested; each type counts under one of them.
 OUTCOMES = (
     "every attention layer reached",
     "some attention layers reached, the others refused by name",
@@ -226,7 +227,7 @@ OUTCOMES = (
 
 
 def outcome(row: Row) -> str:
-    """Return the one of OUTCOMES that a row is."""
+    """Return the one of OUTCOMES to which a row belongs."""
     if row.note.startswith("not tried"):
         return OUTCOMES[6]
     if row.note.startswith("not run"):
@@ -239,7 +240,7 @@ def outcome(row: Row) -> str:
 
 
 def sentence(counted: Counter[str] | dict[str, int]) -> str:
-    """Return the sentence that README says of the page; a test holds it to the page."""
+    """Return the sentence of the README on this page; a test compares it."""
     whole, some, refused, none, raised, read, untried = (counted[name] for name in OUTCOMES)
     return (
         f"Of the {sum(counted.values())} model types that transformers registers, {whole} are reached with every "
@@ -271,22 +272,22 @@ def table(rows: list[Row]) -> str:
     listed = "".join(f"| {row.model_type} | {_cell(row.note.removeprefix('not tried: '))} |\n" for row in untried)
     why = {kind: reason for row in rows for kind, reason in row.why.items()}
     changes = "".join(f"| {kind} | {_cell(reason)} |\n" for kind, reason in sorted(why.items()))
-    asked = (
+    rows_to_count = (
         f"\n## Refused classes\n\n| class | why, and what would have to change |\n|---|---|\n{changes}"
         if changes
         else ""
     )
-    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{asked}"
+    return f"{head}{lines}\n## Not tried\n\n| type | first error |\n|---|---|\n{listed}{rows_to_count}"
 
 
 def _cell(text: str) -> str:
-    # Messages name modules with the file that they were loaded from, which differs from machine to machine.
+    # Messages name modules with the file from which they were loaded, which differs between machines.
     text = re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
     return " ".join(text.replace("|", "/").split())
 
 
 def kept_rows(file: Path | None) -> dict[str, Row]:
-    """Read the rows of an earlier sweep; a line cut off in its middle is made again."""
+    """Return the rows of an earlier sweep; the row of an incomplete line is computed again."""
     rows: dict[str, Row] = {}
     for line in file.read_text().splitlines() if file is not None and file.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
@@ -296,28 +297,28 @@ def kept_rows(file: Path | None) -> dict[str, Row]:
 
 
 def main() -> None:
-    """Sweep, print one line for each type, and write the table when all were asked for."""
+    """Sweep, print one line for each type, and write the table if all types were requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument(
-        "--resume", type=Path, help="a file that keeps each row when it is made; types in it are not run again"
+        "--resume", type=Path, help="a file to which each row is appended; types in it are not run again"
     )
-    given = parser.parse_args()
-    chosen = given.types
+    options = parser.parse_args()
+    chosen = options.types
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    kept = kept_rows(given.resume)
+    kept = kept_rows(options.resume)
     rows = []
     for model_type in chosen or sorted(CONFIG_MAPPING_NAMES):
         if model_type not in kept:
             start = time.perf_counter()
             kept[model_type] = sweep(model_type)
             print(" | ".join(kept[model_type].cells()), f"| {time.perf_counter() - start:.1f} s", flush=True)
-            if given.resume is not None:
-                with given.resume.open("a") as file:
+            if options.resume is not None:
+                with options.resume.open("a") as file:
                     file.write(json.dumps([*kept[model_type].cells(), kept[model_type].why]) + "\n")
         rows.append(kept[model_type])
     if not chosen:

@@ -1,4 +1,4 @@
-"""Tensor memory of one call at T = 8192, one head: the peak above the level before it."""
+"""Tensor memory of one call at T = 8192, one head: the peak above the previous level."""
 
 from __future__ import annotations
 

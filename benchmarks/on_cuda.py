@@ -2,7 +2,7 @@
 
 make bench-cuda                                 # T = 256 … 16384
 make bench-cuda ARGS="--only readings"
-python benchmarks/on_cuda.py --dry-run             # tiny shapes on the CPU: shows that it runs, measures nothing
+python benchmarks/on_cuda.py --dry-run             # tiny shapes on the CPU: tests that it runs, measures nothing
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOALS = {"first": 1.03, "second": 2.0, "reading": 2.0}
 
 
 class Case:
-    """Hold the tensors of one shape, and the computations that are compared on them."""
+    """The tensors of one shape, and the computations that are compared on them."""
 
     def __init__(self, shape: tuple[int, ...], causal: bool, device: str, dtype: torch.dtype) -> None:
         self.q, self.k, self.v, self.first = (
@@ -42,12 +42,12 @@ class Case:
         attend(self.q, self.k, self.v, is_causal=self.causal).backward(self.grad)
 
     def method(self, run: Callable[..., tuple[Tensor, Tensor]]) -> None:
-        """Run a method forward and backward, its penalty too."""
+        """Run a method forward and backward, including its penalty."""
         out, penalty = run(self.q, self.k, self.v)
         torch.autograd.backward([out, penalty], [self.grad, None]) if penalty.requires_grad else out.backward(self.grad)
 
     def fitted(self, method) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Fit a method onto a site of this shape and give its forward."""
+        """Fit a method onto a site of this shape and return its forward."""
         fitted = fit_standalone([method], standalone_site(self.q, self.k), first_values=self.first)
         return partial(attend_with, [method], fitted=fitted, causal=self.causal)
 
@@ -94,7 +94,7 @@ def _row(method, goal: float | None, case: Case, rounds: int, device: str) -> st
     eager = {"plain": partial(case.plain, F.scaled_dot_product_attention), "method": partial(case.method, run)}
     over = ratio(interleave(eager, rounds), "method", "plain")
     used = memory(eager["method"], device) / memory(eager["plain"], device)
-    # A dry run asks whether it can be traced, which takes no compiler.
+    # A dry run tests whether it can be traced, which needs no compiler.
     compiles = partial(torch.compile, backend="eager" if device == "cpu" else "inductor")
     compiled = {
         "plain": partial(case.plain, compiles(lambda q, k, v, **more: F.scaled_dot_product_attention(q, k, v, **more))),
@@ -129,17 +129,17 @@ def readings(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    """Run the parts asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["methods", "readings"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device can be used here: not run")
+        raise SystemExit("no CUDA device is available: not run")
     torch.manual_seed(0)
     device, dtype, shapes = ("cpu", torch.float32, TINY) if options.dry_run else ("cuda", torch.bfloat16, SHAPES)
-    print(machine(torch.get_num_threads()), "(a dry run: these are no measurements)" if options.dry_run else "")
+    print(machine(torch.get_num_threads()), "(a dry run: these are not measurements)" if options.dry_run else "")
     for name, part in {"methods": methods, "readings": readings}.items():
         if options.only in (None, name):
             part(shapes, 1 if options.dry_run else options.rounds, device, dtype)

@@ -59,8 +59,8 @@ def packed_step(methods, rounds: int, clock: str) -> None:
     """Print a training step of a Llama of 4 layers on 8 sequences of 32 to 256 tokens in one row, with each method over
     one without.
 
-    Beside it the same over the padded batch of these sequences, and the padded step over the packed one: what padding
-    costs there.
+    Also print the same ratio on the padded batch of these sequences, and the padded step over the packed one: the cost
+    of padding.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -86,8 +86,8 @@ def packed_step(methods, rounds: int, clock: str) -> None:
         fitted = copy.deepcopy(plain)
         handle = headwise.regularize(fitted, method)
         runs = {
-            f"{name} {kind}": partial(step, model, batch, given)
-            for name, model, given in (("plain", plain, None), ("method", fitted, handle))
+            f"{name} {kind}": partial(step, model, batch, handle_or_none)
+            for name, model, handle_or_none in (("plain", plain, None), ("method", fitted, handle))
             for kind, batch in (("packed", packed), ("padded", padded))
         }
         times = interleave(runs, max(5, rounds // 2), clock=clock)

@@ -1,4 +1,4 @@
-"""Makes any transformers configuration tiny, and a batch that its model takes."""
+"""Make any transformers configuration tiny, and a batch that its model takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 VOCABULARY, TOKENS, BATCH, PIXELS = 97, 12, 2, 32
 WIDTH, HEADS, LAYERS, LARGEST = 32, 4, 2, 150_000_000
 
-# Patterns of attribute names, tried in order, and what a number under such a name becomes.
+# Patterns of attribute names, tried in order, and the value that a number under a matching name gets.
 RULES: list[tuple[str, int]] = [
     (r"rotary_dim", 4),
     (r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|num_key_value_groups)", 2),
@@ -55,7 +55,7 @@ RULES: list[tuple[str, int]] = [
     (r"(num_queries|num_query_tokens|num_latents)", 8),
     (r"first_k_dense_replace", 1),
 ]
-# What is cut where the whole set leads to sizes that disagree: the widths then stay what they are.
+# The reduced sizes if the full set leads to inconsistent sizes: the widths are then unchanged.
 DEPTHS = re.compile(
     r"(.*_)?(num_hidden_layers|num_layers|n_layers?|depth|encoder_layers|decoder_layers|num_.*_layers|max_window_layers)|layers"
 )
@@ -85,7 +85,7 @@ def small(config: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def thin(config: Any, depth: int = 0) -> Any:
-    """Cut the layers and the vocabulary of a configuration that exists, and leave its widths."""
+    """Cut the layers and the vocabulary of an existing configuration, and keep its widths."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict") and depth < 4:
             thin(value, depth + 1)
@@ -100,13 +100,13 @@ def thin(config: Any, depth: int = 0) -> Any:
 
 
 def _set(config: Any, name: str, value: Any) -> None:
-    # Some settings are read-only, others are checked: what cannot be set keeps its size.
+    # Some settings are read-only, others are validated: settings that cannot be changed keep their size.
     with contextlib.suppress(Exception):
         setattr(config, name, value)
 
 
 def shrink(config: Any) -> Any:
-    """Set the small sizes on a configuration that exists; what it derived from the large ones is cut."""
+    """Set the small sizes on an existing configuration; sizes that it derived from the large ones are cut."""
     _apply(config, small(config))
     return config
 
@@ -127,7 +127,7 @@ def _cut_kinds(config: Any) -> None:
 
 
 def _both_kinds(kinds: list[str]) -> list[str]:
-    """Return two layers: one of attention proper, and one of another kind where there is one."""
+    """Return two layers: one of attention proper, and one of another kind if there is one."""
     whole = next((k for k in kinds if "attention" in k and "linear" not in k), kinds[-1])
     return [next((k for k in kinds if k != whole), whole), whole]
 
@@ -139,7 +139,7 @@ def _code(config_class: type) -> str:
     return model.read_text(encoding="utf-8") if model.is_file() else ""
 
 
-# What some configurations leave to the checkpoint, and models need.
+# Settings that some configurations leave to the checkpoint, and models need.
 UNSAID = {
     "prediction_length": 4, "num_key_value_heads": 2, "n_routed_experts": 4, "n_shared_experts": 1,
     "num_experts_per_tok": 1, "layer_types": ["full_attention"] * LAYERS, "context_length": 8, "num_experts": 4,
@@ -150,7 +150,7 @@ UNSAID = {
 def _agree(config: Any) -> None:
     """Set what must agree with the small sizes: sections of rotary positions, periods of layers, latent heads,
     windows."""
-    # A cache that keeps states in the place of keys cannot be asked for lengths.
+    # A cache that keeps states instead of keys has no lengths.
     changes: dict[str, Any] = {
         "use_cache": False,
         "attn_layer_period": 2,
@@ -171,7 +171,7 @@ def _agree(config: Any) -> None:
         if getattr(config, name, None) is None and (hasattr(config, name) or name.startswith("dropout")):
             _set(config, name, value)
     width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
-    # not asked for as an attribute, which raises where layers differ in it
+    # not read as an attribute, which raises an error if layers differ in it
     if vars(config).get("head_dim", 0) is None and isinstance(width, int) and isinstance(heads, int):
         _set(config, "head_dim", width // heads)
     if set(getattr(config, "layer_types", None) or ()) == {"linear_attention"}:
@@ -196,10 +196,10 @@ MAPPINGS = (
 
 
 def build(model_type: str, implementation: str | None = None, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Build a tiny model of a type in evaluation mode, with attention far from uniform, and a batch that it runs on.
+    """Return a tiny model of a type in evaluation mode, with attention far from uniform, and a batch that it runs on.
 
     Raises:
-        ValueError: where there is no model of the type, or no tiny configuration or no batch was found for it.
+        ValueError: if there is no model of the type, or no tiny configuration or no batch was found for it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -223,10 +223,10 @@ def build(model_type: str, implementation: str | None = None, seed: int = 0) -> 
 
 
 def outline(model_type: str) -> nn.Module:
-    """Build a model of a type without weights (meta device), as small as its configuration allows; it cannot be run.
+    """Return a model of a type without weights (meta device), as small as its configuration allows; it cannot be run.
 
     Raises:
-        ValueError: with the first reason, where there is no model of the type or none could be built.
+        ValueError: with the first reason, if there is no model of the type or none could be built.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -254,7 +254,7 @@ def _model_classes(config_class: type) -> list[type]:
     """Return the classes of models to try: the one that the Auto classes know, else those of the type's own file.
 
     Raises:
-        ValueError: where the type has no model.
+        ValueError: if the type has no model.
     """
     from transformers import PreTrainedModel
     from transformers.models.auto import modeling_auto
@@ -267,7 +267,7 @@ def _model_classes(config_class: type) -> list[type]:
     try:
         file = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
-        raise ValueError("it has no model class of its own") from None
+        raise ValueError("it has no model class") from None
     own = [
         cls
         for name, cls in vars(file).items()
@@ -277,13 +277,13 @@ def _model_classes(config_class: type) -> list[type]:
         and not name.endswith("PreTrainedModel")
     ]
     if not own:
-        raise ValueError("it has no model class of its own")
+        raise ValueError("it has no model class")
     # The bare model first; those with heads wrap it.
     return sorted(own, key=lambda cls: (not cls.__name__.endswith("Model"), len(cls.__name__)))[:2]
 
 
 def _configs(config_class: type, reasons: list[str]) -> Iterator[Any]:
-    # Built from small sizes where the constructor takes them, so that it derives the rest; changed afterwards where
+    # Built from small sizes if the constructor takes them, so that it derives the rest; changed afterwards if
     # not.
     for make in (
         lambda: config_class(**small(config_class())),
@@ -323,10 +323,10 @@ def _randomize(model: nn.Module, seed: int) -> None:
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Find a batch that the model runs on.
+    """Return a batch on which the model runs.
 
     Raises:
-        ValueError: with the first error, where none of those tried fits.
+        ValueError: with the first error, if none of those tried fits.
     """
     names = set(inspect.signature(model.forward).parameters)
     first: Exception | None = None
@@ -336,12 +336,12 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
                 model(**batch)
             return batch
         except Exception as error:
-            # The first shape of each input is the likeliest: its error says most.
+            # The first shape of each input is the likeliest: its error is the most informative.
             first = first or error
     raise ValueError(f"no input fits: {_line(first)}")
 
 
-# Inputs that carry the data, one of which nearly every model takes; the rest go with them.
+# Inputs that carry the data, one of which nearly every model takes; the others accompany them.
 MAIN = (
     "input_ids pixel_values input_values input_features past_values hidden_states inputs_embeds flattened_patches "
     "decoder_input_ids pixel_values_videos inputs input latents"
@@ -349,13 +349,13 @@ MAIN = (
 
 
 def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]]:
-    """Return batches to try: what the forward requires first, then with all it knows, then its main inputs in ones to
-    threes."""
+    """Return batches to try: the inputs that the forward requires, then all that it knows, then one to three main
+    inputs."""
     parts = _parts(model.config)
     required = [
         name
-        for name, given in inspect.signature(model.forward).parameters.items()
-        if given.default is given.empty and name in parts
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty and name in parts
     ]
     main = [n for n in MAIN if n in names and not (n == "inputs_embeds" and "input_ids" in names)]
     known = [n for n in parts if n in names and n not in ("inputs_embeds", "latents", "input", "inputs")]
@@ -370,7 +370,7 @@ def _candidates(model: nn.Module, names: set[str]) -> Iterator[dict[str, Tensor]
 
 
 def _parts(config: Any) -> dict[str, list[Tensor]]:
-    """Give, for each name of an input, the tensors that models take under it, the likeliest first."""
+    """Return, for each name of an input, the tensors that models take under it, the likeliest first."""
     g = torch.Generator().manual_seed(0)
     channels = _find(config, "num_channels", "in_channels", "in_chans") or 3
     size = _find(config, "image_size", "img_size") or PIXELS

@@ -1,4 +1,4 @@
-"""The main job's speed: the loop's overhead, images per second, start-up, two jobs against one.
+"""Measure the speed of the main job: the loop's overhead, images per second, start-up, two jobs against one.
 
 make bench-study
 make bench-study ARGS="--only overhead --rounds 7"
@@ -31,7 +31,7 @@ from headwise.training.optimizer import LearningRate
 from headwise.training.train import Training, train_epoch
 
 IMAGES = 1024
-# the block that timm has too: a norm before attention
+# the block that timm also has: a norm before attention
 PAPER = type(STUDY.task)(name="cifar10", **STUDY.scales["paper"].settings | {"norm": "pre"})
 SMALL = type(STUDY.task)(name="cifar10", **STUDY.scales["small"].settings | {"norm": "pre"})
 
@@ -198,7 +198,7 @@ def jobs() -> None:
 
 
 def _bare_loop(task: Task) -> Callable[[], None]:
-    """Return some tens of training steps of a plain model of the task, which leave nothing behind."""
+    """Run some tens of training steps of a plain model of the task, without leaving any state."""
     torch.manual_seed(0)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -214,8 +214,8 @@ def _bare_loop(task: Task) -> Callable[[], None]:
 
 
 def growth(rounds: int) -> None:
-    """Print what a run takes at the start and at the end of 100 tiny runs a round in one process (bar: neither time nor
-    memory grows).
+    """Print the time of a run at the start and at the end of 100 tiny runs per round in one process (bar: neither time
+    nor memory grows).
 
     A bare training loop is timed after every run: a machine whose speed drifts moves both.
     """
@@ -266,7 +266,7 @@ def growth(rounds: int) -> None:
     print(
         f"{runs} tiny runs: processor time of a run {early:.3f} s at the start, {late:.3f} s at the end: "
         f"{late / early:.2f} x; "
-        f"of a bare loop beside them {drift:.2f} x; run over bare loop {late / early / drift:.2f} x (bar 1.05)"
+        f"of a bare loop in between {drift:.2f} x; run over bare loop {late / early / drift:.2f} x (bar 1.05)"
     )
     per_run = (statistics.median(memory[-runs // 10 :]) - statistics.median(memory[runs // 5 : 3 * runs // 10])) / (
         0.7 * runs
@@ -282,7 +282,7 @@ def growth(rounds: int) -> None:
 
 
 def main() -> None:
-    """Run the parts asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {
         "overhead": overhead,

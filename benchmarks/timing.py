@@ -1,4 +1,4 @@
-"""Interleaved timing: every variant once a round, medians over rounds, ratios inside one run."""
+"""Interleaved timing: every variant once per round, medians over rounds, ratios within one run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 def interleave(
     variants: dict[str, Callable[[], object]], rounds: int, warmup: int = 2, clock: str = "wall"
 ) -> dict[str, list[float]]:
-    """Time each variant once a round, in turn; give the seconds of every round.
+    """Time each variant once per round, in turn; return the seconds of every round.
 
-    `clock="cpu"` counts the processor time of the process instead: what else runs on the machine hardly moves it.
+    `clock="cpu"` counts the processor time of the process instead, on which other load has little effect.
     """
     now = CLOCKS[clock]
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -43,7 +43,7 @@ def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def machine(threads: int) -> str:
-    """Describe what the numbers were measured on."""
+    """Return a description of the machine and versions of the measurements."""
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as lines:

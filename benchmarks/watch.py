@@ -1,5 +1,5 @@
-"""What watching costs: a full reading, readings every 50 steps, an idle watch, the loss and the largest logit of every
-step, and what is read around the optimizer's step, each against the same training step; and the memory of a reading.
+"""Measure the cost of watching: a full reading, readings every 50 steps, an idle watch, the loss and the largest logit
+of every step, and readings around the optimizer step, each against the same training step; and the memory of a reading.
 
 make bench-watch
 make bench-watch ARGS="--rounds 9 --threads 2"
@@ -25,9 +25,9 @@ from headwise.watching.updates import OF_STEP
 EVERY = 50
 # A full reading over a step; readings every 50 steps over the same steps; hook time of all sites over a step.
 BARS = (1.0, 0.02, 0.005)
-# The largest logit read in every step, over a step.
+# The largest logit, read in every step, over a step.
 LOGIT_BAR = 0.03
-# The memory that a reading adds where sequences are twice as long, over what it adds else: 2 where it grows with T.
+# The memory that a reading adds at twice the sequence length, over that at the length: 2 if it grows with T.
 MEMORY_BAR = 2.2
 
 
@@ -63,7 +63,7 @@ def stepper(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], watch=None
 
 
 def cost(name: str, make, rounds: int) -> bool:
-    """Print the cost of a reading of one model and tell whether it stays below the bars."""
+    """Print the cost of a reading of one model and return whether it is below the bars."""
     model, loss_of = make()
     other, _ = make()
     other.load_state_dict(model.state_dict())
@@ -147,7 +147,7 @@ def loss_time(model: nn.Module, calls: int = 300) -> float:
 
 
 def reading_memory(size: int) -> float:
-    """Return how many times the memory that a full reading adds to a forward grows from `size` tokens to twice as
+    """Return the factor by which the memory that a full reading adds to a forward grows from `size` tokens to twice as
     many."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 1, 64, dropout=0.0, batch_first=True)
@@ -168,7 +168,7 @@ def reading_memory(size: int) -> float:
 
 
 def main() -> None:
-    """Measure both models and print a line that says whether all bars hold."""
+    """Measure both models and print whether all bars hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -179,13 +179,13 @@ def main() -> None:
     torch.manual_seed(0)
     print(machine(options.threads), f"\n{len(STATISTICS)} statistics of activations")
     models = {"vit": ("the blog's ViT, batch 256", vit), "gpt2": ("GPT-2-small-sized, batch 2, T=512", gpt2)}
-    held = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
+    results = [cost(*model, options.rounds) for name, model in models.items() if options.only in (None, name)]
     if options.only in (None, "memory"):
         print("\n### Memory of a reading, 2 layers, one head\n\n| what | | bar |\n|---|---|---|")
         growth = reading_memory(options.tokens)
-        print(f"| twice as many tokens take so many times as much | {growth:.2f} | {MEMORY_BAR} |")
-        held.append(growth <= MEMORY_BAR)
-    print("\nall bars hold" if all(held) else "\na bar is broken")
+        print(f"| factor of memory for twice as many tokens | {growth:.2f} | {MEMORY_BAR} |")
+        results.append(growth <= MEMORY_BAR)
+    print("\nall bars hold" if all(results) else "\na bar does not hold")
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def sources(results: Path) -> list[Source]:
                     continue
                 name, claim = one
                 if (name, claim.text) in used:
-                    problems.append(f"{reference['of']!r} stands in two places")
+                    problems.append(f"{reference['of']!r} is in two places")
                 used.add((name, claim.text))
                 record = records[name]
                 texts = {key: reference[key] for key in ("said", "care") if key in reference}
@@ -161,7 +161,7 @@ def sources(results: Path) -> list[Source]:
                 )
         placed.append(Source(parts=tuple(parts), **entry))
     problems += [
-        f"{name}: {claim.text!r} stands in no place"
+        f"{name}: {claim.text!r} is in no place"
         for name, record in records.items()
         for claim in record.claims
         if (name, claim.text) not in used
@@ -173,7 +173,7 @@ def sources(results: Path) -> list[Source]:
         if len(words.split()) > MOST_WORDS
     ]
     if problems:
-        raise StudyError("\n".join([f"{path} does not fit the kept results:", *problems]))
+        raise StudyError("\n".join([f"{path} does not match the kept results:", *problems]))
     return placed
 
 

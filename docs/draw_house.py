@@ -36,17 +36,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 TITLES = (
     "ground: files, pages, borders",
-    "words that methods are written in",
+    "vocabulary of the methods",
     "attention, and its weights",
     "collections: one file each",
     "regularize and compress: models change",
-    "watch; what is written down, and its statistics",
-    "audit; what an experiment is",
+    "watch; records of results, and their statistics",
+    "audit; definition of an experiment",
     "one run; pages and tables",
-    "engines share runs out",
+    "engines distribute runs",
     "compare: the drivers",
     "methods × worlds",
-    "what a user runs",
+    "commands that a user runs",
     "doors: names that users import",
 )
 # Rooms to which contributors add files.
@@ -144,7 +144,7 @@ class House:
         return [arrow for arrow in both if floors[arrow.imported] > floors[arrow.importer]]
 
     def folder(self, module: str) -> str:
-        """Return the folder of a module as a dotted name; a file directly in the package is a room of its own."""
+        """Return the folder of a module as a dotted name; a file directly in the package is a separate room."""
         is_room = self.files[module].name == "__init__.py" or module.count(".") == 1
         return module if is_room else module.rpartition(".")[0]
 
@@ -203,7 +203,7 @@ def draw(house: House) -> str:
         'fill="#b4552d">imports point down, or stay on the floor</text>',
         f'<rect x="{LEFT}" y="{ground + 22}" width="18" height="18" rx="4" fill="{OPEN}" stroke="#5a8f5a"/>',
         f'<text x="{LEFT + 26}" y="{ground + 36}" font-size="14" fill="#234">a room that grows: one new file, '
-        "and its guide says how</text>",
+        "as its guide describes</text>",
     ]
     return "\n".join([*parts, "</svg>", ""])
 

@@ -42,8 +42,9 @@ from headwise.results.analysis_record import (
 from headwise.results.answer import answer
 from headwise.results.claim_tests import Criteria, Estimate, directed, same
 from headwise.results.claims import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
+from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
-from headwise.results.divergences import critical_rates, divergence_tests
+from headwise.results.diverged_runs import divergence_tests
 from headwise.results.folder import RunFolder, StudyFolder, whole_of
 from headwise.results.records import DIVERGED, ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
 from headwise.results.stored import checked_analysis

@@ -46,7 +46,7 @@ HEAD = re.compile(r"heads/.+ head \d+")
 WATCHED = re.compile(r"(watched|heads)/")
 # evaluations whose figures are shown elsewhere or not at all
 ASIDE = re.compile(r"(validation|train|gap|after \d+|task \d+)/")
-# outcomes that get a table besides the primary one, if recorded
+# outcomes with a table in addition to the primary one, if recorded
 KEPT = (
     "test/accuracy",
     "test/loss",
@@ -354,7 +354,7 @@ def depth_tables(analysis: Analysis) -> list[str]:
 
 
 def other_outcomes(analysis: Analysis) -> list[str]:
-    """Return the table of means of all outcomes without a table of their own: other metrics, conditions, matrices."""
+    """Return the table of means of all outcomes without their own table: other metrics, conditions, matrices."""
     with_tables = set(kept_outcomes(analysis))
     rows = []
     for name, outcome in analysis.outcomes.items():

@@ -1,4 +1,4 @@
-"""Draw the learning curves of a finished study: one panel for each arm, training and test, beside the baseline.
+"""Draw the learning curves of a finished study: one panel for each arm, training and test, with the baseline.
 
 python docs/kept_curves.py results/blog-cifar10 docs/results/blog-cifar10
 

@@ -1,7 +1,7 @@
-"""Write the tables of `Method`'s class variables and stages into own_method.md: `python docs/method_contract.py
-[--check]`.
+"""Write the tables of `Method`'s class variables, stages and hooks into own_method.md.
 
-Their texts come from `Method` itself: the strings below its class variables, and the docstrings of its stages.
+`python docs/method_contract.py [--check]`. Their texts come from `Method` itself: the strings below its class
+variables, and the docstrings of its stages and hooks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from headwise.core.method import Method
 
 GUIDE = Path(__file__).resolve().parent / "own_method.md"
+HOOKS = ("check", "refuse", "at", "acts_in", "draws", "counts_batches", "reads_own_tokens", "exchange")
 BEGIN, END = "<!-- contract: begin (python docs/method_contract.py) -->", "<!-- contract: end -->"
 
 
@@ -31,9 +32,19 @@ def class_variables() -> dict[str, tuple[str, str]]:
 def stages() -> dict[str, tuple[str, str]]:
     """Return each stage with its signature, as code, and its docstring."""
     (block,) = [n for n in _class().body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    return _functions(block.body)
+
+
+def hooks() -> dict[str, tuple[str, str]]:
+    """Return each hook with its signature, as code, and its docstring."""
+    functions = _functions(_class().body)
+    return {name: functions[name] for name in HOOKS}
+
+
+def _functions(body: list[ast.stmt]) -> dict[str, tuple[str, str]]:
     return {
         node.name: (f"{node.name}({ast.unparse(node.args)})", ast.get_docstring(node) or "")
-        for node in block.body
+        for node in body
         if isinstance(node, ast.FunctionDef)
     }
 
@@ -45,10 +56,15 @@ def _class() -> ast.ClassDef:
 
 
 def table() -> str:
-    """Return the tables of class variables and stages in Markdown."""
+    """Return the tables of class variables, stages and hooks in Markdown."""
     variables = [(f"`{name} = {default}`", text) for name, (default, text) in class_variables().items()]
-    stages_ = [(f"`{_names(code)}`", " ".join(text.split())) for code, text in stages().values()]
-    return "\n\n".join([_rows("class variable", variables), _rows("stage", stages_)])
+    return "\n\n".join(
+        [_rows("class variable", variables), _rows("stage", _named(stages())), _rows("hook", _named(hooks()))]
+    )
+
+
+def _named(functions: dict[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"`{_names(code)}`", " ".join(text.split())) for code, text in functions.values()]
 
 
 def _names(signature: str) -> str:

@@ -32,7 +32,7 @@ FAMILIES = {
 
 
 def families() -> dict[str, list[str]]:
-    """Return the names of the package's methods by family, as docs/site/methods.toml says.
+    """Return the names of the package's methods by family, as defined in docs/site/methods.toml.
 
     Raises:
         ValueError: if a method is in no family.
@@ -82,7 +82,7 @@ def matrix_free(cls: type[Method]) -> str:
     kernels = kernels_of(cls())
     if "explicit" not in kernels:
         return "yes"
-    if "a map of its own" in kernels:
+    if "its own map" in kernels:
         return "no: made in blocks"
     twins = {twin for stages_ in TWINS.values() for twin in stages_}
     return "with other settings" if any(map(cls.overrides, twins)) else "no"

@@ -147,7 +147,7 @@ def section() -> str:
             figures[line["outcome"], line["arm"]][int(line["seed"])] = float(line["value"])
     rows = []
     for arm in METHODS:
-        on, end = (_beside(figures, outcome, arm) for outcome in ("switched on", "fine-tuned"))
+        on, end = (_difference(figures, outcome, arm) for outcome in ("switched on", "fine-tuned"))
         order = figures["spearman", arm][0] - figures["spearman", BASELINE][0]
         keeps = "yes" if abs(order) <= KEPT_ORDER else "no"
         span = f"{_points(end.mean)} [{_points(end.low or 0)}, {_points(end.high or 0)}]"
@@ -156,15 +156,15 @@ def section() -> str:
     before, after = (f"{100 * share:.1f} %" for share in plain.values())
     return f"""## In an encoder and in a vision transformer
 
-The same question in two more models, with five methods more. Made by `python docs/retrofit_elsewhere.py --run FOLDER`
+The same question in two more models, with five more methods. Made by `python docs/retrofit_elsewhere.py --run FOLDER`
 on {machine}.
 
-- **all-MiniLM-L6-v2**, switched on and not fine-tuned. The rank correlation with people's scores on {PAIRS} test pairs
+- **all-MiniLM-L6-v2**, switched on and not fine-tuned. The rank correlation with human scores on {PAIRS} test pairs
   of STS-B is {figures["spearman", BASELINE][0]:.3f} in the model as loaded; the table shows its change. *Kept*: at most
   {KEPT_ORDER:g}.
-- **A vision transformer of our own**: three layers, trained on {TRAIN} handwritten digits for {EPOCHS} epochs, then on
-  {TRAIN} others for {MORE} epochs with the method; {SEEDS} seeds. The table shows points of test accuracy beside the
-  plain model, which has {before} before and {after} after. *Yes*: it changes by at most {100 * KEPT_RIGHT:g} points
+- **Our own vision transformer**: three layers, trained on {TRAIN} handwritten digits for {EPOCHS} epochs, then on
+  {TRAIN} others for {MORE} epochs with the method; {SEEDS} seeds. The table shows points of test accuracy relative to
+  the plain model, which has {before} before and {after} after. *Yes*: it changes by at most {100 * KEPT_RIGHT:g} points
   when switched on, and ends less than {100 * MARGIN:g} points below; *no*: it ends more than that below. The
   intervals are not corrected for the number of methods.
 
@@ -183,7 +183,7 @@ def _signed(value: float, digits: int) -> str:
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
-def _beside(figures: dict[tuple[str, str], dict[int, float]], outcome: str, arm: str) -> Interval:
+def _difference(figures: dict[tuple[str, str], dict[int, float]], outcome: str, arm: str) -> Interval:
     own, plain = figures[outcome, arm], figures[outcome, BASELINE]
     return interval([own[seed] - plain[seed] for seed in plain])
 

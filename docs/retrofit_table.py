@@ -25,16 +25,16 @@ PAGE, SHORT = FOLDER / "README.md", DOCS / "shipping.md"
 MARKS = "<!-- retrofit: begin (python docs/retrofit_table.py) -->", "<!-- retrofit: end -->"
 YES, LATER, WARM, NO, OPEN = "yes", "yes, once fine-tuned", "with warm-up", "no", "undecided"
 # verdicts on methods that were not switched on
-TRAINS = "yes: evaluation stays as it was; how fine-tuning ends was measured with DropHead alone"
+TRAINS = "yes: evaluation is unchanged; the end of fine-tuning was measured only with DropHead"
 STEPS = "yes: nothing changes before the first step; fine-tuning was not run"
-STARTS = "yes: it begins where the model stays as it was; fine-tuning was not run"
-UNKNOWN = "not known: it changes what the model computes, and was not run"
+STARTS = "yes: at its start the model is unchanged; fine-tuning was not run"
+UNKNOWN = "not known: it changes the model's output, and was not run"
 STORIES, MOVED, WORTH, RISE = "stories/loss", "own/moved", "reset/worth", "int8/rise"
 HEAD = (
     "method",
     "stories, switched on",
     "plays, fine-tuned [95 %]",
-    "behind a warm-up [95 %]",
+    "after a warm-up [95 %]",
     "stories, fine-tuned",
     "moved",
     "put back",
@@ -136,15 +136,16 @@ def whole(table_rows: list[Row]) -> str:
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     explanation = (
         "Differences to the plain model in nats per token, paired by seed. *Stories* are the model's own. "
-        "*Moved*: root mean square move of what the method brought along; *put back*: how much worse the model is with "
-        f"that where it began. *Yes*: its loss on stories changes by at most {KEPT:g} when it is switched on, and "
-        f"fine-tuning ends less than {MARGIN:g} above the plain model's. *{LATER.capitalize()}*: the second alone. "
-        f"*{WARM.capitalize()}*: it ends so only with a strength that grows. *{NO.capitalize()}*: it ends more than "
-        f"{MARGIN:g} above. Thirty steps are few: a method that ends behind after them may catch up. The "
+        "*Moved*: root mean square move of the method's own parameters; *put back*: how much worse the model is with "
+        "them reset to their start. "
+        f"*Yes*: its loss on stories changes by at most {KEPT:g} when it is switched on, and "
+        f"fine-tuning ends less than {MARGIN:g} above the plain model's. *{LATER.capitalize()}*: only the second. "
+        f"*{WARM.capitalize()}*: that holds only with a strength that grows. *{NO.capitalize()}*: it ends more than "
+        f"{MARGIN:g} above. Thirty steps are few: a method that is behind after them may catch up. The "
         f"sum of their learning rates is {TRAVEL:g}, about as far as AdamW moves a parameter at most; "
         "DifferentialAttention draws its start, so that its move is not known."
     )
-    others = "Not switched on here, and what their classes promise, which the tests hold them to:"
+    others = "Not switched on here, with the promises of their classes, which the tests check:"
     rest = "\n".join(f"- {label}: {_code(names)}." for label, names in left().items())
     return f"## May it enter a trained model?\n\n{explanation}\n\n{table}\n\n{others}\n\n{rest}"
 

@@ -81,9 +81,9 @@ def page(source: Source) -> str:
     if forest(published):
         lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
         lines += [
-            "One row a claim: of its parts the one that decides. Full: the published direction was seen; open: "
+            "One row per claim: the part that decides it. Full: the published direction was seen; open: "
             "undecided; triangle: contrary or no effect. "
-            "Claims without an interval, and those that could not be tested, stand in the table alone.",
+            "Claims without an interval, and those that could not be tested, are only in the table.",
             "",
         ]
     lines += ["## In the source's order", "", *_table([part for part in source.parts if part.kind == "published"]), ""]
@@ -92,7 +92,7 @@ def page(source: Source) -> str:
         if kind != "published" and parts:
             lines += [f"## Apart: {words}", "", *_table(parts), ""]
     lines += [
-        "What each verdict means: [results](../README.md#verdicts). Intervals, tests, premises and settings stand on "
+        "What each verdict means: [results](../README.md#verdicts). Intervals, tests, premises and settings are on "
         "the pages of the studies.",
         "",
         f"Written by `{COMMAND}` from the kept results.",
@@ -127,7 +127,7 @@ def _table(parts: list[Part]) -> list[str]:
     return lines
 
 
-def wanted(results: Path) -> dict[Path, str]:
+def current_texts(results: Path) -> dict[Path, str]:
     """Return the text of every file that is generated from the kept results.
 
     Raises:
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the kept results")
     options = parser.parse_args()
     try:
-        files = wanted(options.results)
+        files = current_texts(options.results)
     except (OSError, StudyError, ValueError, TypeError) as error:
         parser.exit(1, f"{error}\n")
     stale = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

@@ -12,14 +12,14 @@ from typing import Any
 README = Path(__file__).resolve().parents[1] / "README.md"
 SHOWN = {"entropy_share": "entropy share", "max_logit": "largest logit"}
 NEXT = """\
-Entropy share: 1 is attention to all tokens alike, 0 to one alone.
-Largest logit: beyond 100 a head is unwell. Means over the heads of a layer.
+Entropy share: 1 is attention to all tokens alike, 0 to a single one.
+Largest logit: above 100 a head is unhealthy. Means over the heads of a layer.
 
 Next, a fair comparison on real data, in a minute:
     .venv/bin/headwise compare digits --method "DropHead(p=0.2)" \\
         --seeds 2 --epochs 2 --out results/first
     then open results/first/report.html
-In a training loop of your own: docs/training_script.md"""
+In your own training loop: docs/training_script.md"""
 
 
 def twenty_lines() -> str:

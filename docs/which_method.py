@@ -138,7 +138,7 @@ def archive(folders: list[Path]) -> None:
 def restore(out: Path) -> None:
     """Unpack the archived worlds into folders of a league, so that `headwise league --run` resumes them.
 
-    Of a world without an archive only the searches are written: its final runs are trained again if they are needed.
+    For a world without an archive only the searches are written: its final runs are trained again if they are needed.
     """
     records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
     archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
@@ -179,7 +179,7 @@ def page(league: League) -> str:
         *_pairs(league),
         "## What helped in no world",
         _nowhere(league),
-        "## What these figures cannot say",
+        "## What these figures cannot show",
         *_limits(league),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -190,12 +190,12 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        "Look up what goes wrong in your training; the first table says what helped most against it. It comes from "
+        "Look up what goes wrong in your training; the first table shows what helped most against it. It comes from "
         "small models, each of which fails in one way: the *worlds*. "
         f"In each, {len(entries)} entries (methods, and controls such as dropout and weight decay) were tuned with the "
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
-        "stands with its interval, the time of a step, and the worlds in which the same entry did worse than the plain "
-        "model."
+        "is shown with its interval, the time of a step, and the worlds in which the same entry was worse than the "
+        "plain model."
     )
 
 
@@ -325,8 +325,8 @@ def _aggregate(league: League) -> list[str]:
         )
     words = (
         "Gain: interquartile mean over all runs of all worlds, in standard deviations of the plain model between "
-        "seeds. Intervals: 1,000 resamples of the seeds within each world, not corrected over entries; they say "
-        "nothing of other worlds. Time: of a step, in turns with the plain model where that was measured, else the "
+        "seeds. Intervals: 1,000 resamples of the seeds within each world, not corrected over entries; they do "
+        "not extend to other worlds. Time: of a step, measured alternately with the plain model if available, else the "
         "shortest of the seeds; mean over worlds."
     )
     parts = [words, "\n".join(lines)]
@@ -336,7 +336,7 @@ def _aggregate(league: League) -> list[str]:
             f"{_title(league, row['left_out'])} {_ends(row, 'rank_correlation')}" for row in left_out
         )
         parts.append(
-            f"How well the other worlds foretell the order of entries in the one left out (Spearman): {correlations}."
+            f"How well the other worlds predict the order of entries in the one left out (Spearman): {correlations}."
         )
     return parts
 
@@ -348,8 +348,8 @@ def _fresh(league: League) -> list[str]:
     lines = ["| entry | gain in the league | gain on fresh seeds |", "|---|---|---|"]
     lines += [f"| {row['entry']} | {_ends(row, 'gain')} | {_ends(row, 'fresh')} |" for row in rows]
     words = (
-        "The highest of forty is too high by chance. These ran again, at what their searches had chosen, on seeds "
-        "that no earlier run had."
+        "The highest of forty is too high by chance. These ran again, with the settings that their searches had "
+        "chosen, on seeds that no earlier run had."
     )
     return ["### On fresh seeds", words, "\n".join(lines)]
 
@@ -363,7 +363,7 @@ def _pairs(league: League) -> list[str]:
         f"| {row['pair']} | {_ends(row, 'gain')} | {_ends(row, 'over_first')} | {_ends(row, 'over_second')} |"
         for row in rows
     ]
-    return ["### Pairs", "A gain adds up where a pair lies above both of its parts.", "\n".join(lines)]
+    return ["### Pairs", "Gains add up if a pair is above both of its parts.", "\n".join(lines)]
 
 
 def _nowhere(league: League) -> str:
@@ -380,7 +380,7 @@ def _nowhere(league: League) -> str:
         sentences.append(f"Better nowhere, worse nowhere: {', '.join(never_worse)}.")
     if sentences:
         sentences.append(
-            f"This is of {count(len(league.run), 'world')}: a method against a failure that none of them has cannot "
+            f"This covers {count(len(league.run), 'world')}: a method against a failure that none of them has cannot "
             "help in any."
         )
     return " ".join(sentences) or "Every entry helped in one of these worlds."
@@ -390,12 +390,12 @@ def _limits(league: League) -> list[str]:
     machines = sorted({(study.hardware or {})["processor"] for study in league.studies.values()})
     versions = next(iter(league.studies.values())).versions or {}
     return [
-        "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. What fails "
-        "only in large models, or after many steps, is not here.\n"
-        "- Each search has six trials of one run each; every search of an entry could have ended elsewhere. The best "
-        "and second best trial of each stand in [league.csv](league/league.csv).\n"
+        "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. They do "
+        "not cover failures that occur only in large models or after many steps.\n"
+        "- Each search has six trials of one run each; another search of an entry could have ended elsewhere. The best "
+        "and second best trial of each are in [league.csv](league/league.csv).\n"
         "- Verdicts are corrected over all entries of a world; the aggregate is not.\n"
-        "- Times are of one thread on this processor, in turns with the plain model; on a GPU they differ.",
+        "- Times are of one thread on this processor, alternating with the plain model; on a GPU they differ.",
         f"Made with `headwise league --run --jobs 2 --data DATA` on {', '.join(machines)}; Python "
         f"{versions['python']}, torch {versions['torch']}; this page by `python docs/which_method.py`.",
     ]

@@ -6,7 +6,7 @@ from headwise.study import Task
 
 
 class CharLM(Task):  # headwise compare --task char_lm_task.py:CharLM
-    text: str = "input.txt"  # settings: whatever changes a number is a field
+    text: str = "input.txt"  # settings: everything that changes a number is a field
     context: int = 64
     dim: int = 64
     batch_size: int = 32

@@ -1,10 +1,10 @@
-"""Turns a model of llama2.c into a transformers folder.
+"""Convert a llama2.c model into a transformers folder.
 
     python examples/llama2c_to_transformers.py stories260K.bin tok512.bin stories260K-transformers
 
-llama2.c keeps one file of numbers (version 0: seven whole numbers, then fp32 weights) and one of the tokenizer. Its
-rotary positions turn neighbouring rows of queries and keys, those of transformers turn halves, so the rows are put in
-that order.
+llama2.c has one file of numbers (version 0: seven integers, then fp32 weights) and one of the tokenizer. Its
+rotary positions rotate neighbouring rows of queries and keys, those of transformers rotate halves, so the rows are
+reordered.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 
 
 def read_model(path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Read the settings and weights of a llama2.c file."""
+    """Return the settings and weights of a llama2.c file."""
     content = path.read_bytes()
     if len(content) < 28:
-        raise ValueError(f"{path} has {len(content)} bytes: it is no llama2.c model")
+        raise ValueError(f"{path} has {len(content)} bytes: it is not a llama2.c model")
     names = ("width", "inner", "layers", "heads", "groups", "vocabulary", "length")
     settings = dict(zip(names, struct.unpack("7i", content[:28]), strict=True))
     tied = settings["vocabulary"] > 0
     settings["vocabulary"] = abs(settings["vocabulary"])
     if not 0 < settings["width"] < 1 << 20 or settings["width"] % max(settings["heads"], 1):
-        raise ValueError(f"{path} begins with {settings}: it is no llama2.c model of version 0")
+        raise ValueError(f"{path} begins with {settings}: it is not a llama2.c model of version 0")
     numbers = torch.frombuffer(bytearray(content[28:]), dtype=torch.float32)
     weights, at = {}, 0
     for name, shape in _shapes(settings, tied).items():
@@ -55,18 +55,18 @@ def _shapes(settings: dict[str, int], tied: bool) -> dict[str, tuple[int, ...]]:
         "down": (layers, width, inner),
         "up": (layers, inner, width),
         "norm": (width,),
-        "cosines and sines, computed anew": (2, settings["length"], size // 2),
+        "cosines and sines, computed again": (2, settings["length"], size // 2),
     }
     return shapes if tied else {**shapes, "head": (vocabulary, width)}
 
 
 def halves(rows: Tensor, heads: int) -> Tensor:
-    """Put the rows of each head from pairs (0 1)(2 3)... into halves (0 2 ...)(1 3 ...)."""
+    """Return a weight with the rows of each head reordered from pairs (0 1)(2 3)... to halves (0 2 ...)(1 3 ...)."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def model_of(settings: dict[str, int], weights: dict[str, Tensor]):
-    """Build the transformers model with the weights."""
+    """Return the transformers model with the weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -105,7 +105,7 @@ def model_of(settings: dict[str, int], weights: dict[str, Tensor]):
 
 
 def tokenizer_of(path: Path, vocabulary: int):
-    """Build the tokenizer: byte pairs merged in the order of their scores, bytes where nothing fits."""
+    """Return the tokenizer: byte pairs merged in the order of their scores, bytes for unknown characters."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -1,8 +1,8 @@
-"""Sentiment of sentences with a model of transformers, which needs no wrapper; attention masks keep the padding out.
+"""Sentiment of sentences with a transformers model, which needs no wrapper; attention masks exclude the padding.
 
 headwise compare --task sst2_task.py:SST2 --data sst2 --method "DropHead(p=0.1)"
 
-The folder of --data holds train.tsv, dev.tsv and test.tsv (or test-labeled.tsv, since the test.tsv of GLUE itself has
+The folder of --data contains train.tsv, dev.tsv and test.tsv (or test-labeled.tsv, because GLUE's own test.tsv has
 no labels) of SST-2: a header, then a sentence, a tab and 0 or 1 in each line.
 """
 
@@ -34,7 +34,7 @@ class SST2(Task):
     def files(self):
         return [self.file(split) for split in FILES]
 
-    def file(self, split):  # the first of its names that is there
+    def file(self, split):  # the first of its names that exists
         paths = [(self.folder or Path()) / name for name in FILES[split]]
         return next((path for path in paths if path.is_file()), paths[-1])
 

@@ -2,7 +2,7 @@
 
 headwise compare --task translation_task.py:Translation --data multi30k --method "baseline | norm=pre"
 
-The folder of --data holds train, val and test in both languages, a sentence in each line: train.de, train.en ...
+The folder of --data contains train, val and test in both languages, one sentence per line: train.de, train.en ...
 """
 
 from collections import Counter
@@ -23,10 +23,10 @@ FILES = {"train": "train", "validation": "val", "test": "test"}
 class Translation(Task):
     languages: tuple[str, str] = ("de", "en")
     vocabulary: int = 2000
-    depth: int = 2  # layers on each side
+    depth: int = 2  # layers per side
     norm: Literal["post", "pre"] = "post"
     dim: int = 64
-    longest: int = 100  # tokens of a sentence
+    longest: int = 100  # tokens per sentence
     tokens_per_batch: int | None = 4000
     warmup: float = 200
     schedule: str = "inverse_sqrt"
@@ -67,7 +67,7 @@ class Translation(Task):
     def loss(self, output, targets):
         return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PAD)
 
-    def weight(self, targets):  # what the mean loss of a batch counts: its real tokens
+    def weight(self, targets):  # the weight of a batch's mean loss: its real tokens
         return (targets != PAD).sum()
 
     def evaluations(self):

@@ -1,7 +1,7 @@
 """Run the examples of the public names' docstrings: `python tests/examples_run.py`; tests/test_examples.py starts it in
-a process of its own.
+a separate process.
 
-Examples define methods, which stay in the registry of the process that ran them.
+Examples define methods, which remain in the registry of their process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def public() -> dict[str, object]:
-    """Return every public name but the methods, whose pages have the examples."""
+    """Return every public name except the methods, whose pages have the examples."""
     from headwise import methods
 
     found = {}
@@ -28,7 +28,7 @@ def public() -> dict[str, object]:
 
 
 def main() -> int:
-    """Run all examples; give 1 where a name has none or one fails."""
+    """Run all examples; return 1 if a name has none or one fails."""
     runner, finder = doctest.DocTestRunner(optionflags=FLAGS), doctest.DocTestParser()
     wrong = []
     for name, found in public().items():

@@ -1,4 +1,4 @@
-"""Which part of a grid every round of tests walks; `make test-all` walks the rest too."""
+"""The part of a grid that every test run covers; `make test-all` also covers the rest."""
 
 from collections.abc import Collection, Iterable
 
@@ -6,13 +6,13 @@ import pytest
 
 
 def part_of_grid(values: Iterable, kept: Collection) -> list:
-    """Return all values as parameters, those that are not kept marked `grid`; a tuple gives several arguments."""
+    """Return all values as parameters, those that are not kept marked `grid`; a tuple means several arguments."""
     return [value if value in kept else pytest.param(*_several(value), marks=pytest.mark.grid) for value in values]
 
 
-def asked(request, *names):
+def requested(request, *names):
     """Return the parameters of the chosen tests of a module fixture's file that have all these names, so that it
-    computes no others."""
+    does not compute others."""
     items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     found = [tuple(item.callspec.params.get(name) for name in names) for item in items]
     return sorted({one for one in found if None not in one})

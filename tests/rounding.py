@@ -1,4 +1,4 @@
-"""One tolerance for figures that two kernels give, or one kernel on two layouts: their bits differ between
+"""One tolerance for figures from two kernels, or from one kernel on two layouts: their bits differ between
 processors."""
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 TOLERANCE = 2e-6
 
 
-def assert_same_to_rounding(got: Tensor, wanted: Tensor) -> None:
-    """Compare to 2e-6 of the largest number, or of 1 where all are smaller."""
-    largest = max(1.0, float(wanted.detach().abs().max()))
-    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE * largest)
+def assert_same_to_rounding(got: Tensor, expected: Tensor) -> None:
+    """Compare to 2e-6 of the largest number, or of 1 if all are smaller."""
+    largest = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE * largest)

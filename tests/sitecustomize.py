@@ -1,4 +1,4 @@
-"""Lets subprocesses of the tests import torchvision: its operators are stubbed when, and only when, it is imported."""
+"""Let subprocesses of the tests import torchvision: its operators are stubbed only when it is imported."""
 
 import sys
 
@@ -6,7 +6,7 @@ import tests_only  # noqa: F401
 
 
 class _StubFirst:
-    """Imports the stub just before torchvision itself is looked for."""
+    """Imports the stub just before torchvision itself is searched for."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":

@@ -34,7 +34,7 @@ def text(tmp_path):
 
 
 def run(name, *arguments, monkeypatch):
-    """Run a script in this process and give what it leaves."""
+    """Run a script in this process and return its globals."""
     script = ROOT / "examples" / "at_home" / name
     monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
     left = runpy.run_path(str(script), run_name="__main__")
@@ -101,7 +101,7 @@ def test_lightning(tmp_path, text, monkeypatch):
     assert left["methods"].regularized.step == 3
 
 
-# timm leaves the files of its images to the garbage collection
+# timm leaves closing the files of its images to garbage collection
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_timm(tmp_path, monkeypatch):
     from PIL import Image
@@ -117,7 +117,7 @@ def test_timm(tmp_path, monkeypatch):
     left["watch"].remove()
 
 
-# peft asks diffusers' models for what these rename
+# peft reads attributes of diffusers' models that these renamed
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_diffusers_lora(monkeypatch):
     pytest.importorskip("diffusers")
@@ -127,7 +127,7 @@ def test_diffusers_lora(monkeypatch):
     left["watch"].remove()
 
 
-# make test shards in tests/integration/test_distributed.py
+# make test covers sharding in tests/integration/test_distributed.py
 @pytest.mark.grid
 def test_fsdp2_in_two_processes(text):
     with socket.socket() as free:
@@ -142,6 +142,6 @@ def test_fsdp2_in_two_processes(text):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=400) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert "step 0: loss" in said[0][0] and "figures of 2 layers were read" in said[0][0]
+    outputs = [process.communicate(timeout=400) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert "step 0: loss" in outputs[0][0] and "figures of 2 layers were read" in outputs[0][0]

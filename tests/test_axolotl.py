@@ -1,7 +1,7 @@
 """axolotl: the plugin under axolotl's own plugin manager and schema, in a run of transformers' Trainer.
 
-axolotl's own trainer cannot be imported without libraries of CUDA: transformers' Trainer, whose subclass it is, runs in
-its place.
+axolotl's own trainer cannot be imported without CUDA libraries: transformers' Trainer, whose subclass it is, replaces
+it.
 """
 
 import re
@@ -22,14 +22,14 @@ with warnings.catch_warnings():
     from axolotl.integrations.config import merge_input_args
     from axolotl.utils.dict import DictDefault
 
-# of torch on a machine without a GPU, and of peft, which asks a model for what transformers renames
+# of torch on a machine without a GPU, and of peft, which reads an attribute that transformers renamed
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument is set:UserWarning", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "at_home.md"
 NAME = "headwise.axolotl.HeadwisePlugin"
-# what axolotl asks of every YAML
+# keys that axolotl requires in every YAML
 BESIDE = {
     "base_model": "a-model",
     "datasets": [{"path": "rows", "type": "alpaca"}],
@@ -41,26 +41,26 @@ BESIDE = {
 
 
 def of_page():
-    """Return what the page shows."""
+    """Return the YAML of the page."""
     found = re.search(r"```yaml\n(plugins:.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return yaml.safe_load(found[1])
 
 
 @pytest.fixture
 def manager():
-    made = base.PluginManager.get_instance()
-    made.plugins.clear()
-    yield made
-    made.plugins.clear()
+    plugins = base.PluginManager.get_instance()
+    plugins.plugins.clear()
+    yield plugins
+    plugins.plugins.clear()
 
 
-def prepared(manager, given):
-    """Register plugins and check a YAML as axolotl does, and return its configuration."""
-    for name in given["plugins"]:
+def prepared(manager, settings):
+    """Register plugins, validate a YAML like axolotl, and return its configuration."""
+    for name in settings["plugins"]:
         manager.register(name)
-    assert [*manager.plugins] == given["plugins"]
+    assert [*manager.plugins] == settings["plugins"]
     _, schema = merge_input_args()
-    return DictDefault(schema(**BESIDE, **given).model_dump(exclude_none=True))
+    return DictDefault(schema(**BESIDE, **settings).model_dump(exclude_none=True))
 
 
 def llama():
@@ -78,7 +78,7 @@ ROWS = [
 
 
 def trained(manager, cfg, model, folder, **options):
-    """Walk through axolotl's hooks in its order, with a Trainer of transformers."""
+    """Call axolotl's hooks in its order, with transformers' Trainer."""
     from transformers import Trainer, TrainingArguments
 
     manager.post_model_load(cfg, model)
@@ -102,10 +102,10 @@ def trained(manager, cfg, model, folder, **options):
 
 
 def test_the_pages_yaml_trains_resumes_and_is_loaded(manager, tmp_path):
-    given = of_page()
-    given["headwise"]["watch"]["every"] = 2
-    given["headwise"]["methods"] += " + GatedOutput()"
-    cfg = prepared(manager, {**given, "output_dir": str(tmp_path)})
+    settings = of_page()
+    settings["headwise"]["watch"]["every"] = 2
+    settings["headwise"]["methods"] += " + GatedOutput()"
+    cfg = prepared(manager, {**settings, "output_dir": str(tmp_path)})
     model = llama()
     trained(manager, cfg, model, tmp_path)
     callback = manager.plugins[NAME].callback
@@ -115,9 +115,9 @@ def test_the_pages_yaml_trains_resumes_and_is_loaded(manager, tmp_path):
     assert back.step == 4 and back.methods == callback.regularized.methods
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():
-        here, there = (one.eval()(input_ids=ids).logits for one in (model, back.model))
-    torch.testing.assert_close(here, there)
-    # a run that goes on from the middle ends as this one
+        logits, loaded_logits = (one.eval()(input_ids=ids).logits for one in (model, back.model))
+    torch.testing.assert_close(logits, loaded_logits)
+    # a run resumed in the middle ends as this one
     again = llama()
     trained(manager, cfg, again, tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for (name, one), (_, other) in zip(model.named_parameters(), again.named_parameters(), strict=True):
@@ -139,7 +139,7 @@ def test_the_run_is_that_of_the_callback_alone(manager, tmp_path, monkeypatch):
     Trainer(plain, arguments, train_dataset=ROWS, callbacks=[callback]).train()
     for (name, one), (_, other) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
-    # without output_dir the folder is that of axolotl's own default
+    # without output_dir the folder is axolotl's default
     assert cfg.output_dir == "./model-out" and headwise.load_pretrained(llama(), tmp_path / "model-out").step == 4
 
 
@@ -154,22 +154,22 @@ def test_the_run_is_that_of_the_callback_alone(manager, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_section_is_told_before_the_model_is_loaded(manager, section, words):
-    given = {"plugins": [NAME], "headwise": section}
+    settings = {"plugins": [NAME], "headwise": section}
     with pytest.raises(ValueError, match=words):
-        prepared(manager, {key: value for key, value in given.items() if value is not None})
+        prepared(manager, {key: value for key, value in settings.items() if value is not None})
 
 
 def test_what_learns_beside_adapters_and_a_model_without_attention_are_refused(manager, tmp_path):
     peft = pytest.importorskip("peft")
-    given = {"plugins": [NAME], "headwise": {"methods": "GatedOutput()"}, "output_dir": str(tmp_path)}
+    settings = {"plugins": [NAME], "headwise": {"methods": "GatedOutput()"}, "output_dir": str(tmp_path)}
     adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    cfg = prepared(manager, given)
+    cfg = prepared(manager, settings)
     with pytest.raises(ValueError, match=r"GatedOutput.* learn parameters, and axolotl saves only the adapters"):
         manager.post_model_load(cfg, adapted)
     with pytest.raises(ValueError, match="reaches no attention layer of this Linear"):
         manager.post_model_load(cfg, torch.nn.Linear(2, 2))
     manager.plugins.clear()
-    cfg = prepared(manager, {**given, "headwise": {"methods": "DropHead(p=0.2)"}})
+    cfg = prepared(manager, {**settings, "headwise": {"methods": "DropHead(p=0.2)"}})
     trained(manager, cfg, adapted, tmp_path)
     assert manager.plugins[NAME].callback.regularized.step == 4
     assert (tmp_path / "adapter_model.safetensors").exists() and not (tmp_path / "headwise.json").exists()

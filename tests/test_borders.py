@@ -1,7 +1,7 @@
-"""The borders: private names of other libraries stand in `borders.py` alone, and each has a canary.
+"""The borders: private names of other libraries are only in `borders.py`, and each has a canary.
 
-A canary uses the name as headwise does. `make canaries` runs the canaries on the oldest versions that pyproject.toml
-allows, `make test` on the newest.
+A canary uses the name in the same way as headwise. `make canaries` runs the canaries on the oldest versions that
+pyproject.toml allows, `make test` on the newest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def private(dotted: str) -> bool:
 
 
 def foreign() -> set[str]:
-    """Return the private names of objects that headwise handles, which none of its own classes is taken to define."""
+    """Return the private names of objects that headwise handles, assumed not to be defined by its own classes."""
     holders = (nn.Module(), torch.zeros(()), torch.optim.SGD([torch.zeros((), requires_grad=True)]), torch)
     return {name for holder in holders for name in (*dir(holder), *vars(type(holder))) if PRIVATE.fullmatch(name)}
 
@@ -76,7 +76,7 @@ def is_self(node: ast.AST) -> bool:
 
 
 def of_classes_without_bases(tree: ast.AST) -> set[int]:
-    """Return the ids of the attributes of self in classes that inherit nothing, and so no private name either."""
+    """Return the ids of the attributes of self in classes that inherit nothing, and therefore no private name."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and not node.bases]
     attributes = (node for one in classes for node in ast.walk(one) if isinstance(node, ast.Attribute))
     return {id(node) for node in attributes if is_self(node.value)}
@@ -354,7 +354,7 @@ def stack():
 
 
 class Looking(nn.Module):
-    """Looks for its own call on the stack, as a compiled forward does after a graph break too."""
+    """Looks for its own call on the stack, like a compiled forward after a graph break."""
 
     def forward(self, x):
         self.look()
@@ -432,7 +432,7 @@ def test_a_marked_function_is_a_constant_of_a_graph():
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     zero = torch.zeros(1, dtype=torch.int64)
     with warnings.catch_warnings():
-        # torch.compile warns of what it cannot trace
+        # torch.compile warns about code that it cannot trace
         warnings.simplefilter("ignore")
         with pytest.raises(torch._dynamo.exc.Unsupported):
             compiled(zero)
@@ -655,10 +655,10 @@ def test_the_trainer_holds_the_labels_that_it_has_taken_out():
     class Enough(Exception):
         pass
 
-    held = []
+    calls = []
 
     def model(**inputs):
-        held.append((inputs, sys._getframe(1).f_locals[borders.LABELS]))
+        calls.append((inputs, sys._getframe(1).f_locals[borders.LABELS]))
         raise Enough
 
     labels = torch.ones(2)
@@ -666,7 +666,7 @@ def test_the_trainer_holds_the_labels_that_it_has_taken_out():
     trainer = MagicMock(label_smoother=object(), compute_loss_func=None, model_accepts_loss_kwargs=False)
     with pytest.raises(Enough):
         Trainer.compute_loss(trainer, model, {"labels": labels})
-    assert held == [({}, labels)]
+    assert calls == [({}, labels)]
 
 
 @canary("precision_of_process", "forget_precision")

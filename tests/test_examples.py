@@ -37,7 +37,7 @@ def test_the_examples_of_the_docstrings_run_and_every_public_name_has_one():
 
 
 def described(path: Path) -> list[tuple[str, str]]:
-    """Return each line of the arguments, attributes and errors of a file's docstrings, with whose it is."""
+    """Return each line of the arguments, attributes and errors of a file's docstrings, with its owner."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None

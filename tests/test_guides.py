@@ -1,4 +1,4 @@
-"""The guides in docs/ are followed to the letter, in a copy of the tree: files, edits, checks; and each touches one
+"""The guides in docs/ are followed to the letter in a copy of the tree: files, edits, checks. Each touches one
 room."""
 
 import os
@@ -14,7 +14,7 @@ from grids import part_of_grid
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
-# Guide, its room, and the commands that its reader is told to run.
+# Guide, its room, and the commands that it instructs the reader to run.
 GUIDES = {
     "add_a_method": (
         "methods",
@@ -61,8 +61,8 @@ GUIDES = {
 
 
 def edited(text, steps, where):
-    """Return the text after the steps of a diff: a line with a minus goes, one with a plus stands behind the line
-    before it."""
+    """Return the text after the steps of a diff: a line with a minus is removed, one with a plus is inserted after the
+    line before it."""
     lines, place = text.splitlines(), -1
     for step in steps:
         sign, line = step[:1], step[1:]
@@ -70,7 +70,7 @@ def edited(text, steps, where):
             place += 1
             lines.insert(place, line)
         else:
-            assert line in lines[place + 1 :], f"{where} has no line {line!r} behind line {place + 1}"
+            assert line in lines[place + 1 :], f"{where} has no line {line!r} after line {place + 1}"
             place = lines.index(line, place + 1)
             if sign == "-":
                 del lines[place]
@@ -79,7 +79,7 @@ def edited(text, steps, where):
 
 
 def follow(guide, tree):
-    """Do in a copy of the tree what a guide says; give the files it wrote and the code that is left to run."""
+    """Follow a guide in a copy of the tree; return the files it wrote and the remaining code to run."""
     written, code = [], []
     for kind, block in BLOCK.findall((ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")):
         first, _, rest = block.partition("\n")
@@ -114,16 +114,16 @@ def run(arguments, tree):
 
 
 def reinstall(package):
-    """Write the entry points of a package beside its sources, as `pip install -e` does."""
+    """Write the entry points of a package next to its sources, like `pip install -e`."""
     named = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = package / "src" / f"{named['name'].replace('-', '_')}.egg-info"
-    told.mkdir()
-    (told / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {named['name']}\nVersion: {named['version']}\n")
+    info = package / "src" / f"{named['name'].replace('-', '_')}.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {named['name']}\nVersion: {named['version']}\n")
     lines = [
         f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items())
         for group, points in named["entry-points"].items()
     ]
-    (told / "entry_points.txt").write_text("\n".join(lines))
+    (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize("guide", part_of_grid(GUIDES, ["add_a_method"]))

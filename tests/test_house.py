@@ -1,4 +1,4 @@
-"""The house: every file stands on a floor, imports point down, and no files import each other in a circle."""
+"""The house: every file is on a floor, imports point down, and no files import each other in a cycle."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_imports_point_down(plan):
 
 def test_no_files_import_each_other(plan):
     wrong = plan.House().circles()
-    assert not wrong, "imports on a circle:\n" + "\n".join(map(str, wrong))
+    assert not wrong, "imports in a cycle:\n" + "\n".join(map(str, wrong))
 
 
 def test_no_folders_import_each_other(plan):

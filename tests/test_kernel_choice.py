@@ -1,4 +1,4 @@
-"""Which kernel a small call takes depends on what the method's matrix-free form is, and not on the processor."""
+"""The kernel of a small call depends on the kind of the method's matrix-free form, not on the processor."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A test file that leaves a patch to the next one fails, and is named."""
+"""A test file that leaves a patch behind for the next one fails, and is named."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ FILES = {
         def test_replace():
             F.scaled_dot_product_attention = lambda *args: None
         """,
-        "in the place of F.scaled_dot_product_attention",
+        "instead of F.scaled_dot_product_attention",
     ),
     "a model thrown away": (
         """
@@ -46,8 +46,8 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """Run all files in one process, and give what is told of each: its outcome, and the words of its failure."""
+def reports(tmp_path_factory):
+    """Run all files in one process, and return the report on each: its outcome, and the text of its failure."""
     folder = tmp_path_factory.mktemp("leaking")
     for left, (code, _) in FILES.items():
         (folder / f"test_{left.replace(' ', '_')}.py").write_text(textwrap.dedent(code))
@@ -60,7 +60,7 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("left", FILES)
-def test_a_file_that_leaves_something_behind_fails_and_is_named(left, told):
+def test_a_file_that_leaves_something_behind_fails_and_is_named(left, reports):
     name, words = f"test_{left.replace(' ', '_')}.py", FILES[left][1]
-    assert (f"{name} leaves behind" in told) == bool(words), told
-    assert words in told
+    assert (f"{name} leaves behind" in reports) == bool(words), reports
+    assert words in reports

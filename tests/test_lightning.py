@@ -1,5 +1,5 @@
-"""Lightning: the callback's training is the plain loop's, goes on from a checkpoint, and refuses what would do
-nothing."""
+"""Lightning: the callback's training equals the plain loop's, resumes from a checkpoint, and refuses settings without
+effect."""
 
 import warnings
 
@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 
 from headwise.lightning import HeadwiseCallback
 
-# Lightning's advice on workers, loggers and intervals is no matter of these tests; what headwise says stays an error.
+# Lightning's advice on workers, loggers and intervals is not tested here; headwise's own warnings remain errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:::lightning"),
     pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning", "ignore:.*LeafSpec:FutureWarning"),
@@ -73,7 +73,7 @@ METHODS = (DropHead(p=0.4), EntropyPenalty(strength=0.5), GatedOutput())
 
 
 def plain_loop(accumulate=1):
-    """Return what a loop of three lines makes of the same model, batches and methods."""
+    """Return the result of a loop with three lines of headwise on the same model, batches and methods."""
     module = Plain()
     handle = headwise.regularize(module.encoder.train(), *METHODS, seed=7)
     optimizer = module.configure_optimizers()
@@ -93,25 +93,25 @@ def same(one, other):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_training_is_that_of_the_plain_loop(accumulate):
-    wanted, handle = plain_loop(accumulate)
+    expected, handle = plain_loop(accumulate)
     module, callback = Plain(), HeadwiseCallback(*METHODS, seed=7)
     own = dict(module.__dict__)
     trainer(callback, accumulate_grad_batches=accumulate).fit(module, LOADER)
     assert callback.regularized.model is module.encoder
     assert callback.regularized.step == 6 // accumulate and callback.regularized.state() == handle.state()
-    same(module, wanted)
+    same(module, expected)
     assert "training_step" in vars(Plain) and "training_step" not in module.__dict__, own.keys()
     assert torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])._optimizer_step_post_hooks == {}
 
 
 def test_validation_takes_no_part(tmp_path):
-    wanted, _ = plain_loop()
+    expected, _ = plain_loop()
     module, log = Plain(), headwise.JsonLines(tmp_path / "health.jsonl")
     callback = HeadwiseCallback(*METHODS, seed=7, watch={"every": 2, "log": log, "on_alert": None})
     trainer(callback, val_check_interval=2, num_sanity_val_steps=1).fit(module, LOADER, FEW)
-    same(module, wanted)
+    same(module, expected)
     assert len(module.losses) > 6
-    # of the steps that were trained, and of no other
+    # only of the steps that were trained
     assert {record["step"] for record in callback.watch.records()} == {0, 2, 4} and callback.watch.removed
     # the last validation is that of the regularized model in evaluation
     callback.regularized.model.eval()
@@ -120,10 +120,10 @@ def test_validation_takes_no_part(tmp_path):
 
 
 def test_manual_optimization_is_that_of_the_plain_loop_where_it_reads_the_penalties():
-    wanted, handle = plain_loop()
+    expected, handle = plain_loop()
     module, callback = Plain(manual=True, penalties=True), HeadwiseCallback(*METHODS, seed=7)
     trainer(callback).fit(module, LOADER)
-    same(module, wanted)
+    same(module, expected)
     assert callback.regularized.state() == handle.state()
 
 
@@ -132,7 +132,7 @@ def test_manual_optimization_that_forgets_the_penalties_is_refused():
     with pytest.raises(RuntimeError, match=r"EntropyPenalty.* did nothing.*headwise.handle\(model\).loss\(\)"):
         trainer(HeadwiseCallback(EntropyPenalty(strength=0.5))).fit(module, LOADER)
     assert "training_step" not in module.__dict__
-    # methods without penalties ask for nothing
+    # methods without penalties need nothing
     callback = HeadwiseCallback(DropHead(p=0.4))
     trainer(callback).fit(Plain(manual=True), LOADER)
     assert callback.regularized.step == 6
@@ -166,18 +166,18 @@ def test_a_resumed_fit_ends_as_one_that_was_never_stopped(tmp_path):
     def run(epochs, **options):
         module = Plain()
         callback = HeadwiseCallback(*METHODS, seed=7, watch={"every": 4, "on_alert": None})
-        made = trainer(callback, max_epochs=epochs)
-        made.fit(module, LOADER, **options)
-        return module, callback, made
+        fitted = trainer(callback, max_epochs=epochs)
+        fitted.fit(module, LOADER, **options)
+        return module, callback, fitted
 
-    wanted, whole, _ = run(2)
+    expected, whole, _ = run(2)
     _, _, first = run(1)
     first.save_checkpoint(tmp_path / "half.ckpt")
     module, callback, _ = run(2, ckpt_path=tmp_path / "half.ckpt")
-    same(module, wanted)
+    same(module, expected)
     assert callback.regularized.state() == whole.regularized.state() and callback.regularized.step == 12
     assert {record["step"] for record in callback.watch.records()} == {8}
-    # the checkpoint alone, with a plain model
+    # only the checkpoint, with a plain model
     plain = Plain()
     trainer(HeadwiseCallback(*METHODS)).validate(plain, LOADER, ckpt_path=tmp_path / "half.ckpt", verbose=False)
     gates = [parameter for name, parameter in plain.named_parameters() if "gate" in name.lower() or "headwise" in name]
@@ -235,7 +235,7 @@ def test_a_step_that_is_skipped_takes_its_penalties_along():
 
 
 class Loose(Plain):
-    """Its training step calls the layers by themselves, and no forward around them."""
+    """Its training step calls the layers directly, not through a forward around them."""
 
     def loss(self, batch):
         for layer in self.encoder.layers:

@@ -1,5 +1,5 @@
-"""No test asserts how many seconds something takes, nor waits for less than a minute: a busy machine would fail it.
-Ratios inside one run and counts are fine."""
+"""No test asserts how many seconds something takes, or waits for less than a minute: it would fail on a busy machine.
+Ratios within one run and counts are fine."""
 
 import ast
 from pathlib import Path
@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# what reads a clock, and names of outcomes that hold what it read
+# functions that read a clock, and names of outcomes that contain its value
 CLOCKS = ("perf_counter", "monotonic", "process_time", "time", "perf_counter_ns", "monotonic_ns")
 SECONDS = ("seconds", "elapsed", "duration")
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 ARITHMETIC = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
-# calls that fail a test when their time is over; a time of 0 asks and does not wait
+# calls that fail a test when their time is over; with a time of 0 they do not wait
 WAITS = ("run", "call", "check_call", "check_output", "communicate", "wait", "wait_for", "wait_procs", "join", "result")
 LEAST = 60
 
 
 def timed(tree):
-    """Return the lines of a test that compare a time with a number written there, or wait for less than a minute."""
+    """Return the lines of a test that compare a time with a literal number, or wait for less than a minute."""
     limits = [node for scope in _scopes(tree) for node in _limits(scope)]
     return sorted({node.lineno for node in [*limits, *_short_waits(tree)]})
 
@@ -43,7 +43,7 @@ def _limits(scope):
 
 
 def _checks(scope):
-    """Return what a test asserts, also by `if ...: pytest.fail()` and `if ...: raise`."""
+    """Return the assertions of a test, including `if ...: pytest.fail()` and `if ...: raise`."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and any(_fails(inner) for inner in node.body)):
             yield node.test
@@ -61,8 +61,8 @@ def _fails(node):
 def _short_waits(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) in WAITS:
-            given = [word.value for word in node.keywords if word.arg in ("timeout", "seconds")]
-            if any(_is_number(value) and _number(value) < LEAST for value in given):
+            values = [word.value for word in node.keywords if word.arg in ("timeout", "seconds")]
+            if any(_is_number(value) and _number(value) < LEAST for value in values):
                 yield node
 
 
@@ -71,7 +71,7 @@ def _called(node):
 
 
 def _is_about(node):
-    """pytest.approx of a written number."""
+    """Return whether a node is pytest.approx of a literal number."""
     return isinstance(node, ast.Call) and _called(node) == "approx" and any(map(_is_number, node.args[:1]))
 
 
@@ -108,14 +108,14 @@ def _reads_clock(node):
         return called.value.id == "time" and called.attr in CLOCKS
     if not isinstance(called, ast.Name):
         return False
-    # the least or the greatest of several times is a time
+    # the minimum or maximum of several times is a time
     if called.id in ("min", "max", "sum", "median"):
         return any(isinstance(inner, ast.Call) and _reads_clock(inner) for arg in node.args for inner in ast.walk(arg))
     return called.id in {*CLOCKS, *SECONDS} - {"time"}
 
 
 def _names_of_times(scope):
-    """Return the names that hold a time: of a clock, of a difference of such, or by their word."""
+    """Return the names of variables that hold a time: of a clock, of a difference of times, or by their name."""
     found = set(SECONDS)
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign) and _is_time(node.value, found):
@@ -131,7 +131,7 @@ def _names_of_times(scope):
 def test_no_time_is_held_against_a_number(path):
     found = timed(ast.parse(path.read_text()))
     assert not found, (
-        f"{path.relative_to(TESTS.parent)}, lines {found}: compare two times of one run, or count what is done"
+        f"{path.relative_to(TESTS.parent)}, lines {found}: compare two times of one run, or count operations"
     )
 
 

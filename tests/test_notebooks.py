@@ -1,4 +1,4 @@
-"""Pages of the site as notebooks: each is whole, and one is run as it is downloaded, without a network."""
+"""Pages of the site as notebooks: each is complete, and one is run as downloaded, without a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = sorted(path.stem for path in DOCS.glob("*.md") if "file_format: mystnb" in path.read_text(encoding="utf-8"))
-# what asks for another machine fails
+# connections to other machines fail
 OFFLINE = """
 import socket
 whole = socket.socket.connect
@@ -36,8 +36,8 @@ def notebooks():
 
 def test_the_guides_of_the_first_hour_have_notebooks(notebooks):
     assert [path.stem for path in notebooks.pages()] == GUIDES
-    wanted = {"start", "training_script", "trainer", "own_task", "own_method", "my_loss_exploded", "fine_tuning"}
-    assert wanted <= {*GUIDES}
+    expected = {"start", "training_script", "trainer", "own_task", "own_method", "my_loss_exploded", "fine_tuning"}
+    assert expected <= {*GUIDES}
 
 
 @pytest.mark.parametrize("name", GUIDES)

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, what its metadata says, and that an empty environment with torch alone can import it."""
+"""The wheel: its content, its metadata, and that an empty environment with only torch can import it."""
 
 import re
 import shutil
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy: a build leaves its folder behind, and what lies there from an earlier one gets into the wheel.
+    # A copy: a build leaves its folder behind, and files from an earlier build would get into the wheel.
     tree = folder / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    # The build's own environment would be downloaded: setuptools stands in this one.
+    # The build's own environment would be downloaded: setuptools is in this one.
     command = [
         sys.executable,
         "-m",
@@ -51,24 +51,24 @@ def test_the_wheel_holds_the_pages_and_no_tests(wheel):
 
 def test_the_wheels_metadata_is_what_an_index_shows(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
-    told = Parser().parsestr(wheel.read(name).decode())
-    assert told["Version"] == headwise.__version__
-    assert {"Programming Language :: Python :: 3.11", "Typing :: Typed"} <= set(told.get_all("Classifier"))
-    assert told["License-Expression"] or told["License"]
-    # Torch alone: everything else is an extra.
-    plain = [line for line in told.get_all("Requires-Dist") if "extra ==" not in line]
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    assert metadata["Version"] == headwise.__version__
+    assert {"Programming Language :: Python :: 3.11", "Typing :: Typed"} <= set(metadata.get_all("Classifier"))
+    assert metadata["License-Expression"] or metadata["License"]
+    # Only torch: everything else is an extra.
+    plain = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [re.match(r"[\w-]+", line).group() for line in plain] == ["torch"]
 
 
 def test_the_description_on_an_index_has_no_picture_or_link_that_leads_nowhere(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
-    told = Parser().parsestr(wheel.read(name).decode())
-    shown = told.get_payload()
-    assert told["Description-Content-Type"] == "text/markdown"
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    shown = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
     assert shown.startswith("# headwise\n") and "## Twenty lines" in shown and "[![" not in shown
     targets = re.findall(r"\]\(([^)]*)\)", shown)
     assert all(target.startswith(("https://", "http://", "#")) for target in targets), targets
-    # the words of links stay, and the README itself has both
+    # the text of links is kept, and the README itself has both
     written = (ROOT / "README.md").read_text(encoding="utf-8")
     assert 'src="docs/report.png"' in written and "](docs/start.md)" in written and "your first ten minutes" in shown
     assert "<!--" not in shown and "docs/report" not in shown

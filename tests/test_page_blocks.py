@@ -1,5 +1,5 @@
-"""Python blocks of pages that no cell runs: they run as they are written, beside small stand-ins for what a reader
-has."""
+"""Python blocks of pages that no cell runs: they run unchanged, with small stand-ins for the reader's own
+objects."""
 
 from __future__ import annotations
 

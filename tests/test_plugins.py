@@ -1,4 +1,4 @@
-"""A stranger's package: installed from a wheel, its method, statistic, task and study are found by name."""
+"""A third-party package: installed from a wheel, its method, statistic, task and study are found by name."""
 
 import os
 import subprocess
@@ -81,24 +81,24 @@ brightness = my_attention
 
 
 def write_wheel(folder, name="my_attention", code=CODE, entry_points=ENTRY_POINTS):
-    """Write a wheel of one module; give its path."""
-    wheel, told = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    """Write a wheel of one module; return its path."""
+    wheel, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
     files = {
         f"{name}.py": code,
-        f"{told}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n",
-        f"{told}/WHEEL": "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{told}/entry_points.txt": entry_points,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": entry_points,
     }
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, textwrap.dedent(text))
-        archive.writestr(f"{told}/RECORD", "".join(f"{path},,\n" for path in (*files, f"{told}/RECORD")))
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD")))
     return wheel
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Install the wheel into a folder of its own, and give a function that runs Python with it."""
+    """Install the wheel into a separate folder, and return a function that runs Python with it."""
     folder = tmp_path_factory.mktemp("installed")
     install(write_wheel(folder), folder / "site")
 
@@ -134,9 +134,9 @@ def install(wheel, site):
 
 
 def test_its_method_is_listed_and_parsed(installed):
-    told = installed("-m", "headwise", "methods")
-    assert "HalvedWeights(share=0.5)\n    Halves the attention weights." in told
-    assert "DropHead(p=0.2)" in told
+    output = installed("-m", "headwise", "methods")
+    assert "HalvedWeights(share=0.5)\n    Halves the attention weights." in output
+    assert "DropHead(p=0.2)" in output
     assert "HalvedWeights(share=0.25)" in installed(
         "-c", "import headwise; print(headwise.parse('HalvedWeights(share=0.25)'))"
     )
@@ -144,7 +144,7 @@ def test_its_method_is_listed_and_parsed(installed):
 
 
 def test_its_statistic_is_read_while_training(installed):
-    told = installed(
+    output = installed(
         "-c",
         """
 import headwise, torch
@@ -155,13 +155,13 @@ watched.step()
 print({record["statistic"] for record in watched.records()})
 """,
     )
-    assert "key_norm" in told
+    assert "key_norm" in output
 
 
 def test_its_study_is_listed_and_runs(installed, tmp_path):
-    told = installed("-m", "headwise", "studies")
-    assert "brightness\n    Does halving the weights help to see light?" in told
-    assert "digits\n" in told
+    output = installed("-m", "headwise", "studies")
+    assert "brightness\n    Does halving the weights help to see light?" in output
+    assert "digits\n" in output
     installed("-m", "headwise", "compare", "brightness", "--jobs", "1", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").is_file()
 
@@ -182,19 +182,19 @@ def test_a_broken_package_is_named(installed, tmp_path):
         tmp_path, "broken", "raise RuntimeError('no licence')", "[headwise.studies]\nbroken-study = broken\n"
     )
     install(wheel, tmp_path / "site")
-    told = installed("-m", "headwise", "compare", "broken-study", code=1, site=tmp_path / "site")
-    assert "broken-study of the package broken cannot be loaded" in told
-    assert "RuntimeError: no licence" in told
-    assert "Repair or uninstall broken" in told
+    output = installed("-m", "headwise", "compare", "broken-study", code=1, site=tmp_path / "site")
+    assert "broken-study of the package broken cannot be loaded" in output
+    assert "RuntimeError: no licence" in output
+    assert "Repair or uninstall broken" in output
 
 
 def test_two_packages_with_one_name_are_both_named(installed, tmp_path):
     for name in ("first", "second"):
         install(write_wheel(tmp_path, name, "STUDY = None", f"[headwise.studies]\nsame = {name}\n"), tmp_path / "site")
-    told = installed("-m", "headwise", "compare", "same", code=1, site=tmp_path / "site")
-    assert "first (first)" in told
-    assert "second (second)" in told
-    assert "Uninstall one of them" in told
+    output = installed("-m", "headwise", "compare", "same", code=1, site=tmp_path / "site")
+    assert "first (first)" in output
+    assert "second (second)" in output
+    assert "Uninstall one of them" in output
 
 
 def test_a_study_of_a_package_that_is_not_installed_says_which(monkeypatch):
@@ -212,5 +212,5 @@ def test_the_list_of_the_papers_studies_is_that_of_their_package():
 
     from headwise.studies.registry import PAPERS
 
-    told = tomllib.loads((Path(__file__).parents[1] / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
-    assert sorted(told["project"]["entry-points"]["headwise.studies"]) == sorted(PAPERS)
+    project = tomllib.loads((Path(__file__).parents[1] / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert sorted(project["project"]["entry-points"]["headwise.studies"]) == sorted(PAPERS)

@@ -1,4 +1,4 @@
-"""The public names: what type checkers see, what a star import gives, and which extra brings what is missing."""
+"""The public names: for type checkers and star imports, and the extra that installs a missing library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(headwise.__file__).parent
 
 
 def declared_names(path: Path) -> set[str]:
-    """Return the names that the file imports under TYPE_CHECKING, and those of the room that it takes whole."""
+    """Return the names that the file imports under TYPE_CHECKING, and those of the room that it imports completely."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (guarded,) = [n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
     imports = [found for found in guarded.body if isinstance(found, ast.ImportFrom)]
@@ -102,8 +102,10 @@ def test_comparing_is_a_function() -> None:
 @pytest.mark.parametrize(("name", "library"), [("Task", "pydantic"), ("Study", "pydantic"), ("compare", "filelock")])
 def test_a_missing_library_of_studies_is_named_with_its_extra(name: str, library: str) -> None:
     done = run_without({library}, f"from headwise.study import {name}")
-    said = f"ImportError: headwise.study.{name} needs {library}, which is not installed: pip install 'headwise[study]'."
-    assert said in done.stderr
+    message = (
+        f"ImportError: headwise.study.{name} needs {library}, which is not installed: pip install 'headwise[study]'."
+    )
+    assert message in done.stderr
 
 
 RIGHT = """
@@ -136,9 +138,9 @@ def two_programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def lines_with_errors(said: str) -> set[tuple[str, str]]:
+def lines_with_errors(output: str) -> set[tuple[str, str]]:
     """Return file name and line of each error that a type checker printed."""
-    errors = [line.strip() for line in said.splitlines() if " error: " in line]
+    errors = [line.strip() for line in output.splitlines() if " error: " in line]
     return {(Path(line.split(":")[0]).name, line.split(":")[1]) for line in errors}
 
 
@@ -148,7 +150,7 @@ WANTED = {("wrong.py", "4"), ("wrong.py", "5")}
 @pytest.mark.slow
 def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
     pytest.importorskip("mypy")
-    # Libraries are taken for Any: reading torch alone costs a minute.
+    # Libraries are treated as Any: reading torch alone takes a minute.
     (two_programs / "mypy.ini").write_text(
         f"[mypy]\nmypy_path = {SOURCE.parent}\ncache_dir = {two_programs / 'cache'}\nfollow_imports = silent\n"
         "ignore_missing_imports = true\n[mypy-torch.*,transformers.*,numpy.*,pydantic.*,scipy.*]\nfollow_imports = "

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and names only what exists."""
+"""The README's example runs unchanged, and names only what exists."""
 
 import os
 import re
@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def a_user_runs(*arguments):
-    """Run Python as a user of this environment does: without the tests on the path."""
+    """Run Python like a user of this environment, without the tests on the path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
@@ -49,16 +49,16 @@ def test_make_demo_runs_the_example():
     assert len(re.findall(r"^\d(?: +\d+\.\d{3}){4}$", printed, re.MULTILINE)) == 4
     assert max(map(len, printed.splitlines())) <= 80
     following = re.search(r"\.venv/bin/headwise (compare .*?)\n    then", printed, re.DOTALL)[1].replace("\\\n", " ")
-    told = a_user_runs("-m", "headwise", *shlex.split(following), "--help")
-    assert told.returncode == 0 and "--epochs" in told.stdout, told.stderr
+    help_text = a_user_runs("-m", "headwise", *shlex.split(following), "--help")
+    assert help_text.returncode == 0 and "--epochs" in help_text.stdout, help_text.stderr
 
 
 def test_every_target_says_what_it_takes_and_where_the_result_is():
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     names = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split()
     for name in {*names} - {"clean"}:
-        said = re.search(rf'^{name}:.*\n\t@echo "(make {name}: .+)"$', text, re.MULTILINE)
-        assert said and len(said[1]) <= 80 and re.search(r"here|result:|writes", said[1]), name
+        line = re.search(rf'^{name}:.*\n\t@echo "(make {name}: .+)"$', text, re.MULTILINE)
+        assert line and len(line[1]) <= 80 and re.search(r"here|result:|writes", line[1]), name
 
 
 def test_linked_files_exist():

@@ -1,4 +1,4 @@
-"""What stands around the code: workflows, and files that a forge, an index or a reader of links looks for."""
+"""Files around the code: workflows, and files that a forge, an index or a link checker looks for."""
 
 import re
 import subprocess
@@ -14,14 +14,14 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_run_what_the_makefile_has_and_may_only_read(path):
-    said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert said["permissions"] == {"contents": "read"}
-    steps = [step for job in said["jobs"].values() for step in job["steps"]]
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     commands = " ".join(step.get("run", "") for step in steps)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(re.findall(r"\bmake ([\w-]+)", commands)) <= set(targets)
     assert all("uses" in step or "run" in step for step in steps)
-    assert all(job["timeout-minutes"] <= 90 for job in said["jobs"].values())
+    assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
 
 
 def test_there_are_workflows_for_tests_docs_and_wheels():
@@ -40,13 +40,13 @@ def test_the_citation_names_the_source_of_every_method():
     from headwise.core.method import REGISTRY
 
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    said = yaml.safe_load(text)
+    citation = yaml.safe_load(text)
     assert not re.search(r"[{}\\]", text)
-    for one in said["references"]:
+    for one in citation["references"]:
         assert {"type", "title", "authors", "year", "url", "notes"} <= {*one}, one
         assert one["authors"], one
-    urls = " ".join(one["url"] for one in said["references"])
-    named = {name for one in said["references"] for name in re.findall(r"\w+", one["notes"])}
+    urls = " ".join(one["url"] for one in citation["references"])
+    named = {name for one in citation["references"] for name in re.findall(r"\w+", one["notes"])}
     assert {*methods.__all__} <= named
     for name in methods.__all__:
         for number in re.findall(r"\b\d{4}\.\d{5}\b", REGISTRY[name].paper):
@@ -64,6 +64,14 @@ def test_links_lead_to_files(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_paths_named_for_contributors_exist():
+    said = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    where = said.split("## Where things go")[1].split("\n## ")[0]
+    paths = re.findall(r"`((?:src|papers|tests)/[\w/.]+)`", where)
+    assert len(paths) >= 16
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("folder", [".", "papers"])

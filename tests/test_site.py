@@ -1,5 +1,5 @@
-"""The site: links of what is written, the check of what is built, and what is made from the registry and the kept
-results."""
+"""The site: links of the written pages, the check of the built site, and the pages generated from the registry and the
+kept results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADDRESS = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(:\d+)?(/\S*)?$")
 
 @pytest.fixture(scope="module")
 def site():
-    # behind the session's own paths, so that no test finds another module of these names
+    # after the session's own paths, so that no test finds another module of these names
     added = [str(DOCS / "site"), str(DOCS)]
     sys.path.extend(added)
     import check_links
@@ -42,7 +42,7 @@ def site():
 
 
 def links(path: Path) -> list[str]:
-    """Return the targets of the links of a Markdown file, code left out."""
+    """Return the targets of the links of a Markdown file, without code."""
     text = re.sub(r"^```(?!\{include).*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
 
@@ -54,7 +54,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def made_by_the_build() -> set[Path]:
-    """Return the pages that stand in docs/generated once the site is built."""
+    """Return the pages that are in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "gallery.md"}
     pages |= {DOCS / "generated" / "methods" / f"{name}.md" for name in (*methods.__all__, "index")}
     return pages | {
@@ -90,8 +90,8 @@ def test_links_of_what_is_written_lead_somewhere(path):
 
 def test_the_names_that_the_build_makes_are_those_that_links_may_have(site, tmp_path):
     site["reference"].write(tmp_path / "api")
-    made = {DOCS / "generated" / "api" / path.name for path in (tmp_path / "api").iterdir()}
-    assert made == {path for path in made_by_the_build() if path.parent.name == "api"}
+    written = {DOCS / "generated" / "api" / path.name for path in (tmp_path / "api").iterdir()}
+    assert written == {path for path in made_by_the_build() if path.parent.name == "api"}
     text = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "api").glob("*.md"))
     for name in [name for name in dir(headwise) if name not in methods.__all__ and name != "__version__"]:
         assert len(re.findall(rf"auto\w+:: headwise\.{name}\n", text)) == 1, name
@@ -112,22 +112,22 @@ def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):
     assert all(cell.strip() for row in rows for cell in row)
     headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
     assert headings == [*STATISTICS, *WEIGHT_STATISTICS]
-    # a stroke of a formula is no border of the table
+    # a stroke of a formula is not a border of the table
     assert {len(row) for row in rows} == {2, 3} and r"\|i − j\|" in text
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "problem"),
     [
-        ('<a href="absent.html">x</a>', "there is no such file"),
-        ('<a href="#absent">x</a>', "there is no such place"),
-        ('<a href="other.html#absent">x</a>', "there is no such place"),
-        ('<a href="https://">x</a>', "is no address"),
-        ('<img src="absent.svg">', "there is no such file"),
+        ('<a href="absent.html">x</a>', "the file does not exist"),
+        ('<a href="#absent">x</a>', "the place does not exist"),
+        ('<a href="other.html#absent">x</a>', "the place does not exist"),
+        ('<a href="https://">x</a>', "is not an address"),
+        ('<img src="absent.svg">', "the file does not exist"),
         ('<script src="https://example.org/x.js"></script>', "is loaded from elsewhere"),
     ],
 )
-def test_a_link_of_the_built_site_that_leads_nowhere_is_named(site, tmp_path, body, said):
+def test_a_link_of_the_built_site_that_leads_nowhere_is_named(site, tmp_path, body, problem):
     (tmp_path / "other.html").write_text(
         '<h1 id="here">x</h1><a href="#here">y</a> <a href="https://example.org/z">z</a>'
     )
@@ -135,7 +135,7 @@ def test_a_link_of_the_built_site_that_leads_nowhere_is_named(site, tmp_path, bo
     assert site["links"].problems(tmp_path) == []
     (tmp_path / "page.html").write_text(body)
     (found,) = site["links"].problems(tmp_path)
-    assert found.startswith("page.html: ") and said in found
+    assert found.startswith("page.html: ") and problem in found
     assert site["links"].main([str(tmp_path)]) == 1
 
 
@@ -151,9 +151,9 @@ def test_an_empty_site_is_no_good_site(site, tmp_path):
 
 
 def test_every_method_has_its_formula_and_says_when_to_use_it(site):
-    said = site["methods"].entries()
-    assert {*said} == {*methods.__all__}, "docs/site/methods.toml has an entry for each method: formula and when"
-    for name, one in said.items():
+    texts = site["methods"].entries()
+    assert {*texts} == {*methods.__all__}, "docs/site/methods.toml has an entry for each method: formula and when"
+    for name, one in texts.items():
         assert {"family", "formula", "when"} <= {*one} <= {"family", "formula", "when", "picture"}, name
         assert headwise.parse(one.get("picture", name))[0].__class__ is REGISTRY[name]
 
@@ -176,17 +176,17 @@ def test_a_method_page_shows_every_study_in_which_the_method_ran_and_says_no_mor
     page = (DOCS / "results" / "digits" / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"\| `DropHead\(p=0.2\)` \|[^|]+\| ([^|]+) \|", page)[1]
     assert digits[4].replace(" points", "").strip() == shown and digits[5].strip() == "better"
-    # an arm that trains longer is held against the plain model that does; a premise that failed stands in the row
+    # an arm that trains longer is compared with the plain model that does; a failed premise is in the row
     longer = next(row for row in read("NeuTRENO") if "NeuTRENO(strength=0.6) \\| steps=100`" in row[1])
     assert longer[2].strip() == "`baseline \\| steps=100`" and longer[4].startswith(" +")
     assert all("a premise failed" in row[5] for row in read("SigmaReparam") if "sigma-simclr" in row[-1])
-    # a method of a calculation alone, and one that nothing ran
+    # a method that is only in a calculation, and one that was never run
     assert (
         "[sigma-bound]" in method_results.results_of("SigmaReparam")
         and method_results.results_of("SpectralCap") == method_results.NONE
     )
-    told = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
-    assert not [name for name, one in site["methods"].entries().items() if told.search(one["when"])]
+    claims = re.compile(r"\b(helped|best|better|beats|wins|outperforms|digits|CIFAR|ImageNet)\b")
+    assert not [name for name, one in site["methods"].entries().items() if claims.search(one["when"])]
 
 
 def test_notes_on_searches_stand_in_no_list_of_pages(site, tmp_path):
@@ -198,19 +198,19 @@ def test_notes_on_searches_stand_in_no_list_of_pages(site, tmp_path):
     assert not [text for text in lists if re.search(r"^results/.*(search|quick|pre)$", text, re.MULTILINE)]
 
 
-# make docs writes the pages of all
+# make docs writes all pages
 @pytest.mark.parametrize(
     "name", part_of_grid(methods.__all__, ("DropHead", "DropKey", "EntropyPenalty", "SigmaReparam"))
 )
 def test_the_page_of_a_method_has_picture_code_and_cost(site, tmp_path, name):
     pages = site["methods"]
-    said = pages.entries()[name]
-    text = pages.page(name, said, tmp_path)
-    assert said["formula"] in text and REGISTRY[name].paper in text and "## The two forms" in text
+    texts = pages.entries()[name]
+    text = pages.page(name, texts, tmp_path)
+    assert texts["formula"] in text and REGISTRY[name].paper in text and "## The two forms" in text
     stages = [stage for stage in (*pages.STAGES, *pages.TWINS["read"]) if REGISTRY[name].overrides(stage)]
     assert stages and all(f"def {stage}(" in text for stage in stages)
-    # the picture shows something: the maps with the method differ from the plain ones by what can be seen
-    plain, seen, _ = pages.pictured(headwise.parse(said.get("picture", name))[0])
+    # the picture shows something: the maps with the method differ visibly from the plain ones
+    plain, seen, _ = pages.pictured(headwise.parse(texts.get("picture", name))[0])
     assert REGISTRY[name].only_rounding or (seen - plain).abs().max() >= 0.05 * plain.max()
     assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").count("<rect") == 4 * (100 + 1)
 
@@ -238,21 +238,21 @@ def test_a_method_page_shows_its_rows_of_the_league(site):
 def test_pictures_in_the_documentation_name_the_command_that_makes_them():
     drawn = [path for path in DOCS.rglob("*") if path.suffix in (".svg", ".png") and "generated" not in path.parts]
     assert drawn
-    said = {
+    texts = {
         folder: "\n".join(other.read_text(encoding="utf-8") for other in WRITTEN if other.parent == folder)
         for folder in {p.parent for p in WRITTEN}
     }
     results = DOCS / "results"
     for path in drawn:
-        text = said.get(path.parent, said[DOCS]) + said[ROOT]
-        # the dark twin of a picture is shown by whoever prefers it
+        text = texts.get(path.parent, texts[DOCS]) + texts[ROOT]
+        # the dark version of a picture is shown in dark mode
         assert path.name in text or path.name.replace("-dark", "") in text, f"{path} is shown nowhere"
         command = (
             r"python docs/keep_results\.py"
             if results in path.parents
             else r"python docs/(draw_house|picture_of_report|which_method)\.py"
         )
-        assert re.search(command, said[results] if results in path.parents else text), (
+        assert re.search(command, texts[results] if results in path.parents else text), (
             f"{path}: the command that makes it"
         )
 
@@ -286,8 +286,8 @@ def test_what_a_cell_printed_in_pieces_is_one_text(site):
         return {"output_type": "stream", "name": name, "text": text}
 
     shown = {"output_type": "display_data"}
-    made = streams.joined([piece("stderr", "bad"), piece("stdout", "model.la"), shown, piece("stdout", "yers\n")])
-    assert [(one.get("name"), one.get("text")) for one in made] == [
+    merged = streams.joined([piece("stderr", "bad"), piece("stdout", "model.la"), shown, piece("stdout", "yers\n")])
+    assert [(one.get("name"), one.get("text")) for one in merged] == [
         ("stdout", "model.layers\n"),
         ("stderr", "bad"),
         (None, None),

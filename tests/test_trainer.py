@@ -1,4 +1,4 @@
-"""transformers.Trainer: the callback and the loss function, gradient accumulation included."""
+"""transformers.Trainer: the callback and the loss function, including gradient accumulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 0.5
 
 
 def rows(count: int, tokens: int = 8, classes: int = 0) -> list[dict[str, Tensor]]:
-    """Make examples of unequal numbers of labels, so that a mean over micro batches is no mean over labels."""
+    """Return examples with different numbers of labels, so that a mean over micro batches is not a mean over labels."""
     g = torch.Generator().manual_seed(0)
     made = []
     for i in range(count):
@@ -34,14 +34,14 @@ def rows(count: int, tokens: int = 8, classes: int = 0) -> list[dict[str, Tensor
 
 
 def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=None, **settings):
-    """Make a Trainer that takes plain gradient steps, without clipping, decay or shuffling."""
-    given = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 1, **settings}
+    """Return a Trainer that takes plain gradient steps, without clipping, decay or shuffling."""
+    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 1, **settings}
     args = transformers.TrainingArguments(
         output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=RATE, lr_scheduler_type="constant",
         max_grad_norm=0.0,
-        report_to=given.pop("report_to", []), disable_tqdm=True, save_strategy=given.pop("save_strategy", "no"),
+        report_to=arguments.pop("report_to", []), disable_tqdm=True, save_strategy=arguments.pop("save_strategy", "no"),
         dataloader_pin_memory=False,
-        logging_steps=1, train_sampling_strategy="sequential", **given,
+        logging_steps=1, train_sampling_strategy="sequential", **arguments,
     )  # fmt: skip
     own = (
         {}
@@ -52,7 +52,7 @@ def trainer(model: nn.Module, data: list, folder, handle=None, base=None, cls=No
 
 
 def step_taken(before: nn.Module, after: nn.Module) -> dict[str, Tensor]:
-    """Return the gradients that plain steps have taken."""
+    """Return the gradients of plain steps that were taken."""
     old = dict(before.named_parameters())
     return {n: (old[n] - p).detach() / RATE for n, p in after.named_parameters()}
 
@@ -65,7 +65,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 
 def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Tell whether two sets of gradients agree."""
+    """Return whether two sets of gradients agree."""
     return all((a[n] - b[n]).abs().max() < 1e-5 for n in b)
 
 
@@ -93,7 +93,7 @@ def test_a_last_step_with_fewer_micro_batches_divides_by_their_number(tmp_path):
     for steps in (1, 2):
         model = copy.deepcopy(plain)
         handle = headwise.regularize(model, EntropyPenalty(strength=3.0))
-        # One epoch of one micro batch: the only step has one, whatever was asked for.
+        # One epoch of one micro batch: the only step has one, whatever was requested.
         trainer(
             model, rows(1), tmp_path, handle, gradient_accumulation_steps=steps, max_steps=-1, num_train_epochs=1
         ).train()
@@ -117,7 +117,7 @@ def test_penalties_on_weights_count_once_a_step(tmp_path):
 
 
 class Classifier(nn.Module):
-    """A model that is no transformers model and returns no loss."""
+    """A model that is not a transformers model and returns no loss."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -132,8 +132,8 @@ def test_encoder_decoder_labels_are_not_shifted():
     model, batch = family.build().train(), family.batch()
     labels = batch["decoder_input_ids"].clone()
     handle = headwise.regularize(model, DropHead(p=0.0))
-    wanted = model(**batch, labels=labels).loss
-    assert torch.allclose(compute_loss_func(handle)(model(**batch), labels), wanted)
+    expected = model(**batch, labels=labels).loss
+    assert torch.allclose(compute_loss_func(handle)(model(**batch), labels), expected)
 
 
 def test_a_trainer_that_divides_by_itself_is_left_to_it(tmp_path):

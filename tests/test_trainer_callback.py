@@ -19,10 +19,10 @@ WATCHED = {"every": 1, "on_alert": None, "statistics": ["entropy_share"]}
 
 
 def run(folder, model, callback, steps=4, resume=None, **settings):
-    """Train with one callback, a checkpoint after two steps; give the Trainer."""
+    """Train with one callback, with a checkpoint after two steps; return the Trainer."""
     made = trainer(
         model, rows(4), folder, max_steps=steps, save_strategy="steps", save_steps=2, gradient_accumulation_steps=1,
-        cls=lambda **given: transformers.Trainer(**given, callbacks=[callback]), **{"report_to": [], **settings},
+        cls=lambda **options: transformers.Trainer(**options, callbacks=[callback]), **{"report_to": [], **settings},
     )  # fmt: skip
     made.train(resume_from_checkpoint=resume)
     return made
@@ -85,10 +85,10 @@ def test_a_callback_that_comes_too_late_or_to_a_model_made_later_is_refused_with
 
 
 def test_the_trainers_own_loss_function_is_the_base(tmp_path):
-    asked = []
+    calls = []
 
     def base(outputs, labels, num_items_in_batch=None):
-        asked.append(num_items_in_batch)
+        calls.append(num_items_in_batch)
         return 0.0 * outputs["logits"].sum()
 
     model, callback = FAMILIES["Llama"].build().train(), headwise.HeadwiseCallback(EntropyPenalty(strength=1.0))
@@ -96,5 +96,5 @@ def test_the_trainers_own_loss_function_is_the_base(tmp_path):
     cls = lambda **given: transformers.Trainer(**given, callbacks=[callback], compute_loss_func=base)
     trainer(model, rows(2), tmp_path, cls=cls).train()
     moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters())]
-    assert asked and any(moved), "the penalty alone moves the weights"
+    assert calls and any(moved), "the penalty alone moves the weights"
     callback.regularized.remove()

@@ -1,4 +1,4 @@
-"""A neutral method under transformers.Trainer trains to the plain Trainer's numbers, whatever the model and the
+"""A neutral method under transformers.Trainer trains to the plain Trainer's numbers, with any model and
 settings."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T5 = {
 
 
 class Own(nn.Module):
-    """A model of one's own that takes labels and no further keywords, so that Trainer gives it no number of items."""
+    """A custom model that takes labels and no further keywords, so that Trainer passes it no number of items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Own(nn.Module):
 
 
 def made(name: str, **settings) -> nn.Module:
-    """Build a small model of transformers by the name of its class."""
+    """Return a small transformers model by the name of its class."""
     config = getattr(
         transformers, name.partition("For")[0].partition("MTModel")[0].removesuffix("LMHeadModel") + "Config"
     )
@@ -101,7 +101,7 @@ def build(kind: str) -> nn.Module:
 
 
 def rows(kind: str, decoder: bool = False) -> list[dict[str, Tensor]]:
-    """Make examples of unequal numbers of labels, so that a mean over micro batches is no mean over labels."""
+    """Return examples with different numbers of labels, so that a mean over micro batches is not a mean over labels."""
     g, found = torch.Generator().manual_seed(0), []
     for i in range(COUNT):
         ids = torch.randint(3, 61, (TOKENS,), generator=g)
@@ -122,13 +122,13 @@ def rows(kind: str, decoder: bool = False) -> list[dict[str, Tensor]]:
 
 
 def trained(kind: str, folder, method=None, decoder: bool = False, cls=None, **settings):
-    """Train by plain gradient steps; give the losses of the log, the evaluation's loss and the parameters."""
-    given = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, **settings}
+    """Train by plain gradient steps; return the losses of the log, the evaluation's loss and the parameters."""
+    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, **settings}
     args = transformers.TrainingArguments(
         output_dir=str(folder), use_cpu=True, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
         max_grad_norm=0.0,
         report_to=[], disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False, logging_steps=1,
-        train_sampling_strategy="sequential", per_device_eval_batch_size=4, **given,
+        train_sampling_strategy="sequential", per_device_eval_batch_size=4, **arguments,
     )  # fmt: skip
     model, own = build(kind), {}
     if method is not None:
@@ -162,15 +162,15 @@ CASES = [(kind, SHORT) for kind in KINDS]
 CASES += [(kind, one) for kind in ("Llama", "Own", "BartForConditionalGeneration") for one in SETTINGS if one != SHORT]
 
 
-# tokens, pairs and a model of one's own, each with its own settings
+# tokens, pairs and a custom model, each with its own settings
 KEPT = [("Llama", SHORT), ("BartForConditionalGeneration", "accumulated"), ("Own", "one micro batch")]
 
 
 @pytest.mark.parametrize(("kind", "settings"), part_of_grid(CASES, KEPT))
 def test_a_neutral_method_trains_to_the_plain_trainers_numbers(kind, settings, tmp_path):
-    given = SETTINGS[settings]
-    ours = trained(kind, tmp_path, DropHead(p=0.0), **given)
-    assert_same(ours, trained(kind, tmp_path, **given))
+    chosen = SETTINGS[settings]
+    ours = trained(kind, tmp_path, DropHead(p=0.0), **chosen)
+    assert_same(ours, trained(kind, tmp_path, **chosen))
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_a_neutral_method_trains_to_the_plain_trainers_numbers(kind, settings, t
     ),
 )
 def test_label_smoothing_is_the_plain_trainers(kind, tmp_path):
-    given = {"label_smoothing_factor": 0.3, "decoder": kind in PAIRS}
-    ours, plain = (trained(kind, tmp_path, method, **given) for method in (DropHead(p=0.0), None))
+    options = {"label_smoothing_factor": 0.3, "decoder": kind in PAIRS}
+    ours, plain = (trained(kind, tmp_path, method, **options) for method in (DropHead(p=0.0), None))
     assert_same(ours, plain)
     assert plain[0] != pytest.approx(trained(kind, tmp_path, decoder=kind in PAIRS)[0], rel=1e-3)
 
@@ -215,7 +215,7 @@ def test_smoothing_beside_a_loss_of_ones_own_is_refused(tmp_path):
     )
     own = handle.compute_loss_func(base=lambda outputs, labels, num_items_in_batch=None: outputs["logits"].sum())
     with pytest.raises(
-        ValueError, match=r"label_smoothing_factor=0.1 does nothing beside compute_loss_func\(base=...\)"
+        ValueError, match=r"label_smoothing_factor=0.1 has no effect with compute_loss_func\(base=...\)"
     ):
         transformers.Trainer(model=model, args=args, train_dataset=rows("Llama"), compute_loss_func=own).train()
 
@@ -272,12 +272,12 @@ def _process(rank, port, folder):
         "WORLD_SIZE": "2",
     }  # fmt: skip
     torch.set_num_threads(1)
-    # What the log prints is the test's own, not the reader's.
+    # The test reads the log, which is not shown to the reader.
     sys.stdout = (folder / f"{rank}.out").open("w")
     found = []
     for kind, settings in JOBS:
-        given = {"ddp_backend": "gloo", "ddp_find_unused_parameters": True, "max_steps": 2, **settings}
-        found.append([trained(kind, folder, method, **given) for method in (DropHead(p=0.0), None)])
+        arguments = {"ddp_backend": "gloo", "ddp_find_unused_parameters": True, "max_steps": 2, **settings}
+        found.append([trained(kind, folder, method, **arguments) for method in (DropHead(p=0.0), None)])
     if rank == 0:
         torch.save(found, folder / "found.pt")
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""TRL's trainers: methods, penalties and watching by one callback, on packed rows as on padded ones."""
+"""TRL's trainers: methods, penalties and watching by one callback, on packed and padded rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headwise import DropHead, EntropyPenalty, HeadwiseCallback, QKClip, SigmaRe
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install trl")
 datasets = pytest.importorskip("datasets")
 
-# Libraries' own deprecations are no concern of these runs.
+# Deprecations of libraries are not tested here.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 LENGTHS = (5, 9, 3, 7)
 
@@ -102,7 +102,7 @@ def test_a_padding_free_sft_run_is_the_padded_run(tmp_path, tokenizer):
     padded = fine_tune(tmp_path / "padded", tokenizer, methods, gradient_accumulation_steps=2)
     free = fine_tune(tmp_path / "free", tokenizer, methods, gradient_accumulation_steps=2, padding_free=True)
     plain = fine_tune(tmp_path / "sdpa", tokenizer, methods, kind="sdpa", gradient_accumulation_steps=2)
-    # Each row ends with padding that no mask tells.
+    # Each row ends with padding that no mask marks.
     filled = {"gradient_accumulation_steps": 2, "padding_free": True, "pad_to_multiple_of": 16}
     behind = fine_tune(tmp_path / "behind", tokenizer, methods, **filled)
     for other in (free, plain, behind):
@@ -136,15 +136,15 @@ def test_the_pages_code_trains(tmp_path, tokenizer, monkeypatch):
     code = re.search(r"```\n(from trl import.*?)```", page, re.DOTALL)[1]
     model("sdpa").save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    # A model that is there, and a kernel that is installed.
-    here = {
+    # An existing model, and an installed kernel.
+    replacements = {
         "Qwen/Qwen3-0.6B": str(tmp_path / "model"),
         "flash_attention_2": "sdpa",
         "packing=True": "packing=True, use_cpu=True, bf16=False, max_steps=2, max_length=16, report_to=[]",
     }
-    for asked, given in here.items():
-        assert asked in code
-        code = code.replace(asked, given)
+    for old, new in replacements.items():
+        assert old in code
+        code = code.replace(old, new)
     monkeypatch.chdir(tmp_path)
     left = {"dataset": datasets.Dataset.from_list([{"text": "w1 w2 w3 w4"}, {"text": "w5 w6"}] * 16)}
     exec(code, left)
@@ -212,7 +212,7 @@ def test_grpo_is_refused_by_name_for_methods_that_change_the_model(tmp_path, tok
         trl.GRPOTrainer(
             own, train_dataset=data, processing_class=tokenizer, callbacks=[HeadwiseCallback(SigmaReparam())], **given
         )
-    # What penalizes and what acts after a step is taken.
+    # Penalties and methods that act after a step are accepted.
     callback = HeadwiseCallback(EntropyPenalty(strength=0.1), QKClip(threshold=1e-6))
     trainer = trl.GRPOTrainer(own, train_dataset=data, processing_class=tokenizer, callbacks=[callback], **given)
     before = copy.deepcopy(own.model.layers[0].self_attn.q_proj.weight)
@@ -223,7 +223,7 @@ def test_grpo_is_refused_by_name_for_methods_that_change_the_model(tmp_path, tok
 
 def test_a_loss_of_ones_own_is_refused_beside_a_trainer_that_computes_it(tmp_path, tokenizer):
     data = datasets.Dataset.from_list([{"input_ids": ids} for ids in rows()])
-    with pytest.raises(ValueError, match=r"SFTTrainer computes its loss by itself: leave base= out"):
+    with pytest.raises(ValueError, match=r"SFTTrainer computes its own loss: leave base= out"):
         trl.SFTTrainer(
             model("sdpa"),
             arguments(trl.SFTConfig, tmp_path),

@@ -54,7 +54,7 @@ def two_forms() -> list[Method]:
     found = [
         cls(**cls.strong)
         for cls in classes
-        # What reads A without its matrix alone reads it on the matrix too.
+        # Methods that read A only without its matrix are also read on the matrix.
         if any(cls.overrides(stage) and any(map(cls.overrides, twins)) for stage, twins in TWINS.items())
         or (cls.overrides("read_free") and cls.__name__ != "QKClip")
     ]
@@ -63,7 +63,7 @@ def two_forms() -> list[Method]:
 
 def acting_in_the_call() -> list[Method]:
     stages = ("inputs", "logits", "weights", "read", "read_free", "output")
-    # Two stand on the weights of a layer, which a call alone has not; tests/methods/test_qk_clip.py cuts such a reading
+    # Two act on the weights of a layer, which a call does not have; tests/methods/test_qk_clip.py cuts such a reading
     # into blocks.
     on_weights = ("QKClip", "QKRates")
     own = (
@@ -77,7 +77,7 @@ def acting_in_the_call() -> list[Method]:
 
 def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> set[str]:
     fast, textbook = (run(methods, kind, form, dtype, dropout=dropout) for form in ("fast", "textbook"))
-    # Of a query with one key XSA leaves nothing but rounding, which the norm of differential attention makes larger.
+    # For a query with one key XSA leaves only rounding errors, which the norm of differential attention amplifies.
     # A difference of differences leaves little too.
     names = sorted(type(method).__name__ for method in methods)
     worse = 10.0 if names in (["DifferentialAttention", "XSA"], ["DifferentialAttention"] * 2) else 1.0
@@ -93,15 +93,15 @@ def fused_expected(method: Method, kind: str) -> bool:
     if text.startswith("StableSoftmax"):
         return False
     if text.startswith("LinearAttention") and kind in ("left padded", "sliding", "bias"):
-        # Which keys are seen differs between queries.
+        # The visible keys differ between queries.
         return False
     if text.startswith("ForgettingAttention") and kind not in ("causal", "grouped", "sinks"):
-        # A mask, or none, does not say that nobody looks ahead.
+        # A mask, or its absence, does not guarantee causality.
         return False
     return not (text.startswith("Temperature") and kind == "bias")
 
 
-# Methods of self attention are refused on cross attention, and one without a softmax beside a sink.
+# Methods of self attention are refused on cross attention, and one without a softmax together with a sink.
 WITH_A_MEANING = [
     (m, kind)
     for m in two_forms()
@@ -133,7 +133,7 @@ def test_both_forms_agree_under_host_dropout(method: Method, kind: str) -> None:
 
 
 def cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lower the limit above which the matrix is made in blocks; give the list that will hold each block's queries."""
+    """Lower the limit above which the matrix is built in blocks; return the list of each block's queries."""
     sizes: list[int] = []
     block = Call.block
 
@@ -188,7 +188,7 @@ def test_a_method_that_is_not_rowwise_needs_its_rows_together(
 
 
 def mixing_queries() -> dict[str, type[Method]]:
-    """Return methods as a stranger writes them, who read nothing of blocks."""
+    """Return methods of a third party, written without knowledge of blocks."""
 
     class MixesWeights(Method):
         """Takes half of the mean over queries from the weights."""
@@ -232,7 +232,7 @@ def test_a_strangers_method_that_mixes_queries_is_right_at_any_size(
     if cls.__name__ == "MixesWeights":
         a = a - 0.5 * a.mean(-2, keepdim=True)
     cut_into_blocks(monkeypatch)
-    # With methods around it that may be cut into blocks.
+    # With methods around it that may be computed in blocks.
     for methods in ([cls()], [build("ZLoss(strength=0.0)"), cls(), build("SoftCap(cap=1e5)")]):
         out, found = attend_with(methods, q, k, v)
         torch.testing.assert_close(out, a @ v, rtol=1e-8, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Tiny models of families that compute their attention by themselves, for tests of what headwise refuses by name."""
+"""Tiny models of families that compute their own attention, for tests of the errors that name them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plain_model(model: str, **settings: Any) -> Callable[[], nn.Module]:
     return make
 
 
-# Families that compute their attention by themselves, and the names of the modules that do.
+# Families that compute their own attention, and the names of the modules that do.
 UNREACHABLE: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "DeBERTa": (
         plain_model("DebertaModel", **TEXT, **{**SIZES, "num_hidden_layers": 2}),

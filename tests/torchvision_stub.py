@@ -1,8 +1,8 @@
-"""Defines torchvision's operators as stubs where its own kernels do not load, so that timm and transformers import.
+"""Define torchvision's operators as stubs if its own kernels do not load, so that timm and transformers import.
 
-The package index has torchvision's CUDA build alone: with the CPU build of torch `import timm` raises `operator
+With the CPU build of torch and a CUDA build of torchvision, `import timm` raises `operator
 torchvision::nms does not exist`. Import this file before timm, and before transformers once torchvision is installed;
-subprocesses find it through PYTHONPATH. Where torchvision works, or is not installed, nothing is done. timm itself
+subprocesses find it through PYTHONPATH. If torchvision works, or is not installed, nothing is done. timm itself
 needs torchvision installed: its data loading imports it.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import tests_only
 import torch
 
-# torchvision lies there; again here, for pytest-xdist gives its workers a new path once they have started.
+# torchvision is there; again here, because pytest-xdist sets a new path for its workers after they have started.
 tests_only.on_path()
 
 OPERATORS = (
@@ -24,7 +24,7 @@ OPERATORS = (
 
 
 def kernels_load() -> bool:
-    """Tell whether torchvision's compiled operators fit the torch that is installed."""
+    """Return whether torchvision's compiled operators match the installed torch."""
     spec = importlib.util.find_spec("torchvision")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     if folder is None:

@@ -1,7 +1,7 @@
 """Check every link of the built site, and the size of its pages, offline: `python docs/site/check_links.py build/docs`.
 
-A relative link must lead to a file, and to a place in it where it names one; an address must have the form of one.
-Scripts, styles and pictures must come from the site itself: it is to be read without a network.
+A relative link must lead to a file, and to a place in it if it names one; an external link must be a valid address.
+Scripts, styles and pictures must come from the site itself, so that it can be read without a network.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ADDRESS = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(:\d+)?(/\S*)?$")
-# bytes that a page may have, pictures, scripts and styles apart
+# largest size of a page in bytes, without pictures, scripts and styles
 LIMIT = 200_000
 LOADED = {"script": "src", "img": "src", "source": "src", "iframe": "src", "object": "data"}
 
 
 class Page(HTMLParser):
-    """What a page links to, loads and names."""
+    """The links of a page, the files that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def problems(site: Path) -> list[str]:
                 wrong.append(f"{name}: {link}: is loaded from elsewhere")
             elif reason := _wrong(link, path, pages):
                 wrong.append(f"{name}: {link}: {reason}")
-    return wrong if pages else [f"{site} holds no page"]
+    return wrong if pages else [f"{site} contains no page"]
 
 
 def _wrong(link: str, path: Path, pages: dict[Path, Page]) -> str | None:
@@ -63,21 +63,21 @@ def _wrong(link: str, path: Path, pages: dict[Path, Page]) -> str | None:
     if parts.scheme in ("mailto", "data"):
         return None
     if parts.scheme:
-        return None if ADDRESS.match(link) else "is no address"
+        return None if ADDRESS.match(link) else "is not an address"
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if not target.is_file():
-        return "there is no such file"
+        return "the file does not exist"
     place = unquote(parts.fragment)
     if place and target in pages and place not in pages[target].places:
-        return "there is no such place in it"
+        return "the place does not exist in it"
     return None
 
 
 def main(arguments: list[str]) -> int:
-    """Print every problem; give 1 where there is one."""
-    found = problems(Path(arguments[0]))
-    print("\n".join(found) or "every link leads somewhere, and no page is too large")
-    return 1 if found else 0
+    """Print every problem; return 1 if there is one."""
+    problems_found = problems(Path(arguments[0]))
+    print("\n".join(problems_found) or "every link leads somewhere, and no page is too large")
+    return 1 if problems_found else 0
 
 
 if __name__ == "__main__":

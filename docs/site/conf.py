@@ -1,7 +1,7 @@
-"""How Sphinx builds the site: `make docs`, which runs `sphinx-build -c docs/site docs build/docs`.
+"""The configuration of Sphinx for the site: `make docs`, which runs `sphinx-build -c docs/site docs build/docs`.
 
-The guides of docs/ are pages as they stand. Methods, results, figures and the reference are written into docs/generated
-from the code and the kept results while building; nothing is fetched.
+The guides of docs/ are pages without changes. Methods, results, figures and the reference are written into
+docs/generated from the code and the kept results during the build; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import streams  # noqa: E402
 
 import headwise  # noqa: E402
 
-# Cells of executed pages run in processes of their own: they import this tree, and find the commands of this
+# Cells of executed pages run in separate processes, which import this tree and find the commands of this
 # environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ.update(TQDM_DISABLE="1", TERM="dumb", COLUMNS="88", HF_HUB_OFFLINE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-# what tqdm says of a notebook without widgets, with a path of this machine, is nothing for a reader
+# tqdm's warning about a notebook without widgets contains a path of this machine and is of no use to a reader
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
-# a kernel asks the commands in its cells for colours; sourced by every bash, this takes it back
+# a kernel asks the commands in its cells for colours; every bash sources this file, which disables them
 os.environ["BASH_ENV"] = str(SITE / "plain.bash")
 
 project, author, release = "headwise", "The headwise developers", headwise.__version__
@@ -47,7 +47,7 @@ html_theme_options = {"top_of_page_buttons": []}
 
 myst_enable_extensions = ["deflist", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
-# An inline `x` of a docstring is code.
+# An inline `x` in a docstring is code.
 default_role = "literal"
 
 nb_execution_mode = "force"
@@ -55,21 +55,21 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 240
 nb_execution_in_temp = True
 nb_merge_streams = True
-# colours of a terminal that a command printed in pieces
+# terminal colours that a command printed in pieces
 suppress_warnings = ["misc.highlighting_failure"]
 
 nitpicky = True
-# Types of other libraries have no page here, and those of inner rooms none of their own.
+# Types of other libraries have no page here, and those of inner rooms no page either.
 nitpick_ignore_regex = [("py:.*", r"(?!headwise\.\w+$).*")]
 autodoc_typehints = "description"
-# what headwise.lightning and headwise.axolotl stand on
+# libraries that headwise.lightning and headwise.axolotl need
 autodoc_mock_imports = ["lightning", "axolotl"]
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_ivar = True
 
-# what stands in bold in a table of verdicts, and how a badge of it looks
+# bold words of a table of verdicts, and the style of their badges
 BADGES = {
     "as published": "held",
     "same direction": "held",
@@ -79,38 +79,38 @@ BADGES = {
 }
 BADGES |= {"not testable": "left", "not run": "left"}
 
-# Pages of the repository that stand outside of docs/, and the page of the site that shows each.
+# Pages of the repository outside of docs/, and the page of the site that shows each.
 ELSEWHERE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
 def generate(app: Any) -> None:
-    """Write what is made from the code and the kept results, before pages are looked for."""
-    made = DOCS / "generated"
-    method_pages.write(made / "methods")
-    gallery.write(DOCS / "results", made)
-    reference.write(made / "api")
+    """Write the files generated from the code and the kept results, before Sphinx looks for pages."""
+    generated = DOCS / "generated"
+    method_pages.write(generated / "methods")
+    gallery.write(DOCS / "results", generated)
+    reference.write(generated / "api")
     notebooks.write(Path(app.outdir) / notebooks.FOLDER)
 
 
 def adapt(app: Any, name: str, source: list[str]) -> None:
-    """Send links that leave docs/ to the pages that show their files, and put figures under kept results."""
+    """Point links that leave docs/ to the pages that show their files, and add figures to kept results."""
     up = "../" * name.count("/")
     for file, page in ELSEWHERE.items():
         source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(file)}([#)])", rf"]({up}{page}\1", source[0])
     here = (DOCS / name).parent
-    # a folder is no page: its words stay
+    # a folder is not a page: only its text is kept
     source[0] = re.sub(r"\[([^\]]+)\]\((\.[\w./-]+)\)", lambda m: m[1] if (here / m[2]).is_dir() else m[0], source[0])
     if (
         name.startswith("results/")
         and name.rpartition("/")[2] not in ("README", "claims", "changed_verdicts")
         and "/sources/" not in name
     ):
-        # notes on a study are found from its page, and stand in no list of pages
+        # notes on a study are linked from its page, and are in no list of pages
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if "/sources/" in name:
         source[0] = re.sub(r"\| \*\*([^*|]+)\*\*(?: `([^`|]+)`)? \|", badges, source[0])
     if name.startswith("results/"):
-        # a note beside a result is called by its title
+        # a note on a result is linked by its title
         source[0] = re.sub(r"\[([\w-]+\.md)\]\(\1\)", r"[](\1)", source[0])
     if name.startswith("results/") and name.endswith("/README"):
         source[0] += gallery.figures_of(name.split("/")[1], up)
@@ -125,7 +125,7 @@ def badges(found: re.Match[str]) -> str:
 
 
 def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Offer the notebook below the title, load pictures when they come into sight, and leave out what no cell needs."""
+    """Add the notebook below the title, load pictures lazily, and omit style sheets that no cell needs."""
     body = context.get("body", "")
     if button := notebooks.button(name):
         body = body.replace("</h1>", f"</h1>\n{button}", 1)
@@ -135,7 +135,7 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     context["body"] = slim(context["body"])
     if name.startswith("results/"):
         context["body"] = re.sub(r"(?<=<td>)(?:(?!</?t[dhr]).)+", listed, context["body"], flags=re.DOTALL)
-    # what scrolls sideways is to be reached by keyboard too
+    # elements that scroll sideways must be reachable by keyboard
     context["body"] = re.sub(
         r'<(pre|table (?:border="1" )?class="(?:docutils|dataframe)[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"]
     )
@@ -146,20 +146,20 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
 
 
 def listed(cell: re.Match[str]) -> str:
-    """Return a table's cell with three or more items, each on a line of its own."""
+    """Return a table's cell with three or more items, each on its own line."""
     return cell[0].replace("; ", ";<br>") if cell[0].count("; ") > 1 else cell[0]
 
 
 def slim(body: str) -> str:
-    """Return a page's body with tables as short as HTML allows: a table of 800 rows is loaded by a telephone too."""
+    """Return a page's body with tables as short as HTML allows: phones also load a table of 800 rows."""
     body = re.sub(r"(<t[dh][^>]*>)<p>((?:(?!</?p>|</?t[dh]).)*)</p>(?=</t[dh]>)", r"\1\2", body, flags=re.DOTALL)
     body = re.sub(r'<tr class="row-(?:odd|even)">', "<tr>", body)
-    # the end of a cell may be left out where another or the row's end follows
+    # the end tag of a cell may be omitted before another cell or the row's end
     return re.sub(r"</t[dh]>\s*(?=<t[dh]|</tr>)", "", body)
 
 
 def setup(app: Any) -> None:
-    """Register what the site adds to Sphinx."""
+    """Register the site's additions to Sphinx."""
     mathml.register(app)
     streams.register()
     app.connect("builder-inited", generate)

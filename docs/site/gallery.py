@@ -1,6 +1,6 @@
 """Draw the figures of every kept result from its kept files, and write the gallery of results.
 
-python docs/site/gallery.py FOLDER    the gallery and its figures alone, without Sphinx
+python docs/site/gallery.py FOLDER    only the gallery and its figures, without Sphinx
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwise.results.analysis_record import ClaimsRecord  # noqa: E402
 from headwise.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
 
 FIGURES = "figures"
-# folders that hold no study
+# folders without a study
 AUDITED = "audit"
 APART = (AUDITED, "sources")
 COMMAND = "python docs/site/gallery.py FOLDER"
@@ -49,16 +49,16 @@ def write(results: Path, made: Path) -> None:
 
 
 def shown(folder: Path) -> list[str]:
-    """Name the figures that the page of a kept result shows itself, in their order."""
+    """Return the names of the figures that the page of a kept result shows itself, in their order."""
     return re.findall(r"!\[[^\]]*\]\(([\w-]+)\.svg\)", (folder / "README.md").read_text(encoding="utf-8"))
 
 
 def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the charts that the kept files of a study hold, by name; none where only its page was kept, or where that
-    has figures.
+    """Return the charts from the kept files of a study, by name; none if only its page was kept, or if that has
+    figures.
 
     Raises:
-        ValueError: where a kept file cannot be read.
+        ValueError: if a kept file cannot be read.
     """
     if shown(folder):
         return []
@@ -73,7 +73,7 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
         "trends": [t for t in analysis.trends if t.outcome in kept],
     }
     analysis = analysis.model_copy(update=fewer)
-    # single runs are not kept: the dots of seeds along an axis are left out
+    # single runs are not kept: the points of seeds along an axis are omitted
     study: Any = SimpleNamespace(seeds=[])
     return list(figures_in(page("", [*difference_sections(analysis), *axis_sections(study, analysis)])))
 
@@ -90,8 +90,8 @@ def figures_of(name: str, up: str) -> str:
 def _card(folder: Path, drawn: list[str]) -> str:
     lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
     title = lines[0].removeprefix("# ")
-    said = [line for line in lines[1:] if line and not line.startswith(("|", "#"))][:2]
-    parts = [f"## [{title}](../results/{folder.name}/README.md)", *said]
+    text = [line for line in lines[1:] if line and not line.startswith(("|", "#"))][:2]
+    parts = [f"## [{title}](../results/{folder.name}/README.md)", *text]
     if (verdicts := _verdicts(folder / keep_results.CLAIMS)) is not None:
         parts.append(verdicts)
     if own := shown(folder):
@@ -103,35 +103,35 @@ def _card(folder: Path, drawn: list[str]) -> str:
 
 
 def _rank(folder: Path) -> int:
-    """Put what can tell something before studies of too few seeds, and these before pages without figures."""
+    """Sort studies with enough seeds for a verdict first, then other studies, then pages without figures."""
     if (folder / "analysis.json").is_file():
         return 0 if len(read_whole_json(folder / "analysis.json")["seeds"]) >= 6 else 1
     return 0 if (folder / "findings.json").is_file() else 2
 
 
 def _verdicts(path: Path) -> str | None:
-    """Say which verdicts the study's claims have."""
+    """Return the verdicts of the study's claims, counted."""
     if not path.is_file():
         return None
-    found = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    record = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
     counted: dict[str, int] = {}
-    for claim in found.claims:
+    for claim in record.claims:
         counted[claim.verdict] = counted.get(claim.verdict, 0) + 1
-    told = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
-    return f"Claims that it judges: {told}." + (f" Scale: {found.scale}." if found.scale else "")
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
+    return f"Verdicts of its claims: {counts}." + (f" Scale: {record.scale}." if record.scale else "")
 
 
 def _gallery(cards: list[str], names: list[str], others: list[str]) -> str:
     intro = (
-        "Every result that is kept: what was asked, what was found, how its claims were judged, and its figures. "
+        "Every kept result: the question, the answer, the verdicts of its claims, and its figures. "
         "Tables, intervals, settings and the "
-        "command that repeats it stand on its page. By source: [results](../results/README.md); one table over all: "
+        "command that repeats it are on its page. By source: [results](../results/README.md); one table of all: "
         "[claims](../results/claims.md). "
-        "Figures were kept with a result by `python docs/keep_results.py`, or are drawn from its kept files by "
+        "Figures were saved with a result by `python docs/keep_results.py`, or are drawn from its kept files by "
         f"`{COMMAND}`."
     )
     toctree = "\n".join(["```{toctree}", ":hidden:", *(f"../results/{name}/README" for name in names), "```"])
-    rest = f"No result is kept yet of: {', '.join(others)}." if others else ""
+    rest = f"No result is kept yet for: {', '.join(others)}." if others else ""
     return "\n\n".join(["# Gallery", intro, *cards, rest, toctree]) + "\n"
 
 
@@ -140,7 +140,7 @@ def _words(name: str) -> str:
 
 
 def _put(path: Path, text: str) -> bool:
-    # an unchanged file keeps its time, and its page is not built again
+    # an unchanged file keeps its modification time, so that its page is not built again
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
     return True

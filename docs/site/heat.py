@@ -12,7 +12,7 @@ Map = Sequence[Sequence[float]]
 
 
 def heat_maps(panels: Sequence[tuple[str, Map]], *, top: float, described: str) -> str:
-    """Return an SVG of maps with their titles; queries run down, keys to the right, full colour at `top` and beyond."""
+    """Return an SVG of maps with their titles; queries run down, keys to the right, full colour at `top` and above."""
     parts, left = [], 0
     for title, rows in panels:
         width, height = len(rows[0]) * CELL, len(rows) * CELL

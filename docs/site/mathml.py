@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw by themselves: no script is fetched, while building or while reading."""
+"""Formulas as MathML, which browsers draw natively: no script is downloaded, in the build or by the reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def mathml(formula: str, *, block: bool) -> str:
     """Return the MathML of a LaTeX formula.
 
     Raises:
-        docutils.utils.math.MathError: where the formula uses what the converter does not know.
+        docutils.utils.math.MathError: if the formula uses commands that the converter does not know.
     """
     wrapped = rf"\begin{{align*}}{formula}\end{{align*}}" if block and r"\\" in formula else formula
     return latex2mathml.tex2mathml(wrapped, as_block=block)
@@ -32,5 +32,5 @@ def _block(self: Any, node: Any) -> None:
 
 
 def register(app: Any) -> None:
-    """Make MathML the way in which this build draws formulas."""
+    """Make this build draw formulas as MathML."""
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))

@@ -1,7 +1,7 @@
-"""Write a page for each method of the registry: formula, picture, when to use it, what was measured, cost, both forms
+"""Write a page for each method of the registry: formula, picture, when to use it, measurements, cost, both forms
 in code.
 
-    python docs/site/method_pages.py FOLDER    the pages alone, without Sphinx
+    python docs/site/method_pages.py FOLDER    only the pages, without Sphinx
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch import nn
 import headwise
 
 layer = nn.TransformerEncoderLayer(32, nhead=4, dropout=0.0, batch_first=True)
-model = nn.TransformerEncoder(layer, 2)  # any model of yours
+model = nn.TransformerEncoder(layer, 2)  # your own model
 handle = headwise.regularize(model, headwise.{method})
 optimizer = torch.optim.AdamW(model.parameters())
 
@@ -46,7 +46,7 @@ handle.after_step()"""
 
 
 def entries() -> dict[str, dict[str, str]]:
-    """Return what methods.toml says, by method."""
+    """Return the entries of methods.toml, by method."""
     return tomllib.loads((SITE / "methods.toml").read_text(encoding="utf-8"))
 
 
@@ -58,21 +58,21 @@ def example(name: str) -> str:
 def write(folder: Path) -> None:
     """Write index.md, and a page and a picture for each method, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    said, names = entries(), sorted(methods.__all__, key=str.lower)
+    texts, names = entries(), sorted(methods.__all__, key=str.lower)
     for old in folder.glob("*"):
         if old.stem not in (*names, "index"):
             old.unlink()
     for name in names:
-        _put(folder / f"{name}.md", page(name, said.get(name, {}), folder))
-    _put(folder / "index.md", index(names, said))
+        _put(folder / f"{name}.md", page(name, texts.get(name, {}), folder))
+    _put(folder / "index.md", index(names, texts))
 
 
-def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
-    """Return the page that lists all methods by what they are good for."""
+def index(names: list[str], texts: dict[str, dict[str, str]]) -> str:
+    """Return the page that lists all methods by purpose."""
     tables = []
     for family, members in methods_table.families().items():
         rows = [
-            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(said.get(name, {}).get('when', '–'))} "
+            f"| [{name}]({name}.md) | {REGISTRY[name].summary()} | {_first(texts.get(name, {}).get('when', '–'))} "
             f"| {methods_table.ACTS[REGISTRY[name].acts]} | {methods_table.matrix_free(REGISTRY[name])} |"
             for name in members
         ]
@@ -89,19 +89,19 @@ def index(names: list[str], said: dict[str, dict[str, str]]) -> str:
         "```python\nhandle = headwise.regularize(model, headwise.DropHead(p=0.2), headwise.NeuTRENO(strength=0.6))\n```"
     )
     toctree = "\n".join(["```{toctree}", ":hidden:", *names, "```"])
-    return f"# Methods\n\n{intro}\n\n{code}\n\n{table}\n\nA method of your own: [](../../own_method.md).\n\n{toctree}\n"
+    return f"# Methods\n\n{intro}\n\n{code}\n\n{table}\n\nWrite your own: [](../../own_method.md).\n\n{toctree}\n"
 
 
-def page(name: str, said: dict[str, str], folder: Path) -> str:
+def page(name: str, entry: dict[str, str], folder: Path) -> str:
     """Return the page of a method, and write its picture into `folder`."""
     cls = REGISTRY[name]
     first, _, *rest = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     parts = [f"# {name}", _line(first)]
-    if "formula" in said:
-        parts.append(f"```{{math}}\n{said['formula']}\n```")
-    parts.append(_picture(cls, parse(said.get("picture", name))[0], folder))
-    if "when" in said:
-        parts += ["## When to use it", said["when"]]
+    if "formula" in entry:
+        parts.append(f"```{{math}}\n{entry['formula']}\n```")
+    parts.append(_picture(cls, parse(entry.get("picture", name))[0], folder))
+    if "when" in entry:
+        parts += ["## When to use it", entry["when"]]
     parts += ["## Use it", f"```python\n{example(name)}\n```", _settings(cls)]
     parts += ["## What was measured", results_of(name), "## Cost and place", _facts(cls)]
     if rest:
@@ -111,19 +111,19 @@ def page(name: str, said: dict[str, str], folder: Path) -> str:
 
 
 def _picture(cls: type[Method], shown: Method, folder: Path) -> str:
-    plain, seen, told = pictured(shown)
+    plain, edited, note = pictured(shown)
     top = float(plain.max())
     panels = [
         (f"head {h}, {which}", maps[h].tolist())
         for h in range(HEADS)
-        for which, maps in (("plain", plain), ("with it", seen))
+        for which, maps in (("plain", plain), ("with it", edited))
     ]
     described = f"The maps of two heads without and with {shown!r}"
     _put(folder / f"{cls.__name__}.svg", heat_maps(panels, top=top, described=described))
     caption = (
-        f"What acts on the values of two heads, ten tokens, without and with `{shown!r}`: queries down, keys to the "
-        "right, white is 0, full "
-        f"blue {top:.2f} and more, red below 0. {told + ' ' if told else ''}Drawn by `python "
+        f"The map that acts on the values of two heads, ten tokens, without and with `{shown!r}`: queries down, keys "
+        "to the right, white is 0, full "
+        f"blue {top:.2f} and more, red below 0. {note + ' ' if note else ''}Drawn by `python "
         "docs/site/method_pages.py FOLDER`."
     )
     return f"```{{figure}} {cls.__name__}.svg\n:alt: {described}\n\n{caption}\n```"
@@ -182,9 +182,9 @@ def _settings(cls: type[Method]) -> str:
 
 def _neutral(cls: type[Method]) -> str:
     if not cls.neutral:
-        return "It changes nothing until it has learned something."
+        return "It changes nothing until its parameters have been trained."
     written = ", ".join(f"{name}={value!r}" for name, value in cls.neutral.items())
-    return f"Neutral, where no bit changes: `{cls.__name__}({written})`."
+    return f"Neutral, where nothing but rounding changes: `{cls.__name__}({written})`."
 
 
 def _type(field: Any) -> str:
@@ -198,18 +198,18 @@ def _forms(cls: type[Method]) -> list[str]:
     textbook = [stage for stage in STAGES if cls.overrides(stage)]
     matrix = [stage for stage in TWINS if cls.overrides(stage)]
     if not matrix:
-        # what is read in closed form needs no matrix in its paper either
+        # a penalty read in closed form needs no matrix in its paper either
         read = [twin for twin in TWINS["read"] if cls.overrides(twin)]
-        return ["It acts beside the attention matrix, so that one form serves.", _code(cls, textbook + read)]
+        return ["It does not act on the attention matrix, so that it needs only one form.", _code(cls, textbook + read)]
     free = ", without the matrix" if not methods_table.matrix_free(cls).startswith("no") else ""
     if not twins:
-        return ["It has the form of its paper alone, which builds the matrix.", _code(cls, textbook)]
+        return ["It has only the form of its paper, which builds the matrix.", _code(cls, textbook)]
     return [
         "As in the paper, on the matrix:",
         _code(cls, textbook),
-        f"As it runs{free}, where that is exact:",
+        f"As it runs{free}, if that is exact:",
         _code(cls, list(twins)),
-        "The tests hold both against each other, values and gradients, on every kind of call.",
+        "The tests compare both, values and gradients, on every kind of call.",
     ]
 
 
@@ -230,7 +230,7 @@ def _first(text: str) -> str:
 
 
 def _put(path: Path, text: str) -> None:
-    # an unchanged file keeps its time, and its page is not built again
+    # an unchanged file keeps its modification time, so that its page is not built again
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Tabulate every kept study in which a method ran: its effect with the interval, the verdict, and in which world."""
+"""Tabulate every kept study in which a method ran: its effect with the interval, the verdict, and the world."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headwise.results.stored import checked_analysis
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTE = (
-    "Every kept study in which the method ran: its difference to the plain model in the outcome that decides the "
-    "study, with intervals of 95 % that hold for all arms of the study together. An arm that changes the recipe too is "
-    "compared with the plain model after the same change, where the study has it. An arm that combines methods stands "
+    "Every kept study in which the method ran: its difference from the plain model in the outcome that decides the "
+    "study, with intervals of 95 % that hold for all arms of the study jointly. An arm that also changes the recipe is "
+    "compared with the plain model after the same change, if the study has it. An arm that combines methods is listed "
     "on the page of each."
 )
 LEAGUE = (
     "In [the league](../../which_method.md), where every method is tuned with the same number of trials. Intervals "
-    "hold for all entries of a world together; the time of a step is in steps of the plain model:"
+    "hold for all entries of a world jointly; the time of a step is in steps of the plain model:"
 )
-NONE = "No kept study ran it: nothing is known here of what it does to a training."
+NONE = "No kept study ran it, so that its effect on a training is not known here."
 
 
 def results_of(name: str, results: Path = RESULTS) -> str:
-    """Return what was measured of a method, as Markdown: one row a study and arm, and calculations below."""
+    """Return the measurements of a method as Markdown: one row per study and arm, and calculations below."""
     rows = [row for folder, analysis in _analyses(results) for row in _rows(name, folder, analysis)]
     parts = []
     if rows:
@@ -55,9 +55,9 @@ def _rows(name: str, folder: Path, analysis: Analysis) -> list[list[str]]:
     world = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     metric, found = analysis.metric, []
     unit = unit_named(metric.unit)
-    broken = [one.text or one.name for one in analysis.premises if one.holds is False]
-    others = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-    failed = f"; a premise failed: {broken[0]}{others}" if broken else ""
+    failed_premises = [one.text or one.name for one in analysis.premises if one.holds is False]
+    others = f" (and {len(failed_premises) - 1} more)" if len(failed_premises) > 1 else ""
+    failed = f"; a premise failed: {failed_premises[0]}{others}" if failed_premises else ""
     for arm in analysis.compared:
         if analysis.primary not in arm.differences or not re.search(rf"\b{name}\(", arm.label):
             continue
@@ -98,8 +98,8 @@ def _of_league(name: str, kept: Path) -> list[list[str]]:
 
 
 def held_against(arm: ArmAnalysis, analysis: Analysis) -> tuple[str, Difference]:
-    """Return what an arm is held against, and the difference: the plain arm with the same changes of the recipe, where
-    the study has it, else the baseline."""
+    """Return the arm to compare with, and the difference: the plain arm with the same changes of the recipe if the
+    study has it, else the baseline."""
     ours, changes = arm.differences[analysis.primary], arm.label.partition(" | ")[2]
     plain = next(
         (one for one in analysis.compared if changes and one.label == f"{analysis.baseline} | {changes}"), None
@@ -115,7 +115,7 @@ def held_against(arm: ArmAnalysis, analysis: Analysis) -> tuple[str, Difference]
         metrics=[],
     )
     runs = {}
-    # both as differences to the baseline, which the difference of the two leaves out
+    # both are differences from the baseline, which cancels in the difference of the two
     for label, figures in ((plain.label, theirs), (arm.label, ours.by_seed)):
         for seed, value in figures.items():
             metrics = {analysis.primary: value}

@@ -1,7 +1,7 @@
-"""A layer whose output is its own attention map: what a method does to A, seen from outside through any host.
+"""A layer whose output is its own attention map, which shows the effect of a method on A through any host.
 
-The values of each head are the identity, and so is the output projection. The layer's output then holds, head by head,
-the map that acts on the values, whatever stage of the layer a method edits.
+The values of each head are the identity, and so is the output projection. The layer's output is then, head by head,
+the map that acts on the values, whichever stage of the layer a method edits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headwise.core.method import Method
 
 TOKENS, HEADS = 10, 2
 CHANNELS = TOKENS * HEADS
-# how a penalty is shown: these many steps that lower it alone
+# number of steps that lower a penalty before it is shown
 PENALTY_STEPS, PENALTY_RATE = 100, 0.002
-# what a picture shows: the least change of a weight that a reader sees
+# smallest change of a weight that a reader can see in a picture
 VISIBLE = 0.05
 
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Two blocks that both read the input; the second one's branch is what comes out."""
+    """Two blocks that both read the input; the output is the second one's branch."""
 
     def __init__(self, channels: int = CHANNELS, heads: int = HEADS) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Stack(nn.Module):
 
 
 def fixed() -> tuple[Stack, Tensor]:
-    """Return the layer of all pictures and its input (1, T, C): a local head and one that looks far, values the
+    """Return the layer of all pictures and its input (1, T, C): a local head and a long-range one, values the
     identity."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, TOKENS, CHANNELS, generator=generator)
@@ -70,7 +70,7 @@ def fixed() -> tuple[Stack, Tensor]:
     near = -(tokens[:, None] - tokens).abs().float()
     far = 2.5 * (tokens[None] % 4 == 0).float() - 0.25 * (TOKENS - 1 + near)
     noise = torch.randn(HEADS, TOKENS, TOKENS, generator=generator)
-    # Queries that are the wanted logits and keys that are the identity: q·k gives them back.
+    # Queries that are the wanted logits and keys that are the identity: q·k equals the logits.
     wanted = (torch.stack([near, far]) + 0.8 * noise) * TOKENS**0.25
     identity = torch.eye(TOKENS).expand(HEADS, -1, -1)
     attention = model.layers[1].attn
@@ -79,16 +79,16 @@ def fixed() -> tuple[Stack, Tensor]:
             layer.attn.q_proj.weight.copy_(_weight(back, wanted))
             layer.attn.k_proj.weight.copy_(_weight(back, identity * TOKENS**0.25))
             layer.attn.o_proj.weight.copy_(torch.eye(CHANNELS))
-            # as good as 0, but with a direction, which some reparametrizations divide by
+            # close to 0, but not 0: some reparametrizations divide by the norm
             layer.attn.v_proj.weight.copy_(1e-6 * _weight(back, identity))
         attention.v_proj.weight.copy_(_weight(back, identity))
     return model, x
 
 
-def _weight(back: Tensor, wanted: Tensor) -> Tensor:
-    """Return the weight of a projection that makes of the input, whose inverse is given, these rows by head (H, T,
+def _weight(back: Tensor, rows: Tensor) -> Tensor:
+    """Return the weight of a projection that maps the input, whose inverse is passed, to these rows by head (H, T,
     T)."""
-    return (back @ wanted.transpose(0, 1).flatten(1)).T
+    return (back @ rows.transpose(0, 1).flatten(1)).T
 
 
 def maps(model: Stack, x: Tensor) -> Tensor:
@@ -98,28 +98,28 @@ def maps(model: Stack, x: Tensor) -> Tensor:
 
 
 def pictured(method: Method) -> tuple[Tensor, Tensor, str]:
-    """Return the maps (H, T, N) without and with a method, and a sentence on what was done where that is more than one
+    """Return the maps (H, T, N) without and with a method, and a sentence on what was done if that is more than one
     forward."""
     model, x = fixed()
     plain = maps(model, x)
     handle = headwise.regularize(model.train(), method, example=x)
-    told = ""
+    note = ""
     if method.penalizes:
-        told = _lower_penalty(model, x, handle)
+        note = _lower_penalty(model, x, handle)
     elif method.overrides("after_step") and method.acts == "train":
         model(x)
         handle.after_step()
-        told = "After one step of the optimizer."
-    seen = maps(model, x)
-    if handle.parameters() and (seen - plain).abs().max() < VISIBLE:
+        note = "After one step of the optimizer."
+    edited = maps(model, x)
+    if handle.parameters() and (edited - plain).abs().max() < VISIBLE:
         with torch.no_grad():
             for parameter in handle.parameters():
                 parameter += 1
-        told, seen = "What it learns starts where nothing changes; the picture has 1 added to it.", maps(model, x)
-    elif method.overrides("after_step") and (seen - plain).abs().max() < VISIBLE:
-        plain, seen = _stepped([]), _stepped([method])
-        told = "Both after one step of Adam, with and without it, that lowers the squares of the output."
-    return plain, seen, told
+        note, edited = "At its start it changes nothing; the picture has 1 added to its parameters.", maps(model, x)
+    elif method.overrides("after_step") and (edited - plain).abs().max() < VISIBLE:
+        plain, edited = _stepped([]), _stepped([method])
+        note = "Both after one step of Adam, with and without it, that lowers the squares of the output."
+    return plain, edited, note
 
 
 def _stepped(methods: list[Method]) -> Tensor:
@@ -145,12 +145,12 @@ def _lower_penalty(model: Stack, x: Tensor, handle: headwise.Regularized) -> str
         handle.loss().backward()
         optimizer.step()
         handle.after_step()
-    return f"After {PENALTY_STEPS} steps of Adam that lower this penalty alone, by the weights of queries and keys."
+    return f"After {PENALTY_STEPS} steps of Adam that lower only this penalty, through the weights of queries and keys."
 
 
 def learned_numbers(method: Method, channels: int = 768, heads: int = 12) -> int:
-    """Count what a method adds to learn in a layer of this width: the second of two, the first of which may stay
-    plain."""
+    """Return the number of parameters that a method adds to a layer of this width: the second of two, because the first
+    may be plain."""
     model = Stack(channels, heads)
     before = sum(p.numel() for p in model.layers[1].parameters())
     headwise.regularize(model, method, example=torch.zeros(1, TOKENS, channels))

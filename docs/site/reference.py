@@ -19,40 +19,40 @@ from headwise import methods
 from headwise.testing import contract
 
 COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
-# what the author of a method, a statistic or a report's reader meets behind the public names
+# objects behind the public names that authors of methods and statistics, or readers of reports, encounter
 INNER = {
-    "What `regularize` and `watch` give": (
+    "Returned by `regularize` and `watch`": (
         "headwise.Regularized",
         "headwise.Site",
         "headwise.watching.watch.Watch",
         "headwise.regularizing.coverage.Coverage",
     ),
-    "What `audit`, `compress` and `sharpness` give": (
+    "Returned by `audit`, `compress` and `sharpness`": (
         "headwise.auditing.page.Audit",
         "headwise.compressing.record.Compressed",
         "headwise.statistics.sharpness.Sharpness",
     ),
-    "What `run` and `compare` give": (
+    "Returned by `run` and `compare`": (
         "headwise.Run",
         "headwise.StudyReport",
         "headwise.StudyResult",
         "headwise.training.fit.PlainHandle",
         "headwise.results.analysis_record.Analysis",
     ),
-    "What `check_method` gives": ("headwise.testing.contract.Checked",),
-    "What the author of a method meets": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
+    "Returned by `check_method`": ("headwise.testing.contract.Checked",),
+    "Used by authors of methods": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
 }
 
-# Modules for another library's trainer, which stands there as a mock while the site is built.
+# Modules for another library's trainer, which is mocked during the build.
 TRAINERS = {"lightning": ("HeadwiseCallback",), "axolotl": ("HeadwisePlugin", "HeadwiseSection")}
 
 
 def write(folder: Path) -> None:
     """Write the pages of the reference into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    given = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
-    elsewhere = {*methods.__all__, *given, "Method", "__version__"}
-    # dir() has the names that need an optional library too
+    inner = {path.removeprefix("headwise.") for paths in INNER.values() for path in paths}
+    elsewhere = {*methods.__all__, *inner, "Method", "__version__"}
+    # dir() also lists the names that need an optional library
     names = {*dir(headwise), *headwise.__all__} - elsewhere
     _put(folder / "headwise.md", _page("headwise", "headwise", sorted(names, key=str.lower), METHODS))
     _put(folder / "study.md", _page("headwise.study", "headwise.study", sorted(headwise.study.__all__, key=str.lower)))
@@ -85,8 +85,8 @@ def write(folder: Path) -> None:
 
 
 METHODS = (
-    "Public names of this module too: the methods, each of which has [a page of its own](../methods/index.md); "
-    "`Method`, from which [methods of your own](own_method.md) derive; and [what these calls give](objects.md)."
+    "Also public names of this module: the methods, each with [its own page](../methods/index.md); "
+    "`Method`, from which [your own methods](own_method.md) derive; and [the objects that they return](objects.md)."
 )
 
 OWN_METHOD = (
@@ -110,22 +110,22 @@ def _checks() -> str:
 
 
 def _own_method() -> str:
-    """Return the page of what `Method` leaves to its subclasses: type checkers alone see the stages, so autodoc does
-    not."""
+    """Return the page of the members that subclasses of `Method` define: only type checkers see the stages, so autodoc
+    does not."""
     parts = ["# Method: its class variables and stages", OWN_METHOD]
     parts += [_entry("headwise.Method"), "## Class variables"]
-    for name, (default, said) in method_contract.class_variables().items():
-        parts.append(f"### `{name}`\n\nDefault: `{default}`. {said}")
+    for name, (default, text) in method_contract.class_variables().items():
+        parts.append(f"### `{name}`\n\nDefault: `{default}`. {text}")
     parts.append("## Stages")
-    for name, (signature, said) in method_contract.stages().items():
-        parts.append(f"### `{name}`\n\n```python\n{signature}\n```\n\n{said}")
+    for name, (signature, text) in method_contract.stages().items():
+        parts.append(f"### `{name}`\n\n```python\n{signature}\n```\n\n{text}")
     return "\n\n".join(parts) + "\n"
 
 
 def _objects() -> str:
     parts = [
-        "# Objects that are given, not made",
-        "You do not build these yourself; you get them and call what they offer.",
+        "# Objects that calls return",
+        "You do not build these yourself: other calls return them.",
     ]
     for title, names in INNER.items():
         parts += [f"## {title}", *(_entry(name) for name in names)]
@@ -142,7 +142,7 @@ def _entry(path: str) -> str:
 
 
 def _command_line() -> str:
-    parts = ["# The command line", "What `headwise` and its commands say with `--help`."]
+    parts = ["# The command line", "The output of `--help` for `headwise` and its commands."]
     for command in COMMANDS:
         done = subprocess.run(
             [sys.executable, "-m", "headwise", *command, "--help"],
@@ -156,6 +156,6 @@ def _command_line() -> str:
 
 
 def _put(path: Path, text: str) -> None:
-    # an unchanged file keeps its time, and its page is not built again
+    # an unchanged file keeps its modification time, so that its page is not built again
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page of the statistics: what each figure of health is, from the registries and their docstrings."""
+"""The page of the statistics: the definition of each health figure, from the registries and their docstrings."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from headwise.statistics.weights.product import WeightStatistic
 INTRO = """# Statistics of attention
 
 The figures that `headwise.watch`, `headwise audit` and a
-[study's own fields](../../tasks.md#what-else-a-run-measures) read. A name is what `statistics=[...]` takes, and what
-stands under `"statistic"` in each record. A figure belongs to a head, to a layer, or to a group of heads that share
-keys and values. Limits, beyond which a figure becomes an alert, are those of `headwise.Thresholds`."""
+[study's own fields](../../tasks.md#what-else-a-run-measures) read. `statistics=[...]` takes the names, and each record
+has them under `"statistic"`. A figure belongs to a head, to a layer, or to a group of heads that share
+keys and values. The limits beyond which a figure becomes an alert are in `headwise.Thresholds`."""
 WEIGHTS = """## Of the weights
 
-Each is read of two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and
+Each is computed for two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and
 `spectral_norm_vo`."""
 MODEL = """## Of the whole model
 
-Read only where they are named. The two of the loss need `loss=` in `headwise.watch`; a study gives it by itself.
+Read only if they are named. The two of the loss need `loss=` in `headwise.watch`; a study passes it automatically.
 
 | name | what it is |
 |---|---|
 | `matrix_norm` | the spectral norm of every matrix of the model |
 | `sharpness` | the largest eigenvalue of the Hessian of the training loss: [headwise.sharpness](headwise.md) |
-| `sharpness_share` | the sharpness over the largest that the optimizer bears at its rate; above 1 the steps grow |
+| `sharpness_share` | the sharpness over the stability limit of the optimizer at its rate; above 1 the steps grow |
 | `gradient_norm` | the gradient norm of each attention layer, of the rest of each block, and of the model |
 | `update_ratio` | the norm of the last step over the norm of the parameters, group by group |
 | `update_entropy` | the spectral entropy (nats) of the last step's change of W_QᵀW_K: low where few directions change |
-| `gradient_spike` | how many standard deviations the gradient's norm lies above those of the steps before |
-| `loss_spike` | the same of the loss that `watch.step(loss)` gets |"""
-WORSE = {"high": "A high value is the worrying one.", "low": "A low value is the worrying one."}
+| `gradient_spike` | how many standard deviations the gradient's norm is above those of the steps before |
+| `loss_spike` | the same for the loss that is passed to `watch.step(loss)` |"""
+WORSE = {"high": "High values are unhealthy.", "low": "Low values are unhealthy."}
 
 
 def page() -> str:
-    """Return the page: a table of one sentence each, and below it the whole text of each."""
+    """Return the page: a table with one sentence each, and below it the full text of each."""
     return (
         "\n\n".join(
             [
@@ -73,6 +73,6 @@ def _said(kind: type) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return a docstring's words for Markdown: formulas keep their signs, code in backticks stays."""
+    """Return a docstring's text for Markdown: formulas keep their signs, code in backticks is unchanged."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_|<>\[\]])", r"\\\1", part) for part in parts)

@@ -1,4 +1,4 @@
-"""What a cell printed in pieces is one text: myst-nb ends every piece with a line break, which tears lines apart."""
+"""Join the output that a cell printed in pieces: myst-nb ends every piece with a line break, which splits lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import myst_nb.core.render
 
 
 def register() -> None:
-    """Put `joined` in the place of what myst-nb merges streams with (`nb_merge_streams`)."""
+    """Replace myst-nb's merging of streams (`nb_merge_streams`) with `joined`."""
     myst_nb.core.render.coalesce_streams = joined
 
 
 def joined(outputs: list[Any]) -> list[Any]:
-    """Return the outputs with one stream of each name: pieces as they are, stdout before stderr, at its first place."""
+    """Return the outputs with one stream of each name: stdout before stderr, at the position of the first piece."""
     streams: dict[str, Any] = {}
     kept: list[Any] = []
     for output in outputs:

@@ -1,4 +1,4 @@
-"""Train LoRA on a diffusion transformer of diffusers by flow matching: `python diffusers_lora.py [--model
+"""Train LoRA on a diffusers transformer by flow matching: `python diffusers_lora.py [--model
 FOLDER_OF_SD3]`."""
 
 import argparse
@@ -11,7 +11,7 @@ import headwise  # headwise
 from headwise import DropHead, EntropyPenalty  # headwise
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--model", help="a pipeline of Stable Diffusion 3 on disk; without one, a small model at random")
+parser.add_argument("--model", help="a pipeline of Stable Diffusion 3 on disk; without one, a small random model")
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--steps", type=int, default=100)
@@ -31,7 +31,7 @@ regularized = headwise.regularize(model, DropHead(p=0.1), EntropyPenalty(strengt
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 watch = headwise.watch(model, every=10)  # headwise
 
-# In a script of yours: latents of the VAE, and what the text encoders make of the captions.
+# In your own script: latents of the VAE, and embeddings of the captions by the text encoders.
 config = model.config
 latents = torch.randn(8, config.in_channels, 16, 16)
 captions, pooled = torch.randn(8, 7, config.joint_attention_dim), torch.randn(8, config.pooled_projection_dim)

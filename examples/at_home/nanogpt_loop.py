@@ -1,4 +1,4 @@
-"""Train a GPT in one file, as nanoGPT does: own attention, micro steps, clipping. `nanogpt_loop.py --text FILE`."""
+"""Train a GPT in one file, like nanoGPT: own attention, micro steps, clipping. `nanogpt_loop.py --text FILE`."""
 
 import argparse
 from pathlib import Path

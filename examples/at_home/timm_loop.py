@@ -1,4 +1,4 @@
-"""Train a ViT as timm's own loop does, with its optimizer, schedule, loss and scaler: `python timm_loop.py --images
+"""Train a ViT like timm's own loop, with its optimizer, schedule, loss and scaler: `python timm_loop.py --images
 FOLDER`."""
 
 import argparse

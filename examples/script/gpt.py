@@ -1,6 +1,6 @@
 """Train a small GPT on the bytes of a text: `python gpt.py --text input.txt`.
 
-A script as many are: its own model, schedule, evaluation and checkpoints. Lines that end in `# headwise` make it a
+A typical script: its own model, schedule, evaluation and checkpoints. The lines that end in `# headwise` make it a
 study.
 """
 
@@ -113,7 +113,7 @@ def load(path, model, optimizer):
     kept = torch.load(path)
     model.load_state_dict(kept["model"])
     optimizer.load_state_dict(kept["optimizer"])
-    print(f"going on at step {kept['step']}")
+    print(f"resuming at step {kept['step']}")
     return kept["step"]
 
 
@@ -136,7 +136,7 @@ def main():
     for step in range(begin, args.steps):
         for group in optimizer.param_groups:
             group["lr"] = rate(args, step)
-        # batches are a function of seed and step: a run that was cut sees the same ones again
+        # batches are a function of seed and step: a resumed run sees the same ones
         draws = torch.Generator().manual_seed(1_000_003 * args.seed + step)
         batch = training[torch.randint(len(training), (args.batch,), generator=draws).to(device)]
         loss = loss_of(model, batch)
@@ -150,7 +150,7 @@ def main():
             save(args.out / "checkpoint.pt", model, optimizer, step + 1)
             print(f"step {step + 1}: loss {loss.item():.3f}")
     held_out = evaluate(model, test)
-    print(f"held-out loss {held_out:.4f} nats a byte")
+    print(f"held-out loss {held_out:.4f} nats per byte")
     run.record(loss=held_out)  # headwise
 
 

@@ -273,7 +273,7 @@ def test_a_study_that_was_cut_goes_on_and_ends_with_the_same_findings(tiny, monk
 
 
 def test_one_seed_is_refused():
-    with pytest.raises(ValueError, match="seeds=1, give 2 or more"):
+    with pytest.raises(ValueError, match="seeds=1, use 2 or more"):
         alarms.run(None, seeds=1)
 
 

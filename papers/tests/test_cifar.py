@@ -256,7 +256,7 @@ def test_every_corrupt_file_is_named(tmp_path, source):
     for name in ("data_batch_2.bin", "test_batch.bin"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"!")
     with pytest.raises(
-        StudyError, match=r"corrupt: .*data_batch_2.bin \(MD5 .*; .*test_batch.bin \(MD5 .*Delete what is named"
+        StudyError, match=r"corrupt: .*data_batch_2.bin \(MD5 .*; .*test_batch.bin \(MD5 .*Delete these files"
     ):
         Cifar(name="cifar10").located(tmp_path / "official").prepare(lambda text: None)
 

@@ -237,11 +237,11 @@ def test_coarse_pixels_and_jpeg_are_pillows():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": "fogg"}, "There is no corruption 'fogg'; there are gaussian_noise"),
-        ({"severity": 6}, "severity 6: there are 1, 2, 3, 4, 5"),
+        ({"name": "fogg"}, "There is no corruption 'fogg'; the corruptions are gaussian_noise"),
+        ({"severity": 6}, "severity 6: the severities are 1, 2, 3, 4, 5"),
         ({"images": some().astype(float)}, r"images float64 \(3, 32, 32, 3\): bytes of shape"),
         ({"images": some()[:, :16]}, r"images uint8 \(3, 16, 32, 3\)"),
-        ({"name": "frost"}, "frost lays photographs over images: give photographs"),
+        ({"name": "frost"}, "frost blends photographs into images: pass photographs"),
         (
             {"name": "frost", "photographs": [np.zeros((400, 160, 3), np.uint8)] * 6},
             "a photograph of frost is 32 pixels",

@@ -74,7 +74,7 @@ def test_every_corrupt_file_is_named_and_downloaded_anew_when_deleted(tmp_path, 
     paths = module.files(tmp_path)
     for path in paths:
         path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(StudyError, match=r"corrupt: .*Delete what is named") as caught:
+    with pytest.raises(StudyError, match=r"corrupt: .*Delete these files") as caught:
         module.prepare(tmp_path, silent)
     assert all(path.name in str(caught.value) for path in paths)
     paths[0].unlink()
@@ -165,7 +165,7 @@ def test_texts_come_back_whole(tmp_path, tiny):
     module.prepare(tmp_path, silent)
     assert module.read(tmp_path, "validation").encode() == own["valid.txt"]
     assert "test" in module.read(tmp_path, "test")
-    with pytest.raises(ValueError, match="There is no split 'dev'; there are train, validation, test"):
+    with pytest.raises(ValueError, match="There is no split 'dev'; the splits are train, validation, test"):
         module.read(tmp_path, "dev")
 
 
@@ -189,7 +189,7 @@ def test_pairs_and_scores(tmp_path, tiny):
     assert first == ["one of MSRpar.train.tsv", "x", "one of SMTeuroparl.train.tsv", "x"]
     assert second == ["other", "y"] * 2 and scores == [0.5, 4.0] * 2
     assert len(module.read(tmp_path, "test")[0]) == 8
-    with pytest.raises(ValueError, match="There is no split 'validation'; there are train, test"):
+    with pytest.raises(ValueError, match="There is no split 'validation'; the splits are train, test"):
         module.read(tmp_path, "validation")
 
 
@@ -287,7 +287,7 @@ def test_every_broken_picture_is_named(tmp_path, camvid_server):
     for said in (
         r"train/0001TP_0.png is not a picture",
         r"train/0001TP_1.png is (480, 360) pixels instead of (240, 180)",
-        r"trainannot/0001TP_2.png has class 12; there are 0 to 10, and 11 for void",
+        r"trainannot/0001TP_2.png has class 12; the classes are 0 to 10, and 11 for void",
         r"testannot/0001TP_0.png holds colours (RGB)",
     ):
         assert said in str(caught.value)
@@ -371,7 +371,7 @@ def test_sentences_without_a_partner_are_refused(tmp_path):
         (b'{"data": []}', "0 of 0 questions"),
         (
             tiny_data.squad_json(answers=[]),
-            r"1 of 1 questions have no answer that stands in its passage, first 'Who\?'",
+            r"1 of 1 questions have no answer that is in its passage, first 'Who\?'",
         ),
         (tiny_data.squad_json(answers=[{"text": "Denver", "answer_start": 1}]), "1 of 1 questions"),
         (tiny_data.squad_json(answers=[{"text": "", "answer_start": 1}]), "1 of 1 questions"),

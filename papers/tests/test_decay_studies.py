@@ -168,7 +168,7 @@ def test_the_text_is_split_in_its_order_and_targets_follow(text):
         assert torch.equal(inputs[:, 1:], targets[:, :-1]) and inputs.max() < CHARACTERS
     assert [len(inputs) for inputs, _ in parts.values()] == [599, 74, 74]
     (text / "tinyshakespeare" / "input.txt").write_text("abc" * 100)
-    with pytest.raises(StudyError, match="3 different characters, tiny Shakespeare 65"):
+    with pytest.raises(StudyError, match="3 different characters, tiny Shakespeare has 65"):
         task.data("train")
 
 
@@ -218,7 +218,7 @@ def test_stories_are_read_as_llama2c_lays_them_out(tmp_path):
         assert torch.equal(one.q[3], q[layer][6:8]) and torch.equal(one.k[1], k[layer][2:4])
         assert torch.equal(one.v[0], v[layer][:2]) and torch.equal(one.o[2], o[layer][:, 4:6].T)
     for broken, said in (
-        (content[:200], "fewer than its own sizes say"),
+        (content[:200], "fewer than its header states"),
         (b"x", "1 bytes: it is not a llama2.c model"),
     ):
         path.write_bytes(broken)

@@ -60,7 +60,7 @@ def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "SHAPE", SMALL)
     found = neutreno_cost.run(tmp_path, seeds=6)
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
-    assert claims[0].verdict == "as published" and "1.0000, held against 1.0000" in claims[0].ours
+    assert claims[0].verdict == "as published" and "1.0000, compared with 1.0000" in claims[0].ours
     write_json(tmp_path / "findings.json", found)
     assert "one image at a time" in headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
 

@@ -288,13 +288,13 @@ def spoiled(place, folder, **settings):
 
 
 def test_a_vocabulary_that_does_not_fit_the_encoder_is_refused(tmp_path, folder):
-    with pytest.raises(StudyError, match=r"its tokenizer gives tokens up to \d+, and its encoder has rows up to 9"):
+    with pytest.raises(StudyError, match=r"its tokenizer returns tokens up to \d+, and its encoder has rows up to 9"):
         load_encoder(spoiled(tmp_path, folder, vocab_size=10), random=True)
 
 
 def test_weights_of_other_sizes_broken_weights_and_another_config_are_named(tmp_path, folder):
     with pytest.raises(
-        StudyError, match=r"another model than its config says: encoder\.layer\.0\..* is \(32, 16\), not \(48, 16\)"
+        StudyError, match=r"a model that differs from its config: encoder\.layer\.0\..* is \(32, 16\), not \(48, 16\)"
     ):
         load_encoder(spoiled(tmp_path, folder, intermediate_size=48))
     spoiled(tmp_path, folder)

@@ -38,7 +38,7 @@ def test_mean_iou_from_sums_is_that_of_scikit_learn():
 @pytest.mark.parametrize(
     ("guess", "label", "said"),
     [
-        (11, 3, "predictions from 11 to 11, where there are classes 0 to 10"),
+        (11, 3, "predictions from 11 to 11, but classes are 0 to 10"),
         (0, 12, "labels from 12 to 12"),
         (0, -1, "labels from -1"),
     ],

@@ -1,7 +1,7 @@
 """Borders: every private name of torch, transformers and accelerate that headwise uses, each with a canary.
 
 No other file uses one, nor one of diffusers, peft or optuna, and `tests/test_borders.py` has a canary for each. A
-comment says what a name is, why no public one does, and what happens if it is gone; where it says nothing of that, the
+comment says what a name is, why no public one does, and what happens if it is gone; if it does not state this, the
 first use raises an AttributeError or ImportError with the name.
 """
 
@@ -232,7 +232,7 @@ def tensor_parallel_size(model: Any) -> int:
 
 
 def context_parallel_functions() -> Collection[Any]:
-    """Return the functions that torch's context parallelism has put in the place of others.
+    """Return the functions that torch's context parallelism has substituted for others.
 
     Nothing public tells whether it is on. Gone: none; then only distributed tensors in the calls tell.
     """
@@ -305,7 +305,7 @@ def forget_precision() -> None:
 
 
 # The names of the backends of diffusers that call `F.scaled_dot_product_attention`. Its documentation lists them, all
-# but one with an underscore. Gone: a call of such a backend is served as one of a kernel of its own.
+# but one with an underscore. Gone: a call of such a backend is treated as one of a separate kernel.
 TORCH_BACKENDS = frozenset(f"_native_{kind}" for kind in ("cudnn", "efficient", "flash", "math")) | {"native"}
 
 

@@ -136,7 +136,9 @@ def compare(
     ] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
-    train_size: Annotated[int | None, typer.Option(min=1, help="Training examples, drawn anew for each seed.")] = None,
+    train_size: Annotated[
+        int | None, typer.Option(min=1, help="Training examples, drawn separately for each seed.")
+    ] = None,
     test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
     tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
     jobs: Annotated[
@@ -200,9 +202,9 @@ def compare(
 
 def _study_name(study: str | None, task: str | None, script: str | None) -> str:
     if study and script:
-        raise StudyError(f"{study} is a study and --script {script!r} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --script {script!r} is your own: pass one of the two.")
     if study and task:
-        raise StudyError(f"{study} is a study and --task {task} is your own: give one of the two.")
+        raise StudyError(f"{study} is a study and --task {task} is your own: pass one of the two.")
     return study or "digits"
 
 
@@ -263,7 +265,7 @@ def league(
     ] = None,
     entries: Annotated[list[str] | None, typer.Option(help="Only these entries, and the plain model.")] = None,
     source: Annotated[
-        list[Path] | None, typer.Option(help="A folder with entries/ and worlds/ of your own; repeatable.")
+        list[Path] | None, typer.Option(help="A folder of your own entries/ and worlds/; repeatable.")
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials on validation for every entry, the plain model too.")] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
@@ -275,7 +277,7 @@ def league(
         int, typer.Option(min=0, help="Write entry files for the pairs of this many of the top methods.")
     ] = 0,
     time_steps: Annotated[
-        bool, typer.Option("--time", help="Time a step of every entry and of the plain model, in turns.")
+        bool, typer.Option("--time", help="Time a step of every entry and of the plain model, alternately.")
     ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
     engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",

@@ -205,7 +205,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         """Return the part of a LightningModule that is regularized and watched."""
         if self.model is None:
             parts = [child for child in pl_module.children() if sites(child)]
-            # A list of layers has no forward of its own: the module around it calls the layers.
+            # A list of layers has no forward: the module around it calls the layers.
             callable_parts = [child for child in parts if not isinstance(child, nn.ModuleList | nn.ModuleDict)]
             own = sum(len(sites(child)) for child in parts) == len(sites(pl_module))
             return callable_parts[0] if len(parts) == len(callable_parts) == 1 and own else pl_module

@@ -109,4 +109,4 @@ def test_the_report_says_it_as_a_table_and_figures(audited, tmp_path: Path) -> N
 def test_weights_of_zero_have_no_figure() -> None:
     one = compared({"a|0|vo": {"own": [0.0], "shared": [0.0], "frobenius": 0.0, "nuclear": 0.0}})
     assert all(math.isnan(found["deviation"]) and math.isnan(found["correlation"]) for found in one)
-    assert {found["verdict"] for found in one} == {"cannot be told"}
+    assert {found["verdict"] for found in one} == {"cannot be determined"}

@@ -246,7 +246,7 @@ class Reading(Attention):
 
 def test_code_that_reads_the_weight_itself_is_refused() -> None:
     model = nn.Sequential(Reading()).eval()
-    with pytest.raises(ValueError, match=r"its code does not take another layer in the place of 0\.qkv"):
+    with pytest.raises(ValueError, match=r"its code does not accept another layer instead of 0\.qkv"):
         headwise.compress(model, 0.9, example=torch.randn(2, 6, 32))
     assert isinstance(model[0].qkv, nn.Linear)
 

@@ -240,6 +240,7 @@ class AlwaysPenalizes(headwise.Method):
 
     strength: float = 1.0
     neutral = {"strength": 0.0}
+    live = ("strength",)
     penalizes = True
     acts = "both"
 
@@ -300,8 +301,20 @@ class BreaksGraphs(headwise.Method):
         return self.share * o if float(o.detach().sum()) != 0.0 else o
 
 
+class FixedStrength(headwise.Method):
+    """Penalizes with a strength that is not live."""
+
+    strength: float = 1.0
+    neutral = {"strength": 0.0}
+    penalizes = True
+
+    def output(self, o, call):
+        call.penalize(self, self.strength * o.square().mean(-1))
+        return o
+
+
 WRONG = {
-    "declarations": (Undeclared, NeverCalled, Misspelled),
+    "declarations": (Undeclared, NeverCalled, Misspelled, FixedStrength),
     "text": (WrongText,),
     "copies": (HoldsMore,),
     "both_forms_agree": (OtherTwin,),

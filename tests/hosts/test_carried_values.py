@@ -8,6 +8,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale, NeuTRENO, RelaxedAttention, ValueResidual
+from headwise.core.method import REGISTRY
 
 
 class PerImage(nn.Module):
@@ -92,6 +93,25 @@ def test_pooling_heads_are_left_by_methods_that_need_all_tokens(example):
     pooling = [row for row in handle.report().rows if "head" in row.name]
     assert [row.status for row in pooling] == ["not applicable"]
     assert model(**batch).pooler_output.shape == (2, 32)
+
+
+def test_a_method_that_carries_values_without_saying_so_is_named():
+    class Undeclared(headwise.Method):
+        """Adds the first values."""
+
+        share: float = 0.5
+        no_neutral = "an example"
+
+        def output(self, o, call):
+            return o + self.share * call.first_values()
+
+    try:
+        model = Model()
+        headwise.regularize(model, Undeclared())
+        with pytest.raises(RuntimeError, match=r"does not set carries = True, one of Undeclared\(share=0\.5\)"):
+            model(torch.randn(1, 4, 16))
+    finally:
+        REGISTRY.pop("Undeclared")
 
 
 @pytest.mark.parametrize("method", [NeuTRENO(), ValueResidual()], ids=repr)

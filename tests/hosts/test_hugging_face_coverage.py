@@ -74,9 +74,7 @@ def test_families_with_an_attention_of_their_own_are_refused_by_name(name: str) 
         regularize(model, DropColumn())
     lines = str(caught.value).splitlines()[1:]
     assert [line.split(" ")[0] for line in lines] == list(modules)
-    assert all(
-        "cannot be reached: it computes its attention by itself" in line and "F.scaled_dot" in line for line in lines
-    )
+    assert all("cannot be reached: it computes its own attention" in line and "F.scaled_dot" in line for line in lines)
 
 
 def test_a_model_with_both_kinds_reports_both() -> None:

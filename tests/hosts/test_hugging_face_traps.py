@@ -74,7 +74,7 @@ def test_an_eager_function_that_does_more_than_its_keywords_tell_is_refused(monk
     model = LLAMA.build("eager").train()
     regularize(model, DropColumn(p=0.1))
     with pytest.raises(
-        RuntimeError, match=r"layers\.0\.self_attn \(LlamaAttention\) has an eager attention of its own that does more"
+        RuntimeError, match=r"layers\.0\.self_attn \(LlamaAttention\) has its own eager attention that does more"
     ):
         model(**LLAMA.batch())
 

@@ -38,7 +38,7 @@ def test_what_is_reached_acts_and_what_is_not_is_listed_with_the_reason(name):
     assert {row.status for row in rows} == {"regularized", "unreachable"}
     for row in rows:
         if row.status == "unreachable":
-            what = "channel to channel" if re.search("XCA|Channel", unreachable) else "computes its attention by itself"
+            what = "channel to channel" if re.search("XCA|Channel", unreachable) else "computes its own attention"
             assert what in row.detail
     handle.remove()
 

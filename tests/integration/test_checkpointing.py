@@ -83,8 +83,8 @@ def test_checkpointing_gives_the_same_gradients_and_one_penalty(name, mode, forw
         torch.testing.assert_close(got[key], plain[key], rtol=1e-4, atol=1e-6, msg=key)
 
 
-# They draw, add to the loss, carry values or keep means of batches: a forward that cannot be told from its repetition
-# would do it twice.
+# They draw, add to the loss, carry values or keep means of batches: a forward that cannot be distinguished from its
+# repetition would do it twice.
 REFUSED_WHEN_REENTRANT = {
     "AttentionDropout",
     "AttentionNormPenalty",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from grids import asked, part_of_grid
+from grids import part_of_grid, requested
 
 HERE = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
@@ -60,7 +60,7 @@ def found(request, tmp_path_factory):
     assert compiled.returncode == 0, compiled.stderr
     # Torch asks once whether there is CUDA, while it is imported: the device must be there before.
     environment = {**os.environ, "LD_PRELOAD": str(device)}
-    groups = [group for (group,) in asked(request, "group")]
+    groups = [group for (group,) in requested(request, "group")]
     command = [sys.executable, str(HERE / "fake_cuda_cases.py"), *groups]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from grids import asked, part_of_grid
+from grids import part_of_grid, requested
 from small_models import HOSTS, fresh
 
 import headwise
@@ -118,7 +118,7 @@ def _spawn(worker, *args):
 @pytest.fixture(scope="module")
 def ddp(request):
     folder = Path(tempfile.mkdtemp())
-    jobs = asked(request, "name", "padded")
+    jobs = requested(request, "name", "padded")
     _spawn(_ddp, folder, jobs)
     found = {
         job: [torch.load(folder / f"{i}.{rank}.pt", weights_only=True) for rank in range(2)]
@@ -211,7 +211,7 @@ def _full(grad):
 @pytest.fixture(scope="module")
 def fsdp(request):
     folder = Path(tempfile.mkdtemp())
-    names = [name for (name,) in asked(request, "name")]
+    names = [name for (name,) in requested(request, "name")]
     _spawn(_fsdp, folder, names)
     return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in names}
 

@@ -63,7 +63,7 @@ def contract(monkeypatch):
     return method_contract
 
 
-def test_every_class_variable_and_stage_is_explained(contract):
+def test_every_class_variable_stage_and_hook_is_explained(contract):
     declared = {name for name, kind in method.Method.__annotations__.items() if "ClassVar" in str(kind)}
     assert {*contract.class_variables()} == declared
     assert {*contract.stages()} >= {
@@ -71,7 +71,7 @@ def test_every_class_variable_and_stage_is_explained(contract):
         *method.CALL_STAGES,
         *(t for ts in method.TWINS.values() for t in ts),
     }
-    for name, (code, said) in {**contract.class_variables(), **contract.stages()}.items():
+    for name, (code, said) in {**contract.class_variables(), **contract.stages(), **contract.hooks()}.items():
         assert code
         assert len(said.split()) >= 10, f"{name} is not explained in core/method.py"
 
@@ -86,5 +86,10 @@ def test_the_guide_shows_what_the_class_says(contract, monkeypatch, tmp_path, ca
     assert contract.main([]) == 0
     assert contract.main(["--check"]) == 0
     text = stale.read_text(encoding="utf-8")
-    assert "`rowwise = False`" in text and "`weights(a, call)`" in text and "stale" not in text
+    assert (
+        "`rowwise = False`" in text
+        and "`weights(a, call)`" in text
+        and "`at(name, step, site)`" in text
+        and "stale" not in text
+    )
     assert text.startswith("# Title\n") and text.endswith("rest\n")

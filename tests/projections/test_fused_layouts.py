@@ -139,7 +139,7 @@ def test_a_pointwise_convolution_is_a_projection_and_a_grouped_one_is_refused_by
         ProjectionError, match=r"layer\.qkv, a grouped convolution \(groups=3\), in which heads share no matrix"
     ):
         projections.find(Site("layer", Convolved(3, 1)))
-    with pytest.raises(ProjectionError, match=r"a convolution over \(3,\), which is no single matrix"):
+    with pytest.raises(ProjectionError, match=r"a convolution over \(3,\), which is not a single matrix"):
         projections.find(Site("layer", Convolved(1, 3)))
 
 

@@ -128,7 +128,7 @@ def test_a_missing_output_projection_is_named_and_nothing_stays():
     model = nn.Sequential(WithoutProjection(), WithoutProjection())
     x = torch.randn(2, 5, 32)
     before = untouched(model)
-    with pytest.raises(ValueError, match="needs the output projection; 0 has no output projection of its own"):
+    with pytest.raises(ValueError, match="needs the output projection; 0 has no output projection"):
         headwise.regularize(model, Branching(), example=x)
     same(before, untouched(model))
 
@@ -158,7 +158,7 @@ class ByHand(nn.Module):
 def test_a_softmax_by_hand_is_found_though_its_class_does_not_say_attention():
     model = nn.Sequential(ByHand())
     before = untouched(model)
-    with pytest.raises(ValueError, match=r"0 \(ByHand\) cannot be reached: it computes its attention by itself"):
+    with pytest.raises(ValueError, match=r"0 \(ByHand\) cannot be reached: it computes its own attention"):
         headwise.regularize(model, DropHead())
     same(before, untouched(model))
     both = nn.Sequential(ByHand(), fresh().blocks[0])

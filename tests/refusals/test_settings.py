@@ -104,7 +104,7 @@ def test_a_text_in_the_place_of_a_method_is_refused_with_what_reads_it():
         ("Zebra", r"There is no method 'Zebra'\. `headwise methods` lists them"),
         ("DropHead(0.2)", r"DropHead takes its settings by name, such as DropHead\(p=0\.2\); got 'DropHead\(0\.2\)'"),
         ("DropHead(p=1.2)", r"DropHead: p must lie in \[0, 1\), got 1\.2"),
-        ("DropHead(p=big)", r"DropHead: 'big' is no number, text, True, False or None"),
+        ("DropHead(p=big)", r"DropHead: 'big' is not a number, text, True, False or None"),
         ("DropHead(p=0.2", r"cannot read methods from 'DropHead\(p=0\.2'"),
         ("DropHead(p=0.2) - DropKey()", r"cannot read a method from"),
         ("", "cannot read methods from ''"),

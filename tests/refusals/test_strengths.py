@@ -90,7 +90,7 @@ def test_methods_add_up_to_a_list_that_parse_reads():
     [
         ("DropHead(p=0.1,p=0.2)", ValueError, "DropHead is given p twice"),
         ("InputNoise(per_head=None)", ValueError, "must be of type bool, got None"),
-        ("DropHead(p={[]:1})", ValueError, "is no number, text, True, False or None"),
+        ("DropHead(p={[]:1})", ValueError, "is not a number, text, True, False or None"),
         (5, TypeError, r"parse\(\) takes a text"),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_state_of_other_methods_is_refused_though_no_strength_was_set(method
 @pytest.mark.parametrize("state", [{}, {"step": 1}, None, {"counters": {}}])
 def test_what_is_no_state_is_refused_by_name(state):
     _, handle = fitted(DropHead())
-    with pytest.raises(ValueError, match=r"load_state\(\) takes what state\(\) gave"):
+    with pytest.raises(ValueError, match=r"load_state\(\) takes the result of state\(\)"):
         handle.load_state(state)
 
 

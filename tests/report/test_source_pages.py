@@ -98,8 +98,8 @@ def test_the_plot_shows_effects_as_multiples_of_the_published_ones(kept):
     ("old", "new", "said"),
     [
         ('"study: First" = "same direction, smaller"', '"study: First" = "as published"', "read its sentences again"),
-        ('{ of = "study: Third" }', '{ of = "study: First" }', "stands in two places"),
-        ('{ of = "study: Third" }', '{ of = "study: First" }', "'Third of all.' stands in no place"),
+        ('{ of = "study: Third" }', '{ of = "study: First" }', "is in two places"),
+        ('{ of = "study: Third" }', '{ of = "study: First" }', "'Third of all.' is in no place"),
         ('{ of = "study: Third" }', '{ of = "study: Fourth" }', "finds 0 claims"),
         ('care = "On few images."', f'care = "{"few " * 21}"', "more than 20 words"),
         ('missing = "No GPU."', "", "needs claims, or why there are none"),

@@ -246,8 +246,8 @@ def untouched(model, before):
         (lambda f: shorten(f), "is missing"),
         # without a config transformers would build its default, of billions of weights
         (lambda f: (f / "config.json").unlink(), "config.json is missing"),
-        (lambda f: (f / "model.safetensors").unlink(), "cannot be read.*save it anew"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 40), "cannot be read.*save it anew"),
+        (lambda f: (f / "model.safetensors").unlink(), "cannot be read.*save it again"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 40), "cannot be read.*save it again"),
     ],
 )  # fmt: skip
 def test_a_damaged_folder_is_told_and_the_model_stays_plain(harm, words, tmp_path):

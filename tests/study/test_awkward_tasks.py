@@ -46,7 +46,7 @@ def test_costs_heads_and_maps_are_read_with_the_deciding_evaluations_own_batch(t
     ("task", "message"),
     [
         ("UndefinedBetween", "the metric 'odd' of 'test' is nan, while the loss is a number"),
-        ("UndefinedSummary", r"UndefinedSummary\.summary gave 'all/accuracy' as nan"),
+        ("UndefinedSummary", r"UndefinedSummary\.summary returned 'all/accuracy' as nan"),
     ],
 )
 def test_an_undefined_figure_of_a_phase_or_a_summary_fails_the_run_by_name(tmp_path, task, message):
@@ -57,11 +57,11 @@ def test_an_undefined_figure_of_a_phase_or_a_summary_fails_the_run_by_name(tmp_p
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("no module", r"Faulty\.model\(\) gave function; give a torch\.nn\.Module"),
-        ("nothing", r"Faulty\.model\(\) gave None"),
+        ("no module", r"Faulty\.model\(\) returned function; return a torch\.nn\.Module"),
+        ("nothing", r"Faulty\.model\(\) returned None"),
         ("raises", r"Faulty\.model\(\) fails: ZeroDivisionError: .* \(line \d+ of awkward_tasks.py"),
-        ("no parameters", r"Faulty\.model\(\) gave a Flatten without parameters"),
-        ("detached", r"Faulty\.loss gave float32 \(\) that has no gradient"),
+        ("no parameters", r"Faulty\.model\(\) returned a Flatten without parameters"),
+        ("detached", r"Faulty\.loss returned float32 \(\) that has no gradient"),
     ],
 )
 def test_what_cannot_be_trained_is_told_in_a_sentence(tmp_path, fault, message):

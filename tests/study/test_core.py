@@ -197,15 +197,19 @@ def test_clipping_and_schedules_change_what_is_trained(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("shape", r"Faults\.count gave 'pixels' in the shape \(16, 16\) and then \(1, 16\): a sum has the same shape"),
-        ("undeclared", r"Faults gave the metric 'iou', which it does not declare; its metrics are miou, loss"),
+        (
+            "shape",
+            r"Faults\.count returned 'pixels' in the shape \(16, 16\) and then \(1, 16\): a sum has the " r"same shape",
+        ),
+        ("undeclared", r"Faults returned the metric 'iou', which it does not declare; its metrics are miou, loss"),
         (
             "raises",
             r"Faults\.finish could not make the metrics of 'train'.*int64 \(3, 3\).*KeyError: 'confusion matrix'",
         ),
         (
             "undecided",
-            r"Faults decides on 'test/miou', and nothing gives it: 'test' gave loss\. Let finish\(\) give 'miou'",
+            r"Faults decides on 'test/miou', and nothing returns it: 'test' returned loss\. Let finish\(\) "
+            r"return 'miou'",
         ),
         ("nan", r"the metric 'miou' of 'train' is nan, while the loss is a number"),
     ],
@@ -223,7 +227,11 @@ def test_a_metric_that_cannot_be_made_fails_its_run_by_name(tmp_path, fault, mes
     [
         ("twice", "Faults names the evaluation 'fog' twice"),
         ("phases", "Faults names the phase 'one' twice"),
-        ("missing", r"a phase starts from /no/such/folder, which is no folder, so it holds no checkpoint\.safetensors"),
+        (
+            "missing",
+            r"a phase starts from /no/such/folder, which is not a folder, so it contains no "
+            r"checkpoint\.safetensors",
+        ),
         ("setting", r"phase 'two': Faults .*: learningrate: there is no such setting\. Did you mean 'learning_rate'\?"),
         ("optimizer", r"phase 'two': Faults does not take these settings: optimizer adamw has no momentum\."),
     ],
@@ -244,7 +252,7 @@ def test_a_statistic_of_no_such_name_is_refused():
 def test_an_outcome_that_decides_and_is_never_given_fails_its_run(tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     (order,) = orders(study_of(f"{tmp_path / 'late.py'}:Late"), tmp_path / "out")
-    with pytest.raises(StudyError, match=r"Late decides on 'test/right', and nothing gives it: 'test' gave loss"):
+    with pytest.raises(StudyError, match=r"Late decides on 'test/right', and nothing returns it: 'test' returned loss"):
         execute(order, lambda event: None)
 
 
@@ -280,13 +288,13 @@ class Wrong(Task):
         (
             "torch.zeros(6, 4), torch.ones(6, 4)",
             "",
-            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model gave "
+            r"Wrong fails on its first 6 training examples, \(float32 \(6, 4\), float32 \(6, 4\)\).*the model returned "
             r"float32 \(6, 3\)",
         ),
         (
             "torch.zeros(6, 4), torch.ones(5)",
             "",
-            r"data\('train'\) gave \(float32 \(6, 4\), float32 \(5,\)\): its parts hold 6, 5",
+            r"data\('train'\) returned \(float32 \(6, 4\), float32 \(5,\)\): its parts hold 6, 5",
         ),
         ("[1, 2], torch.ones(2)", "", r"\[0\]\[0\] is a int, where a tensor should be"),
         # an argument too many: the inputs are a tuple of their own
@@ -300,13 +308,13 @@ class Wrong(Task):
         (
             "['a'] * 1000, torch.ones(1000)",
             "",
-            r"gave \(\(str, str, str, str, str, str, and 994 more\), float32 \(1000,\)\)",
+            r"returned \(\(str, str, str, str, str, str, and 994 more\), float32 \(1000,\)\)",
         ),
         ("torch.zeros(6, 9), torch.ones(6).long()", "", r"inputs float32 \(6, 9\), targets int64 \(6,\)"),
         (
             "torch.zeros(6, 4), torch.ones(6).long()",
             "def batch(self, examples, generator): return examples",
-            r"Wrong\.batch gave \(float32 \(6, 4\), int64 \(6,\)\); give headwise\.study\.Batch",
+            r"Wrong\.batch returned \(float32 \(6, 4\), int64 \(6,\)\); return headwise\.study\.Batch",
         ),
     ],
 )

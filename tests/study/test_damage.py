@@ -290,8 +290,8 @@ def test_a_copy_of_a_run_is_named_and_left_out(finished, tmp_path):
     folder = next((out / "runs").iterdir())
     shutil.copytree(folder, out / "runs" / "copy")
     carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
-    assert listener.said == [f"note: {out / 'runs' / 'copy'} is no run of this study and is left out"]
-    assert "runs/copy is no run of this study and is left out" in write(out).read_text()
+    assert listener.said == [f"note: {out / 'runs' / 'copy'} is not a run of this study and is omitted"]
+    assert "runs/copy is not a run of this study and is omitted" in write(out).read_text()
     assert len(read_study(out).runs) == 2
 
 

@@ -28,7 +28,7 @@ def test_a_data_set_is_here_when_all_files_of_a_form_are(tmp_path):
     (tmp_path / "plays-py" / "all").touch()
     assert plays.words(tmp_path) == "plays, 2.5 MB unpacked, here"
     assert DataSet("speech", (("a.npz",),), downloads=False).words(tmp_path) == (
-        "speech, size not known, to be had by hand"
+        "speech, size not known, to be obtained manually"
     )
 
 
@@ -51,7 +51,7 @@ def test_a_plan_downloads_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_a_study_of_findings_has_no_plan(tmp_path):
-    with pytest.raises(StudyError, match="a study of its own kind, for which --plan has no meaning"):
+    with pytest.raises(StudyError, match="a study without arms, for which --plan has no meaning"):
         refuse_unused(Request(study="alarms", plan=True))
 
 

@@ -75,7 +75,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp
     with Engine(1) as engine:
         carry(study, tmp_path / "killed", engine, KillOnce())
     carry(study, tmp_path / "whole")
-    assert victims and any("exit code -9; its run goes on from its last checkpoint" in text for text in listener.said)
+    assert victims and any("exit code -9; its run resumes from its last checkpoint" in text for text in listener.said)
     assert all_numbers(tmp_path / "killed") == all_numbers(tmp_path / "whole")
 
 
@@ -98,7 +98,7 @@ def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monk
 
 def test_a_failing_task_names_the_run_and_what_it_was_given(tmp_path):
     message = (
-        r"(?s)baseline, seed 0, could not go on: Faulty fails on its first 3 training examples, "
+        r"(?s)baseline, seed 0, could not continue: Faulty fails on its first 3 training examples, "
         r"\(float32 \(3, 1, 4, 4\), float32 \(3,\)\).*RuntimeError: .*Long.*same command again"
     )
     with pytest.raises(StudyError, match=message):
@@ -110,7 +110,7 @@ def test_a_run_that_fails_while_training_shows_where(tmp_path, monkeypatch):
         raise RuntimeError("no such weather")
 
     monkeypatch.setattr("headwise.training.train._step", fail)
-    message = r"(?s)baseline, seed 0, could not go on: RuntimeError: no such weather.*Details: .*same command again"
+    message = r"(?s)baseline, seed 0, could not continue: RuntimeError: no such weather.*Details: .*same command again"
     with pytest.raises(StudyError, match=message):
         carry(tiny_study(), tmp_path)
     log = (tmp_path / "failures.log").read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_a_run_that_fails_while_training_shows_where(tmp_path, monkeypatch):
 
 
 def test_splits_of_unequal_length_are_refused(tmp_path):
-    with pytest.raises(StudyError, match=r"Broken.data\('train'\) gave .*: its parts hold 3, 2 examples"):
+    with pytest.raises(StudyError, match=r"Broken.data\('train'\) returned .*: its parts hold 3, 2 examples"):
         carry(tiny_study("Broken"), tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(tmp_path):
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate(timeout=60)
     assert stopped.returncode == 130, said
-    assert f"The same command goes on from {out}" in said and "Traceback" not in said
+    assert f"The same command resumes from {out}" in said and "Traceback" not in said
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
     before = lines(out)
     # a parent that is killed outright takes its workers with it

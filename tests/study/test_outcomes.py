@@ -177,7 +177,7 @@ def test_a_failed_run_lets_the_others_finish_and_is_told_by_name(tmp_path):
     study, listener = study_of(f"{tmp_path / 'partly.py'}:Partly", arms, 2), Silent()
     with pytest.raises(
         StudyError,
-        match=r"way=.?broken.?, seed 0, could not go on.*the loss is broken.*the same in 1 other run(.|\n)*2 runs "
+        match=r"way=.?broken.?, seed 0, could not continue.*the loss is broken.*the same in 1 other run(.|\n)*2 runs "
         r"failed",
     ):
         carry(study, tmp_path / "out", listener=listener)
@@ -188,7 +188,7 @@ def test_a_failed_run_lets_the_others_finish_and_is_told_by_name(tmp_path):
         ("baseline", 0),
         ("baseline", 1),
     ]
-    assert len([text for text in listener.said if "failed; the others go on" in text]) == 2
+    assert len([text for text in listener.said if "failed; the others continue" in text]) == 2
 
 
 def test_what_breaks_at_once_is_told_with_its_arm_before_any_run(tmp_path):

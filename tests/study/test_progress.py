@@ -172,8 +172,8 @@ def test_a_failure_is_one_line_with_its_place_and_the_details_lie_in_a_log(tmp_p
     event = {"event": "failed", "reason": "ZeroDivisionError: division by zero", "trace": trace}
     said = describe_failures([(order, event)] * 4).splitlines()
     assert (
-        said[0]
-        == "baseline, seed 0, could not go on: ZeroDivisionError: division by zero (line 7 of mine.py, in loss) (the "
+        said[0] == "baseline, seed 0, could not continue: ZeroDivisionError: division by zero (line 7 of mine.py, in "
+        "loss) (the "
         "same in 3 other runs)"
     )
     assert "Traceback" not in "".join(said) and str(tmp_path / "failures.log") in said[2]

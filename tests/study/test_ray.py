@@ -20,7 +20,7 @@ def test_a_study_on_two_nodes_survives_a_death_with_the_numbers_of_a_local_study
     command = [sys.executable, str(script), str(tmp_path / "ray"), victim]
     done = subprocess.run(command, capture_output=True, text=True, cwd=script.parent, timeout=300)
     assert "killed 1, ended 4" in done.stdout, done.stdout + done.stderr
-    assert "goes on from its last checkpoint" in done.stdout
+    assert "resumes from its last checkpoint" in done.stdout
     carry(tiny_study("Slow", methods=("DropHead(p=0.3)",), seeds=2, pause=0.1), tmp_path / "local")
     assert all_numbers(tmp_path / "ray") == all_numbers(tmp_path / "local")
 

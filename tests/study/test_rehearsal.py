@@ -40,7 +40,7 @@ def refused(study, out, message):
         ("carry", r"phase 'two' cannot start from phase 'one': no weight of the model matches \('hed\.\*',\)"),
         ("missing weight", r"phase 'two' cannot start from phase 'one': its head\.\w+ is \(4,.*the model's \(3,"),
         ("data", r"phase 'two': Late\.data\('adapt'\) fails: KeyError: 'adapt'"),
-        ("empty data", r"phase 'two': Late\.data\('nothing'\) gave None; a task needs training examples"),
+        ("empty data", r"phase 'two': Late\.data\('nothing'\) returned None; a task needs training examples"),
         ("batch", r"phase 'two': Late fails on its first 12 training examples, \(float32 \(12,\)"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_foreign_or_damaged_checkpoint_of_a_later_phase_is_told_before_the_fir
 
 def test_a_run_that_fails_by_name_lets_the_others_go_on(tmp_path):
     study = study_of(f"{LATE}:Late", ("baseline | fault=summary",))
-    with pytest.raises(StudyError, match=r"baseline \| fault=summary, seed 0, could not go on: Late\.summary"):
+    with pytest.raises(StudyError, match=r"baseline \| fault=summary, seed 0, could not continue: Late\.summary"):
         carry(study, tmp_path)
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1
 

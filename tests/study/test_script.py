@@ -166,7 +166,7 @@ def test_options_of_scripts_are_refused_of_tasks():
     ],
 )
 def test_a_script_that_fails_is_told_with_its_last_lines_and_nothing_is_lost(tmp_path, wrong, message):
-    with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not go on: .*{message}"):
+    with pytest.raises(StudyError, match=rf"(?s)baseline \| wrong={wrong}, seed 0, could not continue: .*{message}"):
         carry_script(tmp_path, methods=(f"baseline | wrong={wrong}", ARM))
     assert {json.loads(path.read_text())["arm"] for path in tmp_path.glob("runs/*/result.json")} == {"baseline", ARM}
 
@@ -405,7 +405,7 @@ def test_a_plan_counts_what_is_left_and_takes_its_time_from_what_is_finished(tmp
     assert planned(tmp_path) == ["plan:   0 runs: all are finished"]
     said = planned(tmp_path, seeds=3)
     assert said[0] == "plan:   4 runs, as finished ones took" and "ms a step" in said[1]
-    assert said[3].startswith("time:   about") and said[3].endswith("of training, evaluations apart")
+    assert said[3].startswith("time:   about") and said[3].endswith("of training, without evaluations")
 
 
 def test_a_plan_on_slurm_says_where_arms_can_be_tried(tmp_path):

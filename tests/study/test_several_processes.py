@@ -84,7 +84,7 @@ def test_ctrl_c_ends_all_processes_with_one_line_and_130(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "Traceback" not in said and said.count("stopped") == 1, said
-    assert said.strip().splitlines()[-1] == f"stopped; nothing is lost. The same command goes on from {out}"
+    assert said.strip().splitlines()[-1] == f"stopped; nothing is lost. The same command resumes from {out}"
     gone(family)
 
 
@@ -97,7 +97,7 @@ def test_ctrl_c_under_torchrun_ends_the_ranks_without_a_traceback_of_theirs(tmp_
     ours, _, torchruns = said.partition("Traceback")
     # torchrun itself prints one traceback, of its own files, and gives 1: no process below it can change that
     assert process.returncode == 1 and "Traceback" not in torchruns and "headwise" not in torchruns, said
-    assert ours.count(f"stopped; nothing is lost. The same command goes on from {out}") == 1, said
+    assert ours.count(f"stopped; nothing is lost. The same command resumes from {out}") == 1, said
     gone(family)
 
 
@@ -169,7 +169,7 @@ def test_a_rank_whose_torchrun_was_killed_while_it_started_ends_by_itself(tmp_pa
             1,
             "--engine ray gives each run one process. Leave --processes or --engine",
         ),
-        ({"processes": 2, "jobs": 2}, 1, "--jobs 2: runs of several processes go one after the other"),
+        ({"processes": 2, "jobs": 2}, 1, "--jobs 2: runs of several processes run one after the other"),
         ({"processes": 2, "trials": 3}, 1, "--tune works with one process a run. Tune with one"),
         ({"processes": 3}, 2, "--processes 3, but 2 processes were launched. Leave --processes out, or launch 3"),
     ],

@@ -71,7 +71,7 @@ def test_what_ray_tells_of_a_death_sends_the_run_again(tmp_path, engine_on):
     ray.answers[next(iter(ray.orders))] = RayError("the worker died unexpectedly\nask the dashboard")
     ray.begin = lambda order: ray.answers.update({list(ray.orders)[-1]: [{"event": "done", "result": 7}]})
     note, done = engine.events()
-    assert note["text"].endswith("the worker died unexpectedly; it goes on from its last checkpoint")
+    assert note["text"].endswith("the worker died unexpectedly; it resumes from its last checkpoint")
     assert done["event"] == "done" and not ray.cancelled
 
 

@@ -77,7 +77,7 @@ def test_a_job_that_is_preempted_or_killed_goes_on_to_the_same_numbers(tmp_path,
         # the same job was begun twice
         assert "Requeued job" in logs and not listener.said
     else:
-        assert any("Its run goes on from its last checkpoint in another job" in text for text in listener.said)
+        assert any("Its run resumes from its last checkpoint in another job" in text for text in listener.said)
 
 
 # submitit leaves the files of this executor's logs open
@@ -159,7 +159,7 @@ def test_ctrl_c_cancels_the_jobs_and_their_runs_can_go_on(tmp_path):
     assert len(family) >= 2
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate(timeout=60)
-    assert stopped.returncode == 130 and f"The same command goes on from {out}" in said, said
+    assert stopped.returncode == 130 and f"The same command resumes from {out}" in said, said
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
     study = tiny_study("Slow", methods=(ARM,)).model_copy(update={"name": "Slow"})
     for order in orders(study, out):

@@ -12,7 +12,7 @@ from test_engines import lines, wait_for
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 ARM = "DropHead(p=0.3)"
-LINE = "stopped; nothing is lost. The same command goes on"
+LINE = "stopped; nothing is lost. The same command resumes"
 
 
 def started(*arguments, python=(), ignoring=()):

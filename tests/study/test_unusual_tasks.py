@@ -99,7 +99,7 @@ def test_an_arm_may_not_change_the_examples_of_any_evaluation():
         ("Unusual", "limit", "the evaluation 'more' has the limit -1"),
         ("Unusual", "no name", "names an evaluation ''"),
         ("Unusual", "name of the core", "names an evaluation 'gap'"),
-        ("Unusual", "no evaluation", r"evaluations\(\) gave 'more'; give a list of headwise.study.Evaluation"),
+        ("Unusual", "no evaluation", r"evaluations\(\) returned 'more'; return a list of headwise.study.Evaluation"),
         ("Unusual", "raises", r"evaluations\(\) fails: ZeroDivisionError: .* \(line \d+ of unusual_tasks.py"),
         ("Slashed", "", "names a metric 'top/1'"),
         ("Worded", "", r"metrics holds 'accuracy'; give a tuple of headwise.study.Metric"),
@@ -115,7 +115,7 @@ def test_what_a_task_lists_wrongly_is_refused_by_name(task, fault, message):
     ("task", "message"),
     [
         ("LongAtLast", "an example of LongAtLast has 100 tokens, more than tokens_per_batch=64"),
-        ("Unjudged", r"weight\(\) counts the targets, and batch\(\) gave none"),
+        ("Unjudged", r"weight\(\) counts the targets, and batch\(\) returned none"),
     ],
 )
 def test_what_only_the_end_would_show_is_told_before_the_first_step(tmp_path, task, message):

@@ -253,7 +253,7 @@ def test_an_outcome_can_be_held_against_a_number(says, level, more, verdict):
     found = study({"baseline": list(0.55 + 0.01 * noise(10))})
     told = judged(found, ClaimTest(arm="baseline", outcome="test/accuracy", says=says, level=level, **more))
     assert told.verdict == verdict
-    assert told.tests[0].mean == pytest.approx(0.55 - level) and f"held against {100 * level:.2f}" in told.ours
+    assert told.tests[0].mean == pytest.approx(0.55 - level) and f"compared with {100 * level:.2f}" in told.ours
 
 
 def test_another_arm_than_the_baseline_can_be_the_reference():
@@ -317,7 +317,7 @@ def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, 
     margin = 0.03 if says == "same" else None
     test = judged(found, test_of(says, level=level, scale=scale, margin=margin)).tests[0]
     assert test.verdict == verdict and test.mean == pytest.approx(0.56 - level)
-    assert f"accuracy of A() 56.00, held against {100 * level:.2f} %" in test.ours
+    assert f"accuracy of A() 56.00, compared with {100 * level:.2f} %" in test.ours
     assert ("judged at the scale 'paper' alone" in test.why) == (scale == "paper")
 
 
@@ -362,7 +362,7 @@ def test_as_many_diverged_runs_are_shown_by_exact_bounds(diverged, margin, verdi
         ({"says": "same", "margin": -1}, "margin"),
         ({"says": "higher", "level": 0.6, "against": "same"}, "takes the place of another arm"),
         ({"says": "rises", "level": 0.1}, "neither another outcome nor a level"),
-        ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "held against no other outcome"),
+        ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "compared with no other outcome"),
         ({"says": "lower", "level": 0.1, "against_outcome": "test/loss"}, "not both"),
     ],
 )

@@ -11,7 +11,7 @@ from study_analysis.test_claims import study
 from headwise.reporting.difference_section import axis_sections
 from headwise.results.analysis import analyse_study
 from headwise.results.claims import judge
-from headwise.results.divergences import critical_rate, critical_rates, is_of_rates
+from headwise.results.critical_rates import critical_rate, critical_rates, is_of_rates
 from headwise.results.records import AxisRecord, Claim, ClaimTest
 
 RATES = [0.001, 0.01, 0.1]

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from headwise.results.across import aggregate
-from headwise.results.divergences import mcnemar
+from headwise.results.diverged_runs import mcnemar
 from headwise.results.intervals import JointIntervals, equivalence
 from headwise.results.joint_flips import joint_test
 from headwise.results.power import detectable_effect, pairing_gain

@@ -101,7 +101,7 @@ def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
     assert narrow.verdict == wide.verdict == "as published"
     _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))
     assert narrow.verdict == "as published" and wide.verdict == "undecided"
-    assert "±1.50 points is wider than the 1.00 points of A(), told as an effect here" in wide.why
+    assert "±1.50 points is wider than the 1.00 points of A(), reported as an effect here" in wide.why
 
 
 def test_a_default_margin_that_is_refused_is_said_to_be():

@@ -10,7 +10,7 @@ import pytest
 from study_analysis.test_claims import noise, study
 
 from headwise.results.differences import paired_differences
-from headwise.results.divergences import divergence_tests, mcnemar
+from headwise.results.diverged_runs import divergence_tests, mcnemar
 from headwise.results.joint_flips import joint_pairs_test
 
 

@@ -34,7 +34,8 @@ def test_a_value_that_is_no_number_is_null_in_json(tmp_path):
 def test_a_log_that_cannot_be_written_warns_once_and_the_training_goes_on():
     model, watch = watched(log=JsonLines("/dev/full"))
     with pytest.warns(
-        RuntimeWarning, match=r"JsonLines\('/dev/full'\) could not be written at step 0 \(OSError.*the training goes on"
+        RuntimeWarning,
+        match=r"JsonLines\('/dev/full'\) could not be written at step 0 \(OSError.*the training " r"continues",
     ):
         read(model, watch)
     with warnings.catch_warnings(record=True) as told:

@@ -1,7 +1,7 @@
 """The blog's methods at several numbers of training images: accuracy, generalisation gap and similarity of heads.
 
 The blog (Meindl 2023) expects overfitting "when there is limited training data" but only trains on all images; its
-Decorrelation is meant to make heads differ, which it does not measure.
+Decorrelation is intended to make heads differ, which it does not measure.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ STUDY = Study(
     notes=(
         NOTES[0].partition(";")[0] + ".",
         *NOTES[1:],
-        "Every number of images is passed 24 times, so that more images are more steps. The figures under test, train "
-        "and gap are those of the largest number. How alike heads are is read on 512 test images.",
-        "There is no paper scale: the blog trains on all images alone.",
+        "Every number of images is passed 24 times, so that more images mean more steps. The figures under test, "
+        "train and gap are those of the largest number. The similarity of heads is read on 512 test images.",
+        "There is no paper scale: the blog trains only on all images.",
     ),
 )

@@ -122,7 +122,7 @@ STUDY = Study(
         "A run trains one arm at every rate, each time from weights and on batches that are the same for all arms of "
         "a seed. Failed: a test loss above 2.75 nats, 0.2 above the "
         "best and 0.6 below that of the shares of characters.",
-        "Of the paper's models only those without norms or with post-LN are told with figures; that norms do not "
-        "prevent the collapse it says in words. Its largest models are far larger than the scale paper here.",
+        "The paper gives figures only for its models without norms or with post-LN; that norms do not "
+        "prevent the collapse is stated in words. Its largest models are far larger than the scale paper here.",
     ),
 )

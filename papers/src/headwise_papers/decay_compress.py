@@ -39,8 +39,8 @@ STUDY = Study(
     ),
     scales={"small": Scale(seeds=10), "paper": LM.scales["paper"]},
     notes=(
-        "Cut at s: each head's W_KᵀW_Q and W_OW_V keep the singular values that hold the share s of their sum; "
-        "without training after it.",
+        "Cut at s: each head's W_KᵀW_Q and W_OW_V keep the singular values whose sum is the share s of the total; "
+        "without further training.",
         "Time is that of one forward of 16 windows, cut over plain, in the same process; values and scores keep the "
         "full head size.",
     ),

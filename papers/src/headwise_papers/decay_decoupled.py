@@ -111,8 +111,8 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The summary of the paper says that decoupling can help, and gives no figure. As there, no text is seen "
-        "twice. What a decay λ does in n "
-        "steps at a rate η goes as ηλn: the rate here is high so that it does something in few steps.",
+        "The summary of the paper states that decoupling can help, without a figure. As there, no text is seen "
+        "twice. The effect of a decay λ in n "
+        "steps at a rate η scales as ηλn: the rate here is high so that it has an effect in few steps.",
     ),
 )

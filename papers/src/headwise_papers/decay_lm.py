@@ -92,7 +92,7 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper's table of perplexities is not known here, nor its learning rate; its data and tokens are others. "
+        "The paper's table of perplexities and its learning rate are not known here; its data and tokens differ. "
         "As there, no text is seen twice.",
     ),
 )

@@ -63,10 +63,10 @@ STUDY = Study(
         "paper": Scale(settings={"batch_size": 128, "steps": 20_000, "train_size": None, "watch_every": 400}, seeds=5),
     },
     notes=(
-        "Imbalance and gap are told as shares of the norms, so that weights which merely shrink do not count as "
-        "balanced.",
-        "e-folds: under gradient flow, a decay λ at a rate η gives −2000·ηλ per 1,000 steps. AdamW divides gradients "
-        "by their size, which keeps no difference of the Gram matrices: at a decay of 0 they balance, too.",
+        "Imbalance and gap are shares of the norms, so that weights which merely shrink do not count as balanced.",
+        "e-folds: under gradient flow, a decay λ at a rate η results in −2000·ηλ per 1,000 steps. AdamW divides "
+        "gradients by their size, which conserves no difference of the Gram matrices: "
+        "they balance at a decay of 0 too.",
         "Width, heads, learning rate and steps of the paper's experiment are not known here; batch, pairs and labels "
         "are.",
     ),

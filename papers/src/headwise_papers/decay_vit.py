@@ -71,7 +71,7 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper's scale is ImageNet; `--scale paper` is a transformer of its size on CIFAR-10, which this study "
-        "has.",
+        "The paper's scale is ImageNet; `--scale paper` is a transformer of its size on CIFAR-10, the data of this "
+        "study.",
     ),
 )

@@ -2,7 +2,7 @@
 
 A small ViT without the norm before attention (where the paper uses SigmaReparam, Zhai et al. 2023, arXiv 2303.06296)
 is trained on handwritten digits with a learning rate that is too high for it. A fifth of the labels is random, which
-gives the loss a floor and makes 1.2 × its minimum a meaningful threshold.
+sets a floor of the loss and makes 1.2 × its minimum a meaningful threshold.
 """
 
 from __future__ import annotations

@@ -77,14 +77,14 @@ STUDY = Study(
         ),
     },
     notes=(
-        "Small: a passage is cut to the sentences that its answer stands in, which makes the task easier than SQuAD's "
+        "Small: a passage is cut to the sentences that contain its answer, which makes the task easier than SQuAD's "
         "own, and 200 windows of the twelve test articles are judged. Exact match and F1 by the official rules, best "
         "over the annotators' answers.",
-        "MiniLM comes with a package; --set pretrained=FOLDER takes any encoder of transformers. Its table of words "
-        "stays as it is.",
+        "MiniLM comes with a package; --set pretrained=FOLDER takes any transformers encoder. Its word embeddings "
+        "are not trained.",
         "As loaded, the weights of all seeds are the same, and so are the tokens that are read: their differences "
         "have no spread.",
         "Paper: whole passages. Its training set of 87,599 questions is not read, and its strength is not named in "
-        "the text that this study was made from.",
+        "the text on which this study is based.",
     ),
 )

@@ -164,13 +164,13 @@ STUDY = Study(
     claims=(*CLAIMS, *WITHIN),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        "The paper trains on ImageNet, which cannot be had freely: both scales are on CIFAR-10. The scale paper has "
+        "The paper trains on ImageNet, which is not freely available: both scales use CIFAR-10. The scale paper has "
         "DeiT-tiny's shape and recipe "
         "on patches of 4 pixels, without its RandAugment, mixing, erasing and stochastic depth.",
         "Adaptation is a second phase, a third as long as the first, with NeuTRENO switched on over its first fifth; "
-        "the paper's takes a third of the epochs, too. It is held against the model before, as published, and against "
-        "as much more training without NeuTRENO.",
+        "the paper's phase also takes a third of the epochs. It is compared with the model before, as published, and "
+        "with equally long further training without NeuTRENO.",
         "Statistics of tokens, J, gradients and maps are read on 512 test images; in a symmetric model both gradients "
-        "of J are one, and their cosine is 1 by definition.",
+        "of J are equal, and their cosine is 1 by definition.",
     ),
 )

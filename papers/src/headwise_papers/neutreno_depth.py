@@ -60,6 +60,7 @@ STUDY = Study(
     ),
     scales={"small": Scale(settings={}, seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        "All depths take as many steps at one learning rate; 12 layers are the depth of the other studies of NeuTRENO.",
+        "All depths train for the same number of steps at one learning rate; the other studies of NeuTRENO have 12 "
+        "layers.",
     ),
 )

@@ -64,9 +64,9 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The task of an image is known in training and evaluation, nothing of an earlier task is seen again, and no "
+        "The task of an image is known in training and evaluation, data of earlier tasks are not seen again, and no "
         "method against forgetting acts.",
-        "A question of our own: what the paper calls incremental learning refers to sentences, see neutreno-prefixes. "
-        "The scale paper is DeiT-tiny's shape, 100 epochs a task.",
+        "The project's own question: the paper's incremental learning refers to sentences, see neutreno-prefixes. "
+        "The scale paper is DeiT-tiny's shape, 100 epochs per task.",
     ),
 )

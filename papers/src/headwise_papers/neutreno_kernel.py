@@ -34,7 +34,7 @@ STUDY = Study(
     ),
     scales={"small": Scale(settings={}, seeds=10), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        "The paper names the data, twelve layers and a kernel, and not the recipe; the scale paper has that of "
+        "The paper names the data, twelve layers and a kernel, but not the recipe; the scale paper uses that of "
         "neutreno-cifar. The strength 0.2 is that of the authors' code for linear attention.",
         "The baseline is softmax attention in the same model.",
     ),

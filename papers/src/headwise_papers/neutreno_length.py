@@ -139,9 +139,9 @@ STUDY = Study(
     ),
     scales={"small": Scale(seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
-        f"Each length has a cosine of its own. {SHORT} steps of 16 see most of the 2,000 training images once, {LONG} "
-        "steps each nearly ten times.",
-        "The paper trains for 300 epochs of ImageNet; it asks nothing about length. At the scale paper the lengths of "
-        "the arms stay those written here, which its batches make longer.",
+        f"Each length has its own cosine schedule. {SHORT} steps of 16 see most of the 2,000 training images once, "
+        f"{LONG} steps each nearly ten times.",
+        "The paper trains for 300 epochs of ImageNet and does not vary the length. At the scale paper the lengths of "
+        "the arms are those written here, which its batches make longer.",
     ),
 )

@@ -65,7 +65,7 @@ STUDY = Study(
     notes=(
         "Words beyond the 2,000 most frequent ones of the training text count as one unknown word; their share is the "
         "outcome "
-        "test/unknown. Perplexities compare within this study alone, and the claims are judged in nats per word.",
+        "test/unknown. Perplexities are comparable only within this study, and the claims are judged in nats per word.",
         "Segments: every word is predicted from those of its segment before it. Sliding window: from a whole context, "
         "over the first words of the test text, as the paper evaluates.",
         "Paper: the published shape with all 33,278 words of WikiText-2. WikiText-103, fifty times as long, is not "

@@ -80,8 +80,8 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper's G.7 is known here by its title and its references, which are of incremental understanding of "
+        "The paper's G.7 is known here only by its title and its references, which are on incremental understanding of "
         "sentences. Incremental learning of classes, another question, is neutreno-incremental.",
-        "Trained on whole sentences alone. Of a label for each prefix the first answer is the one necessary edit.",
+        "Trained only on whole sentences. With one label per prefix, the first answer is the one necessary edit.",
     ),
 )

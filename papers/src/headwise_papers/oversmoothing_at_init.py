@@ -80,9 +80,9 @@ def run(
         labels=LABELS,
         notes=(
             "FeatScale's gains start at 0, where it does nothing: its output equals the plain model's to the bit in "
-            f"{unchanged} of {seeds} models. The arm with a gain of {GAIN:g} on what differs from the mean over tokens "
-            "shows how it acts once it has learned such a gain.",
-            "Token cosine is a diagnosis, not a score: nothing here says which model would train better.",
+            f"{unchanged} of {seeds} models. The arm with a gain of {GAIN:g} on the deviations from the mean over "
+            "tokens shows how it acts once it has learned such a gain.",
+            "Token cosine is a diagnosis, not a score: it does not show which model would train better.",
         ),
         charts=[_chart(measured, key) for key in LABELS],
         settings={

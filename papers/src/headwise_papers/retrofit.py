@@ -143,9 +143,9 @@ STUDY = Study(
         "The model is stories260K of llama2.c: 5 layers, 8 heads that share 4 keys and values, 260,000 weights, "
         "trained on small stories. It is fine-tuned on tiny Shakespeare in its own 512 tokens.",
         "A warm-up raises a method's strength from 0 over the first half of the fine-tuning; its loss "
-        "when switched on is that of the whole strength. Before the first step all seeds have the same weights, so "
-        "that figures of the switch have no spread.",
+        "when switched on is that of the full strength. Before the first step all seeds have the same weights, so "
+        "that figures at the switch have no spread.",
         "8 bits: every row of the linear layers' weights, and of the embedding, is rounded to multiples, up to 127, "
-        "of a scale of its own; activations and what methods brought along outside of such layers stay.",
+        "of its own scale; activations, and parameters that methods add outside of such layers, are not rounded.",
     ),
 )

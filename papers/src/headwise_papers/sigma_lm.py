@@ -96,12 +96,12 @@ STUDY = Study(
         ),
     },
     notes=(
-        "A word predicted by its frequency alone costs about 4.7 nats here: a model that ends there has not trained, "
-        "though its loss never rose.",
-        "Diverged: the smoothed loss exceeds 1.5 times its minimum, or is no number.",
-        "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities compare within this study "
-        "alone.",
-        "Paper: the size of a small WikiText-103 model, on WikiText-2; the text that this study was made from gives "
+        "A word predicted only by its frequency costs about 4.7 nats here: a model that ends there has not trained, "
+        "although its loss never rose.",
+        "Diverged: the smoothed loss exceeds 1.5 times its minimum, or is not finite.",
+        "Words beyond the 2,000 most frequent ones count as one unknown word: perplexities are comparable only within "
+        "this study.",
+        "Paper: the size of a small WikiText-103 model, on WikiText-2; the text on which this study is based gives "
         "no figures.",
     ),
 )

@@ -55,8 +55,8 @@ STUDY = Study(
         ),
     },
     notes=(
-        "Diverged: a loss that is no number, or a smoothed loss above 1.5 × its minimum, which is near or above that "
+        "Diverged: a loss that is not finite, or a smoothed loss above 1.5 × its minimum, which is near or above that "
         "of chance.",
-        "A finished run may have learned nothing: its accuracy says so.",
+        "A finished run may have learned nothing; its accuracy shows this.",
     ),
 )

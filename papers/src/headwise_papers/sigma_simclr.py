@@ -79,9 +79,9 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "Views: a random crop, a flip, other colours, grey now and then; without blur, as Chen et al. 2020 do on "
+        "Views: a random crop, a flip, changed colours, sometimes grey; without blur, as Chen et al. 2020 use on "
         "CIFAR-10. The scale `small` has milder views than the paper's (40 % of the area and more, colours of "
-        "strength 0.25): at its 300 steps an encoder learns nothing from the strong ones.",
+        "strength 0.25): in its 300 steps an encoder learns nothing from the strong ones.",
         "The probe is a second phase: a linear layer on the class token of the frozen encoder, whose reparametrized "
         "weights were folded into plain ones.",
     ),

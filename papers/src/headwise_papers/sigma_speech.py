@@ -90,14 +90,14 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "As in the authors' code, gamma begins at 1; other than there, the convolution is reparametrized too, and q "
-        "and k have each their own sigma.",
+        "As in the authors' code, gamma begins at 1; unlike there, the convolution is reparametrized too, and q "
+        "and k each have their own sigma.",
         "AN4 has 948 training and 130 test utterances and no validation split; every utterance is used. One that CTC "
-        "cannot reach in its frames, one without words, one that is too long or has other letters is refused by name "
+        "cannot reach in its frames, one without words, and one that is too long or has other letters raise an error "
         "before anything trains.",
-        "A model that says nothing has an error rate of 100 %; that is what a diverged run counts as.",
-        "The paper's data, LibriSpeech, is not among the loaders: the scale `paper` trains its model by its recipe on "
-        "AN4, with sinusoids for its positions (CAPE), and lowers the learning rate where the training loss stands "
-        "still (there: the word error rate). It was not run.",
+        "A model with empty output has an error rate of 100 %, which is also the value of a diverged run.",
+        "The paper's data, LibriSpeech, is not among the loaders: the scale `paper` trains its model with its recipe "
+        "on AN4, with sinusoids for its positions (CAPE), and lowers the learning rate when the training loss "
+        "stagnates (there: the word error rate). It was not run.",
     ),
 )

@@ -104,12 +104,11 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The warm-up takes the first fifth of the steps; the intervention at 10 % lies in its middle, the one at 20 % "
+        "The warm-up takes the first fifth of the steps; the intervention at 10 % is in its middle, the one at 20 % "
         "at its end. Shares are those of the paper's hundred epochs.",
         "Sharpness: the largest eigenvalue of the training loss's Hessian on a fixed batch, by Lanczos. Its share is "
         "the preconditioned sharpness over Adam's threshold, 38 / learning rate (Cohen et al. 2022, arXiv "
         "2207.14484): above 1 steps on such a quadratic grow.",
-        "The paper trains ViT-B on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the shape of "
-        "ViT-B.",
+        "The paper trains ViT-B on ImageNet; CIFAR-10 replaces it here, at the paper's scale with the shape of ViT-B.",
     ),
 )

@@ -128,13 +128,13 @@ STUDY = Study(
         ),
     ),
     notes=(
-        "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers a side see "
-        "their data once and translate; those of 18 see a third of it, those of 50 one part in fifty: their claims "
-        "are asked of the test loss, in nats per token.",
+        "The paper reports BLEU after a whole training on WMT. At the scale `small` models of 6 layers per side see "
+        "their data once and translate; those of 18 see a third of it, those of 50 one fiftieth: their claims "
+        "are judged by the test loss, in nats per token.",
         "BLEU is that of the first hundred test sentences, decoded greedily.",
         "Byte pairs are trained on the training text of both languages; source, target and output share one "
         "embedding, which no "
-        "method changes. Every pair is used; a sentence of more than `longest` tokens is refused with its line.",
+        "method changes. Every pair is used; a sentence of more than `longest` tokens raises an error with its line.",
         "A diverged run counts as one that guesses among all tokens.",
         "WMT is not among the loaders: the scale `paper` trains the base transformer on Multi30k. It was not run.",
     ),

@@ -84,7 +84,7 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The paper trains ViT-B, L and H on ImageNet; here CIFAR-10 stands for it, at the paper's scale with the "
+        "The paper trains ViT-B, L and H on ImageNet; CIFAR-10 replaces it here, at the paper's scale with the "
         "shape of ViT-B.",
         "pre-LN has a warm-up over a tenth of the steps and weight decay 0.05; the other arms have neither. The "
         "learning rates were set after runs on other seeds.",

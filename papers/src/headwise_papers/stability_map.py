@@ -118,10 +118,10 @@ STUDY = Study(
     notes=(
         "Muon moves the matrices of attention and of the MLPs, AdamW everything else: embeddings, positions, the "
         "head, norms, biases and the "
-        "gains of methods. Muon's steps are scaled to the root mean square of AdamW's, so that one ladder serves both.",
+        "gains of methods. Muon's steps are scaled to the root mean square of AdamW's, so that both use one ladder.",
         "A run trains one arm at every rate without warm-up, each time from weights and on batches that are the same "
         "for all arms of a seed. Failed: a test loss above 2.75 nats.",
-        "The remedies stand at their sources' settings. A threshold of 100 or a cap of 50, meant for large models, "
-        "acts at high rates alone here.",
+        "The remedies use the settings of their sources. A threshold of 100 or a cap of 50, intended for large "
+        "models, acts only at high rates here.",
     ),
 )

@@ -315,7 +315,7 @@ class FittedLayer:
         if not self.shared.bare:
             raise RuntimeError(
                 f"{site.name} was taken to have {site.heads} heads, but its attention was called with q of shape "
-                f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read off a real call"
+                f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read from a real call"
             )
 
     def _check_one_head(self) -> None:

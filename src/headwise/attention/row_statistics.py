@@ -1,4 +1,7 @@
-"""Attention and its row statistics in one pass without storing the matrix, with closed-form gradients."""
+"""Attention and its row statistics in one pass without storing the matrix, with closed-form gradients.
+
+For methods; `statistics/row_figures.py` computes more figures, without gradients, for statistics.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def audit(
 
     Args:
         checkpoint: a model in memory, which is not changed; a transformers folder, also in a hub's cache; the name of a
-            model in the hub's cache; `TIMM_NAME:FILE.safetensors`; or `MODULE.py:FACTORY` (a function of yours).
+            model in the hub's cache; `TIMM_NAME:FILE.safetensors`; or `MODULE.py:FACTORY` (your own function).
         text: a text file, for the statistics of the activations.
         images: a folder of images, for the same.
         out: file of the HTML report; the JSON is written next to it.

@@ -1,4 +1,7 @@
-"""A checkpoint as an audit reads it: weights on demand, and batches of texts and images that its model accepts."""
+"""What an audit reads of any checkpoint: its model, weights on demand, and batches that the model accepts.
+
+The files themselves are read by `tensor_files.py`.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
     Args:
         text: a model in memory; a transformers folder, such as `models/stories260K`, also in a hub's cache; the name of
             a model in that cache, such as `openai-community/gpt2`; a timm name and its weights, such as
-            `vit_tiny_patch16_224:weights.safetensors`; or a function of yours that returns a model, such as
+            `vit_tiny_patch16_224:weights.safetensors`; or your own function that returns a model, such as
             `model.py:build`.
 
     Raises:

@@ -262,7 +262,7 @@ def lead(audit: AuditResult) -> str:
         return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
     count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
     if not alerted:
-        return f"{count}, on no head by itself, of {heads} heads in {len(audit.layers)} layers."
+        return f"{count}, on no single head, of {heads} heads in {len(audit.layers)} layers."
     return f"{count} on {len(alerted)} of {heads} heads in {len(audit.layers)} layers."
 
 

@@ -64,7 +64,7 @@ class Layer(TypedDict):
 
 
 class WorstHead(TypedDict):
-    """A head, the score of its figures on the worrying side, and the largest contributions in words."""
+    """A head, the score of its figures on the unhealthy side, and the largest contributions in words."""
 
     site: str
     depth: int | None

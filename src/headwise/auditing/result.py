@@ -29,7 +29,7 @@ SCORE = (
 
 
 def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], most: int = 5) -> list[WorstHead]:
-    """Return the heads whose figures are farthest on the worrying side, the worst first.
+    """Return the heads whose figures are farthest on the unhealthy side, the worst first.
 
     The distance of a figure from the median of all heads is measured in robust standard deviations (1.4826 MAD, at
     least 5 %), of the logarithm if all values are positive. The excess over 2 is added to the head's score, at most 10

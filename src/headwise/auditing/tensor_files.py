@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, read tensor by tensor."""
+"""The reader of a checkpoint's safetensors files, tensor by tensor, and of its JSON files."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Shallow:
         if key in self._hidden:
             raise ProjectionError(
                 f"{site.name} ({self._hidden[key]}) keeps queries, keys and values together and computes its attention "
-                "by itself, so that their rows cannot be told apart. Load the model yourself, split them into q_proj, "
+                "itself, so that their rows cannot be separated. Load the model yourself, split them into q_proj, "
                 "k_proj and v_proj, and pass it as module.py:factory"
             )
         if key not in self._seen:
@@ -88,7 +88,7 @@ def _moved_block(block: Block, twin: Site, site: Site, model: nn.Module) -> Bloc
 
 
 def _moved_name(where: str, twin: str, site: str) -> str:
-    """Return the name in the site's layer for a name in the twin's layer, below it or beside it."""
+    """Return the name in the site's layer for a name in the twin's layer, below it or next to it."""
     if where.startswith(f"{twin}."):
         return site + where[len(twin) :]
     return site.rpartition(".")[0] + where[len(twin.rpartition(".")[0]) :]
@@ -207,7 +207,7 @@ def _refuse_parametrized(folder: Path, unused: list[str]) -> None:
     who = " and ".join(methods) if methods else "a parametrization of torch"
     layer, _, rest = name.partition(".parametrizations.")
     raise CheckpointError(
-        f"{folder} was saved while {who} parametrized its weights: it holds {name} in the place of "
+        f"{folder} was saved while {who} parametrized its weights: it holds {name} instead of "
         f"{layer}.{rest.split('.')[0]}. To audit it, {remedy}"
     )
 

@@ -224,7 +224,7 @@ def _compare(kind: str, names: tuple[str, str], pairs: Iterable[tuple[float, flo
 
 def _verdict(deviation: float) -> str:
     if math.isnan(deviation):
-        return "cannot be told"
+        return "cannot be determined"
     return "nearly identical" if deviation <= NEARLY else "not identical"
 
 

@@ -95,7 +95,7 @@ def scale_of(study: Study, task: Subject) -> str:
 
 
 def check_sweeps(texts: tuple[str, ...], task: Subject) -> None:
-    """Raise StudyError for a text that is no axis, and for two texts of the same axis."""
+    """Raise StudyError for a text that is not an axis, and for two texts of the same axis."""
     known: dict[tuple[str, ...], str] = {}
     for text in texts:
         arms = tuple(read_sweep(text, task)[0].arms)

@@ -7,7 +7,7 @@ from headwise.experiments.evaluation import Evaluation
 from headwise.experiments.study import Study, read_sweep
 from headwise.experiments.task import Task
 from headwise.files.errors import StudyError
-from headwise.results.divergences import is_of_rates
+from headwise.results.critical_rates import is_of_rates
 from headwise.results.records import (
     COSTS,
     CRITICAL_RATE,

@@ -141,7 +141,7 @@ def choose_folder(request: Request, study: Study) -> Path:
     return folder
 
 
-# what a record calls "other" is told in words
+# records call these "other"; printed with their names
 SCALES = {"other": "none of the study's own, as settings were changed"}
 
 
@@ -170,7 +170,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
 
 
 def run_findings(request: Request) -> None:
-    """Carry out a study that is no table of methods × seeds: its module returns the findings."""
+    """Carry out a study that is not a table of methods × seeds: its module returns the findings."""
     from headwise.comparing.choosing import choose_device
     from headwise.comparing.compare import locked
 

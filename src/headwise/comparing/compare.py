@@ -44,7 +44,7 @@ from headwise.training.preflight import evaluations_of
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:
-    """Return `folder`, or a folder beside it named by the study's identity if `folder` holds another study."""
+    """Return `folder`, or a folder next to it named by the study's identity if `folder` holds another study."""
     if other_study(folder, study, trials) is None:
         return folder
     return folder.with_name(f"{folder.name}-{study.identity(trials)[:6]}")
@@ -196,7 +196,7 @@ def _seal_older_results(out: Path) -> None:
 def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
     if is_first_process():
         for name in strangers(comparison.out, [order.identity for order in orders]):
-            comparison.listener.say(f"note: {comparison.out / 'runs' / name} is no run of this study and is left out")
+            comparison.listener.say(f"note: {comparison.out / 'runs' / name} is not a run of this study and is omitted")
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:

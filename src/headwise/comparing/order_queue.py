@@ -51,7 +51,7 @@ def run_orders(
             failures.append((order, event))
             if concern_all(failures, finished=len(queue.results)):
                 break
-            comparison.listener.say(f"{_name(order)}, failed; the others go on")
+            comparison.listener.say(f"{_name(order)}, failed; the others continue")
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":
@@ -141,7 +141,7 @@ def _describe_alike(reason: str, failures: list[Failure]) -> str:
     # a reason that already names its place has no trace
     reason += place_of(failures[0][1]["trace"])
     same = f" (the same in {more} other {'run' if more == 1 else 'runs'})" if more else ""
-    return f"{_name(failures[0][0])}, could not go on: {reason}{same}{failures[0][1].get('printed', '')}"
+    return f"{_name(failures[0][0])}, could not continue: {reason}{same}{failures[0][1].get('printed', '')}"
 
 
 def _name(order: Order) -> str:

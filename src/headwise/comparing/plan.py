@@ -141,7 +141,7 @@ def _why_not(comparison: Comparison, left: list[Order]) -> str:
     if not left:
         return ": all are finished"
     if comparison.trials and (comparison.out / "trials").exists():
-        return "; trials have begun: the same command without --plan goes on"
+        return "; trials have begun: the same command without --plan resumes them"
     if not comparison.engine.rehearses:
         return (
             "; nothing was tried, as that would wait in the queue of Slurm. The same command without --engine and "
@@ -285,7 +285,7 @@ def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str,
             "run.regularize(model, steps=...)"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))
-    return [f"time:   about {whole} of training{at_once}, evaluations apart"]
+    return [f"time:   about {whole} of training{at_once}, without evaluations"]
 
 
 def clock(seconds: float) -> str:

@@ -166,7 +166,7 @@ def title(order: Order) -> str:
 
 
 def short(name: str) -> str:
-    """Return the name of a run, shortened to fit beside its bar; the seed is preserved."""
+    """Return the name of a run, shortened to fit next to its bar; the seed is preserved."""
     if len(name) <= NAMED:
         return name
     head, _, tail = name.rpartition(", ")

@@ -137,7 +137,7 @@ def _check_script(request: Request) -> None:
             )
         return
     if request.task is not None:
-        raise StudyError("--script and --task are two ways to say what is trained: give one of the two.")
+        raise StudyError("--script and --task are two ways to say what is trained: pass one of the two.")
     sized = [f"--{name.replace('_', '-')}" for name, value in request.changes.items() if value is not None]
     if request.scale is not None:
         sized.append("--scale")
@@ -166,13 +166,13 @@ def _check_processes(request: Request) -> None:
     if request.engine != "local":
         raise StudyError(f"--engine {request.engine} gives each run one process. Leave --processes or --engine out.")
     if request.jobs is not None and request.jobs > 1:
-        raise StudyError(f"--jobs {request.jobs}: runs of several processes go one after the other. Leave --jobs out.")
+        raise StudyError(f"--jobs {request.jobs}: runs of several processes run one after the other. Leave --jobs out.")
     if request.trials:
         raise StudyError("--tune works with one process a run. Tune with one, then run with several.")
 
 
 def refuse_unused(request: Request) -> None:
-    """Refuse options that have no meaning for a study that is no table of arms × seeds."""
+    """Refuse options that have no meaning for a study that is not a table of arms × seeds."""
     unused = {
         "--method": request.methods,
         "--sweep": request.sweeps,
@@ -186,7 +186,7 @@ def refuse_unused(request: Request) -> None:
     given = [name for name, value in unused.items() if value]
     if given:
         raise StudyError(
-            f"{request.study} is a study of its own kind, for which {', '.join(given)} has no meaning. "
+            f"{request.study} is a study without arms, for which {', '.join(given)} has no meaning. "
             "It takes --seeds, --jobs, --device and --out."
         )
     if request.scale not in (None, "small"):

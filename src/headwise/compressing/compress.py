@@ -35,7 +35,7 @@ NORMED = (
 )
 MULTIHEAD = (
     "nn.MultiheadAttention reads its weights directly and has no smaller form: use a layer that calls "
-    "F.scaled_dot_product_attention on projections of its own"
+    "F.scaled_dot_product_attention on its own projections"
 )
 
 

@@ -24,7 +24,8 @@ SCORES = (
     'such as a rotation or a norm; cut only values and output, parts="vo"'
 )
 OUTPUTS = (
-    "other factors of the same product change its output: something beside attention reads the queries, keys or values"
+    "other factors of the same product change its output: something other than attention reads the queries, "
+    "keys or values"
 )
 FAILED = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError)
 
@@ -61,7 +62,7 @@ def refusal(site: Site, layout: Projections, part: str, model: nn.Module, exampl
     reasons = []
     for root, run in ways(site, model, example):
         if root is site.module and any(not _inside(name, site) for name in exchanged.layers):
-            # an output projection beside the layer does not run with it
+            # an output projection next to the layer does not run with it
             continue
         try:
             return _difference(site, exchanged, part, model, root, run)
@@ -84,7 +85,7 @@ def _difference(
             try:
                 after = _record_run(site, exchanged, model, run)
             except FAILED as error:
-                return f"its code does not take another layer in the place of {next(iter(exchanged.layers))}: {error}"
+                return f"its code does not accept another layer instead of {next(iter(exchanged.layers))}: {error}"
     if part == "qk" and not _same(before.scores, after.scores):
         return SCORES
     return "" if _same(before.outputs, after.outputs) else OUTPUTS

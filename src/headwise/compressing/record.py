@@ -151,7 +151,7 @@ def _narrow_layers(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, N
         except AttributeError:
             raise ValueError(f"the model has no layer {name}, which the state dict holds compressed") from None
         if type(plain) is not nn.Linear and not hasattr(plain, "nf"):
-            raise ValueError(f"{name} is a {type(plain).__name__}, not a plain linear layer: build the model anew")
+            raise ValueError(f"{name} is a {type(plain).__name__}, not a plain linear layer: build the model again")
         layers[name] = narrow_like(KINDS[last], plain, len(places))
     return layers
 

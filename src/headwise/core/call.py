@@ -42,7 +42,7 @@ class KernelsRan:
             "fused": self.fused,
             "fused, one coordinate wider": self.fused_wider,
             "rows": self.row_statistics,
-            "a map of its own": self.own_map,
+            "its own map": self.own_map,
             "the host's": self.host,
         }
         return tuple(name for name, ran in flags.items() if ran)
@@ -136,7 +136,7 @@ class Call:
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
-        # Set on a block of queries: the call it belongs to, and the positions of its queries where they are no slice.
+        # Set on a block of queries: the call it belongs to, and the positions of its queries if they are not a slice.
         self.whole: Call | None = None
         self.positions: Tensor | None = None
         self._pass: Pass | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-# The padding of a forward by the tensor that tells its sequences apart: layers that run again in backward may belong to
+# The padding of a forward by the tensor that separates its sequences: layers that run again in backward may belong to
 # an earlier forward than the last.
 paddings = WeakIdKeyDictionary()
 

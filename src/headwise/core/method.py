@@ -59,61 +59,76 @@ class Method:
     """
 
     neutral: ClassVar[dict[str, Any] | None] = None
-    """Settings at which the method changes no bit of the host's output, or None if there are none. If wrong, an
-    ablation against this setting compares two different things. With `{"strength": 0.0}` on a penalty, the host's own
-    kernel runs."""
+    """Settings at which the method changes nothing, or None if there are none. The host's output keeps every bit while
+    the same kernel runs, and changes only by rounding where another one does. For a method that learns or
+    reparametrizes, this holds at the start, before any step. If wrong, an ablation against this setting compares two
+    different things. At exactly `{"strength": 0.0}`, in a class that penalizes and has `"strength"` in `live`, the
+    host's own kernel runs."""
     no_neutral: ClassVar[str] = ""
     """The reason why there is no neutral setting, shown on the method's page. A method needs either this or
     `neutral`."""
     strong: ClassVar[dict[str, Any]] = {}
-    """Settings at which the method visibly changes the output; fields that are not named keep their defaults, so `{}`
-    means the defaults. If they are too weak, the tests cannot tell whether the method acts."""
+    """Settings at which the method visibly changes the output, the loss or, after a step, the weights; fields that are
+    not named keep their defaults, so `{}` means the defaults. If the class learns and has a neutral setting,
+    `check_method` first adds 0.5 to its learned parameters. If the settings are too weak, the tests cannot tell whether
+    the method acts."""
     live: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that may change during training. Read them with `call.value(self, name)`: `self.name` keeps
-    its first value whatever `set()` changes. `set()` and schedules refuse all other fields."""
+    its first value whatever `set()` changes. `set()` and schedules refuse all other fields. Override `at` for a value
+    that depends on the step or on the depth. `tune` searches the first name."""
     acts: ClassVar[Literal["train", "both"]] = "train"
     """`"train"`: only in training; `"both"`: also in evaluation. With `"train"`, `fold()` removes the method, so a
-    method whose paper keeps it in evaluation needs `"both"`. Override `acts_in` if it depends on the settings."""
+    method whose paper keeps it in evaluation needs `"both"`. What `after_step` writes into the weights stays in
+    evaluation with either, and `fold()` keeps it. Override `acts_in` if it depends on the settings."""
     random: ClassVar[bool] = False
-    """Whether the method draws random numbers. If wrongly False, each block of a large matrix draws its own numbers,
-    and different ones again in backward: values and gradients are silently wrong. Override `draws` if it depends on the
-    settings."""
+    """Whether the method draws random numbers, in any stage. If wrongly False, each block of a large matrix draws its
+    own numbers, so that values depend on the size of the call; calls whose rows are not samples are accepted, and draw
+    per row; `watch` reads logits after keys are dropped at random; and reentrant checkpointing is reported late, in
+    backward. Override `draws` if it depends on the settings."""
     penalizes: ClassVar[bool] = False
     """Whether the method calls `call.penalize`. If wrongly False, there is no warning when `loss()` is never called, or
     when reentrant checkpointing runs the layer twice."""
     carries: ClassVar[bool] = False
-    """Whether the method reads `call.first_values()`. If wrongly False, the first layer keeps no values and the call
-    raises RuntimeError. Sites where these values belong to other tokens are refused."""
+    """Whether the method reads `call.first_values()`. Layers that attend in windows, or that pool queries or keys, are
+    refused, because these values belong to other tokens there. `reads_own_tokens` returns the same by default. If
+    wrongly False, the first layer keeps no values, and the call raises RuntimeError."""
     self_only: ClassVar[bool] = False
-    """Whether the method requires queries and keys to be the same tokens; cross attention is then refused. If wrongly
-    False, the method mixes tokens of two sequences by position, or fails on their lengths."""
+    """Whether the method requires queries and keys to be the same tokens. If True, cross attention and layers that pool
+    queries or keys are refused; if wrongly False, the method mixes tokens of two sequences by position, or fails on
+    their lengths."""
     learns: ClassVar[bool] = False
     """Whether `build` makes parameters. If wrongly False, `regularize` does not ask for the shapes they need, and
     `remove()` and the warnings about optimizers ignore them: they may stay untrained or be lost."""
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
     """Fields of `Site` that `build` reads, for a method that learns. `regularize` asks for `example=` if one is
-    unknown; a field that is not named here may be None in `build`."""
+    unknown. A field that is not named here may be None in `build`, which must then raise its own error: version 2 of
+    `DifferentialAttention` does so for `hidden`, which version 1 does not need."""
     commutes_with_dropout: ClassVar[bool] = False
-    """Whether `attend` gives the same result if the host drops weights before the edit instead of after it. If wrongly
-    True, the fast form differs from the textbook form wherever the host has dropout; False computes the matrix there
-    and is always correct. Also True for a map that replaces the softmax and applies `call.dropout` itself."""
+    """Whether `attend` is also exact if the host's dropout acts on the weights before the edit: the fused kernel drops
+    them there, and the textbook form after the edit. If wrongly True, the two forms differ wherever the host has
+    dropout; False computes the matrix there and is always correct. Also True for a map that replaces the softmax and
+    applies `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
     """Whether a query's row of the matrix is read and written independently of other rows, so that a large matrix may
-    be computed in blocks of queries. `call.penalize` combines the blocks, and a maximum that a method keeps may be
-    updated block by block: such methods are rowwise too. Methods that never touch the matrix need not set it. If
-    wrongly True, results change with the size of the call; False takes more memory and is always correct."""
+    be computed in blocks of queries. It matters only for methods with `logits`, `weights`, `read` or `read_free`. A
+    penalty is rowwise if each block can penalize its own rows, because `call.penalize` combines the blocks; so is a
+    maximum that each block updates. If wrongly True, results change with the size of the call; False takes more memory
+    and is always correct."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
-    it that edit logits; if wrongly False, their edits are silently lost."""
+    it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties beside it
+    then read the matrix. If wrongly False, earlier edits are silently lost, and beside an `attend` the penalties
+    silently read the ordinary softmax."""
     only_rounding: ClassVar[bool] = False
-    """Whether the method changes nothing but rounding, at any setting. If wrongly True, no check asks whether the
-    method acts; if wrongly False, the check of its strong setting fails."""
+    """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
+    output stays the same up to rounding, else that the strong setting acts."""
     over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
     """Whether penalties are summed or averaged over layers. If wrong, the paper's strength is off by the number of
     layers."""
     cost: ClassVar[Literal["edit", "edit by each head"]] = "edit"
-    """Whether `attend` edits one map, or computes one map per head. It sets the size up to which the matrix is faster
-    on a CPU; a wrong value costs time and changes no result."""
+    """`"edit"`: `attend` edits one map per head. `"edit by each head"`: it applies every head's map to every head's
+    values. It sets the size up to which the matrix is faster on a CPU. A wrong value costs time, and changes no
+    result."""
     paper: ClassVar[str] = ""
     """The source: the second paragraph of the docstring, filled in when the class is defined. Do not set it."""
     kinds: ClassVar[dict[str, frozenset[Any]]] = {}
@@ -157,7 +172,7 @@ class Method:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError if a setting is out of range."""
+        """Raise ValueError if a setting is out of range. Without it, every value of a field's type is accepted."""
 
     def __add__(self, other: Method | list[Method]) -> Methods:
         """Return the composition: this method first, then the other."""
@@ -181,17 +196,24 @@ class Method:
         return None
 
     def at(self, name: str, step: int, site: Site) -> float:
-        """Return the value of the live field `name` at optimizer step `step` on `site`; by default the field itself."""
+        """Return the value of the live field `name` at optimizer step `step` on `site`; by default the field itself.
+
+        `call.value` reads it. A number from `set()` replaces the field first; a schedule from `set()` replaces `at`.
+        """
         return float(getattr(self, name))
 
     def acts_in(self, training: bool) -> bool:
-        """Return whether the method acts in this mode with its settings; by default as `acts` declares."""
+        """Return whether the method acts in this mode with its settings; by default as `acts` declares.
+
+        Where it returns False, no stage of a forward runs.
+        """
         return self.acts == "both" or (self.acts == "train" and training)
 
     def counts_batches(self) -> bool:
         """Return whether each training forward updates the method's state, so that a recompute would count twice.
 
-        False by default.
+        By default False. If True, `loss()` and `after_step()` refuse reentrant checkpointing, which hides a recompute.
+        The method itself must count only where `call.open_pass().again` is False.
         """
         return False
 
@@ -280,14 +302,14 @@ class Method:
             ...
 
         def read(self, a: Tensor, call: Call) -> None:
-            """Penalise, with `call.penalize`, the weights a (B, H, T, N) before any method edits them.
+            """Penalise with `call.penalize`, or record, the weights a (B, H, T, N) before any method edits them.
 
             The return value is ignored: edits belong in `weights`.
             """
             ...
 
         def read_free(self, rows: RowReadings, call: Call) -> Any:
-            """Penalise the readings of `rows` instead of the matrix; the fast form of `read`.
+            """Penalise, or record, the readings of `rows` instead of the matrix; the fast form of `read`.
 
             Return NotImplemented to have `read` called instead; without a `read` that raises TypeError.
             """
@@ -328,7 +350,10 @@ class Method:
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:
-        """Exchange between processes what `after_step` needs; called before it, once, with the states of all sites."""
+        """Exchange between processes what `after_step` needs; called before it, once, with the states of all sites.
+
+        Without it, each process takes the step with its own numbers, and the copies of the weights may drift apart.
+        """
 
     @classmethod
     def overrides(cls, stage: str) -> bool:

@@ -63,7 +63,7 @@ class Packed:
             return None
         rows, tokens = first.shape
         bounds = torch.cat([starts, starts.new_full((1,), rows * tokens)])
-        # The number of tokens that are no padding in each sequence, from the sums before its bounds.
+        # The number of tokens that are not padding in each sequence, from the sums before its bounds.
         kept = torch.cat([starts.new_zeros(1), (~padding).flatten().cumsum(0)])
         lengths = kept[bounds].diff()
         return cls(rows, tokens, starts, lengths, int(lengths.max()), padding.flatten() if padding.any() else None)

@@ -36,7 +36,8 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
     """Return the values (B, H, N, D) of the first self attention of the call's stack in this forward, or None there.
 
     Raises:
-        RuntimeError: if that site did not run in this forward, or has other tokens or heads.
+        RuntimeError: if that site did not run in this forward, or has other tokens or heads, or if no method on this
+            site declares `carries`.
     """
     stack, opened = call.site.stack, call.open_pass()
     if call.layer.shares_values:
@@ -52,6 +53,12 @@ def first_values(forward: Forward, call: Call) -> Tensor | None:
         values = None if call.site.index in now.given else values
         now.given.add(call.site.index)
     if values is None:
+        acting = call.layer.active(call.training)
+        if not any(method.carries for method in acting):
+            raise RuntimeError(
+                f"{call.site.name}: call.first_values() is read by a method whose class does not set carries = True, "
+                f"one of {' + '.join(map(repr, acting))}"
+            )
         raise RuntimeError(
             f"{call.site.name} needs the values of the first self attention of {stack or 'the model'}, which did not "
             "run in this forward; call the whole model, or the layers in their order"

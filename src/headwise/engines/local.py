@@ -20,7 +20,7 @@ from headwise.training.job import Order
 
 # how often a worker killed from outside (out of memory, for example) is replaced before the study stops
 REPLACEMENTS = 2
-# seconds for workers to end by themselves before they are killed
+# seconds for workers to end on their own before they are killed
 PATIENCE = 10.0
 
 
@@ -157,7 +157,7 @@ class LocalEngine:
         yield {
             "event": "note",
             "run": order.identity,
-            "text": f"a worker ended with exit code {code}; its run goes on from its last checkpoint",
+            "text": f"a worker ended with exit code {code}; its run resumes from its last checkpoint",
         }
 
 

@@ -168,12 +168,12 @@ def _end(code: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            # nobody reads the output any more; all results are on disk
+            # the output is not read any more; all results are on disk
             code = code or 1
     os._exit(code)
 
 
-# seconds for the processes to end by themselves before they are killed
+# seconds for the processes to end on their own before they are killed
 PATIENCE = 5.0
 TERMINATED = 128 + signal.SIGTERM
 

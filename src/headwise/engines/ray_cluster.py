@@ -174,7 +174,7 @@ class RayEngine:
             )
             return {"event": "failed", "reason": reason, "trace": ""}
         self.submit(order)
-        return {"event": "note", "text": f"{_title(order)}: {why}; it goes on from its last checkpoint"}
+        return {"event": "note", "text": f"{_title(order)}: {why}; it resumes from its last checkpoint"}
 
 
 def _heartbeat_path(order: Order) -> Path:

@@ -136,7 +136,7 @@ class SlurmEngine:
         events: list[dict[str, Any]]
         try:
             events = job.result()
-            # keep the logs, which show where a run was carried out
+            # keep the logs, which show where a run was executed
             for pickle in (job.paths.submitted_pickle, job.paths.result_pickle):
                 pickle.unlink(missing_ok=True)
         except self._submitit.core.utils.FailedJobError as error:
@@ -154,7 +154,7 @@ class SlurmEngine:
             self._waiting.appendleft(run.again())
         except StudyError as error:
             return [{"event": "failed", "reason": f"{ending}. {error}", "trace": ""}]
-        return [{"event": "note", "text": f"{ending}. Its run goes on from its last checkpoint in another job"}]
+        return [{"event": "note", "text": f"{ending}. Its run resumes from its last checkpoint in another job"}]
 
     def _remember(self, order: Order) -> None:
         """Store which job carries out which run, for a command that is restarted while they are queued."""
@@ -185,7 +185,7 @@ class SlurmEngine:
 
 
 def _folder(order: Order) -> Path:
-    """Return the folder of scripts and logs: beside the runs, where all nodes see it."""
+    """Return the folder of scripts and logs: next to the runs, where all nodes see it."""
     return order.folder.parent.parent / "slurm"
 
 

@@ -67,7 +67,7 @@ class SlurmRun:
         idle = 0 if kept > self.kept else self.idle + 1
         if idle > REPLACEMENTS:
             raise StudyError(
-                f"{idle} jobs in a row were stopped before one more epoch was trained. A run goes on from the end of "
+                f"{idle} jobs in a row were stopped before one more epoch was trained. A run resumes from the end of "
                 "its last epoch: "
                 "give its job more time (--slurm timeout_min=...), more memory (mem_gb=...) or a shorter epoch"
             )

@@ -181,7 +181,7 @@ def read_arms(texts: Sequence[str], task: Subject) -> dict[str, Arm]:
     """Return arms by their canonical form, without the baseline, which is always part of a study.
 
     Raises:
-        StudyError: if a text is no arm, or two texts are the same arm.
+        StudyError: if a text is not an arm, or two texts are the same arm.
     """
     arms: dict[str, Arm] = {}
     written: dict[str, str] = {}

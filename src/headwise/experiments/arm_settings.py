@@ -262,7 +262,7 @@ def read_timed(text: str) -> Timed:
     """Return the schedule in a text.
 
     Raises:
-        StudyError: if the text is no schedule, or its moments are not in order.
+        StudyError: if the text is not a schedule, or its moments are not in order.
     """
     if match := CALL.match(text.strip()):
         return _call(match[1], match[2], text)

@@ -227,7 +227,7 @@ def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) 
             at = at.setdefault(key, {}) if isinstance(at, dict) else None
         if not isinstance(at, dict):
             raise StudyError(
-                f"{name}: a part of this name is no mapping in {path}. Change a value that has a name of its own."
+                f"{name}: a part of this name is not a mapping in {path}. Change a value that has its own name."
             )
         at[keys[-1]] = value
     target = own / Path(path).name

@@ -26,7 +26,7 @@ def read_sweep(text: str, task: Subject) -> tuple[AxisRecord, dict[str, Arm]]:
     """Return the axis in `NeuTRENO(strength={0,0.1})` or `baseline | epochs={1,2}`, and its arms by label.
 
     Raises:
-        StudyError: if the text has no values or values in several places, or a value is no number.
+        StudyError: if the text has no values or values in several places, or a value is not a number.
     """
     matches = VALUES.findall(text)
     if len(matches) != 1 or text.count("{") != 1 or text.count("}") != 1:
@@ -170,7 +170,7 @@ class Study(BaseModel):
         """Return all arms by their labels, the baseline first; each text is parsed once.
 
         Raises:
-            StudyError: if a text is no arm, or two texts are the same arm.
+            StudyError: if a text is not an arm, or two texts are the same arm.
         """
         return self._parsed_texts()[0]
 
@@ -235,7 +235,7 @@ class Study(BaseModel):
 
 
 def load_study_file(text: str) -> Study:
-    """Return the study that "file.py:NAME" names; a task that its `task_place` calls by a file is beside it.
+    """Return the study that "file.py:NAME" names; a task that its `task_place` names by a file is next to it.
 
     Raises:
         StudyError: if there is no such file or no such study in it.

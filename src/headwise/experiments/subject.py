@@ -57,7 +57,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         return [folder / CHECKPOINT]
     files = sorted(folder.glob(OTHERS))
     if not files:
-        lacks = "holds no" if folder.is_dir() else "is no folder, so it holds no"
+        lacks = "holds no" if folder.is_dir() else "is not a folder, so it contains no"
         raise StudyError(
             f"a phase starts from {folder}, which {lacks} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
             f"and no {OTHERS} (a model's folder). Check the path."

@@ -46,7 +46,9 @@ class Task(Recipe, Subject, ABC):
     # True stores the attention maps of the first and last layer on one held-out example, for a picture in the report
     shows_maps: ClassVar[bool] = False
 
-    train_size: int | None = Field(None, ge=1, description="training examples, drawn anew for each seed; None: all")
+    train_size: int | None = Field(
+        None, ge=1, description="training examples, drawn separately for each seed; None: all"
+    )
     test_size: int | None = Field(None, ge=1, description="test examples, the same for all runs; None: all")
     held_out: int = Field(0, ge=0, description="training examples kept for tuning trials when `data` has no validation")
     evaluation_batch_size: int = Field(1000, ge=1)
@@ -108,7 +110,7 @@ class Task(Recipe, Subject, ABC):
         first = targets
         if targets is None:
             raise TypeError(
-                "weight() counts the targets, and batch() gave none: give Batch(inputs, targets), or write "
+                "weight() counts the targets, and batch() returned none: return Batch(inputs, targets), or write "
                 "weight(targets)"
             )
         while not isinstance(first, Tensor):

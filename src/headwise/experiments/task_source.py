@@ -112,7 +112,7 @@ def file_digests(task: Subject) -> dict[str, str]:
 
 def _module_of_name(place: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
-        raise StudyError(f"--task: {place} is no Python file. Give FILE.py:CLASS, or package.module:CLASS.")
+        raise StudyError(f"--task: {place} is not a Python file. Give FILE.py:CLASS, or package.module:CLASS.")
     try:
         return importlib.import_module(place)
     except Exception as error:
@@ -149,7 +149,9 @@ def _missing_type(error: Exception) -> str | None:
         return None
     known = Task.model_fields.get(named[1])
     if known is None:
-        return f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] if it is no setting."
+        return (
+            f"the setting {named[1]} has no type: write {named[1]}: int = ..., or ClassVar[...] if it is not a setting."
+        )
     kind = known.annotation
     written = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     return f"the setting {named[1]} has no type: write {named[1]}: {written} = ..."

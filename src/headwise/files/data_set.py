@@ -47,4 +47,6 @@ class DataSet:
         size = f"{self.megabytes:g} MB unpacked" if self.megabytes is not None else "size not known"
         if self.is_here(given):
             return f"{self.name}, {size}, here"
-        return f"{self.name}, {size}, to download" if self.downloads else f"{self.name}, {size}, to be had by hand"
+        return (
+            f"{self.name}, {size}, to download" if self.downloads else f"{self.name}, {size}, to be obtained manually"
+        )

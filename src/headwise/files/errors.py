@@ -12,7 +12,7 @@ class CheckpointError(ValueError):
 
 
 class StudyError(Exception):
-    """A study cannot go on; the message has the cause and the remedy, and the command line prints no traceback.
+    """A study cannot continue; the message has the cause and the remedy, and the command line prints no traceback.
 
     Example:
         >>> from headwise.study import StudyError

@@ -31,7 +31,7 @@ def stop_code(stop: KeyboardInterrupt) -> int:
 def stopped_line(folder: Path | None) -> str:
     """Return the one line that a stopped study prints."""
     place = f" from {folder}" if folder else ""
-    return f"\nstopped; nothing is lost. The same command goes on{place}"
+    return f"\nstopped; nothing is lost. The same command resumes{place}"
 
 
 def end_on_stops() -> None:

@@ -79,7 +79,7 @@ def routed(
     parallel_config: Any = None,
 ) -> Tensor:
     """Replace `dispatch_attention_fn`: route a fitted layer's calls through its methods unless torch's own backend
-    runs, which is routed by itself."""
+    runs, which is routed separately."""
     plain = partial(_plain[0], query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs)
     plain = partial(plain, backend=backend, parallel_config=parallel_config)
     if parallel_config is None and _backend(backend) in TORCH_BACKENDS:
@@ -311,7 +311,7 @@ def _unreachable(module: nn.Module, processor: Any, model: str) -> str:
     remedy = SET_PROCESSOR.format(model=model, known=processor_name)
     if isinstance(processor, nn.Module) and next(processor.parameters(), None) is not None:
         return (
-            f"its processor {kind} holds weights and attends to tokens of its own (an IP-Adapter, custom diffusion): "
+            f"its processor {kind} holds weights and attends to additional tokens (an IP-Adapter, custom diffusion): "
             f"unload it, or {remedy}"
         )
     if used & {NAME, DISPATCH}:
@@ -322,5 +322,5 @@ def _unreachable(module: nn.Module, processor: Any, model: str) -> str:
             if "softmax" in reason
             else f"its processor {kind} computes {reason} of attention, which has no softmax: leave it as it is"
         )
-    computation = "an explicit softmax" if "get_attention_scores" in used else "its attention by a kernel of its own"
+    computation = "an explicit softmax" if "get_attention_scores" in used else "its attention with a custom kernel"
     return f"its processor {kind} computes {computation} and calls neither F.{NAME} nor {DISPATCH}: {remedy}"

@@ -25,13 +25,13 @@ from headwise.hosts.transformers import adapter as transformers
 from headwise.projections.sharded import heads_split
 
 EXPLICIT = (
-    "it computes its attention by itself (explicit softmax, talking heads, a linear form or a kernel of its own) and "
+    "it computes its own attention (explicit softmax, talking heads, a linear form or a custom kernel) and "
     "calls neither F.scaled_dot_product_attention nor transformers' attention interface: switch its fused attention "
     f"on, {LOAD_SDPA}, or call F.scaled_dot_product_attention in it"
 )
 # for layers that the user wrote, where the remedy is one line
 BY_HAND = (
-    "it computes its attention by itself, as in softmax(q @ k.T) @ v: in its forward call "
+    "it computes its own attention, as in softmax(q @ k.T) @ v: in its forward call "
     "F.scaled_dot_product_attention(q, k, v) in place of these lines, which computes the same "
     "(docs/training_script.md shows it)"
 )

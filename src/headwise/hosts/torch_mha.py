@@ -45,7 +45,7 @@ def _site(name: str, module: nn.MultiheadAttention, parent: nn.Module | None) ->
     if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
         site.is_cross = True
     elif name.rpartition(".")[2] == "multihead_attn":
-        # nn.TransformerDecoderLayer's name for cross attention; encoders that use it have no `self_attn` beside it.
+        # nn.TransformerDecoderLayer's name for cross attention; encoders that use it have no `self_attn` next to it.
         site.is_cross = isinstance(getattr(parent, "self_attn", None), nn.MultiheadAttention)
     else:
         site.is_cross = is_cross(name, module)

@@ -18,7 +18,7 @@ class AttentionSink(Method):
 
     out·σ(L - b) with L the log-sum-exp of the query's logits and b the sink's logit, in training and evaluation; exact
     without the matrix. `logit` is the initial b: the lower it is, the less a trained model changes at first. Hosts with
-    sinks of their own are refused.
+    their own sinks are refused.
     """
 
     logit: float = 0.0
@@ -43,6 +43,6 @@ class AttentionSink(Method):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if call.sinks is not None:
-            raise ValueError(f"AttentionSink: {call.site.name} has sinks of its own; leave it out with where=")
+            raise ValueError(f"AttentionSink: {call.site.name} has its own sinks; leave it out with where=")
         call.sinks = call.state(self).tensor("logit")
         return q, k, v

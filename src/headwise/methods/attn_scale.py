@@ -22,7 +22,6 @@ class AttnScale(Method):
     """
 
     neutral = {}
-    strong = {}
     acts = "both"
     learns = True
     shapes = ("heads",)

@@ -49,7 +49,7 @@ class ContraNorm(Method):
         self.require(self.temperature > 0, f"temperature must be above 0, got {self.temperature}")
 
     def refuse(self, site: Site) -> str | None:
-        return "compares all tokens, and this layer's windows keep them apart" if site.windowed else None
+        return "compares all tokens, and this layer's windows separate them" if site.windowed else None
 
     def build(self, site: Site, state: MethodState) -> None:
         if self.norm:

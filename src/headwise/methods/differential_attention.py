@@ -34,8 +34,8 @@ class DifferentialAttention(Method):
     and rotary positions; λ = exp(λ_q1·λ_k1) - exp(λ_q2·λ_k2) + start, one per layer. Each pair's output is divided by
     its root mean square and multiplied by a learned gain per channel and by 1 - start. In training and evaluation.
     `start` is a number, or by default 0.8 - 0.6·exp(-0.3·depth) with depth 0 for the first layer. Two maps, no matrix.
-    It changes the function of a trained model at once and is meant for training from scratch. Layers with an odd number
-    of heads, or of value heads, are refused.
+    It changes the function of a trained model at once and is intended for training from scratch. Layers with an odd
+    number of heads, or of value heads, are refused.
 
     `version=2` is the authors' second layer (microsoft/unilm, January 2026): (A₁ - σ(x·W)·A₂)·V with one factor per
     query, no norm and no gain. Both query heads of a pair use the key and value head of the pair's first head; if each
@@ -48,7 +48,6 @@ class DifferentialAttention(Method):
     version: int = 1
 
     no_neutral = "a pair of heads shares one map, whatever λ is"
-    strong = {}
     acts = "both"
     learns = True
     shapes = ("heads", "head_dim")

@@ -26,7 +26,6 @@ class FeatScale(Method):
     """
 
     neutral = {}
-    strong = {}
     acts = "both"
     learns = True
     shapes = ("hidden",)
@@ -37,7 +36,7 @@ class FeatScale(Method):
         if site.causal:
             return "averages over all tokens, and a causal layer generates with only the new one present"
         if site.pooled:
-            return "averages over the tokens of queries and of keys alike, and this layer pools one of them"
+            return "averages over the tokens of both queries and keys, and this layer pools one of them"
         if site.windowed:
             return "averages over all tokens, and this layer sees windows"
         return None

@@ -36,7 +36,6 @@ class ForgettingAttention(Method):
     bias: float = 0.0
 
     neutral = {"bias": 40.0}
-    strong = {}
     acts = "both"
     learns = True
     self_only = True

@@ -24,7 +24,6 @@ class GFSA(Method):
     order: int = 4
 
     neutral = {}
-    strong = {}
     acts = "both"
     learns = True
     self_only = True

@@ -15,7 +15,7 @@ BLOCK = 64
 
 
 class LinearAttention(Method):
-    """Weighs keys by φ(q)·φ(k) with φ(x) = elu(x) + 1 in the place of exp(q·k): linear in the number of tokens.
+    """Weighs keys by φ(q)·φ(k) with φ(x) = elu(x) + 1 instead of exp(q·k): linear in the number of tokens.
 
     Katharopoulos et al. 2020, arXiv 2006.16236.
 

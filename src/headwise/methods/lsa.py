@@ -29,7 +29,6 @@ class LSA(Method):
     per: str = "head"
 
     no_neutral = "the diagonal is masked whatever the temperature is"
-    strong = {}
     acts = "both"
     learns = True
     self_only = True

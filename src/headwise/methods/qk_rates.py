@@ -39,7 +39,6 @@ class QKRates(Method):
 
     no_neutral = "the rates follow the size of the weights, whatever it is at the start"
     strong = {"rate": 10.0}
-    shapes = ()
 
     def check(self) -> None:
         self.require(self.rate > 0, f"rate must be above 0, got {self.rate}")

@@ -35,7 +35,6 @@ class ReAttention(Method):
     norm: str = "batch"
 
     neutral = {"norm": "none"}
-    strong = {}
     acts = "both"
     learns = True
     rowwise = False

@@ -261,7 +261,7 @@ def _outside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[
 
 
 def _of_attention(model: nn.Module) -> set[nn.Module]:
-    """Return all modules of attention layers, including output projections beside the attention module."""
+    """Return all modules of attention layers, including output projections next to the attention module."""
     modules: set[nn.Module] = set()
     for match in hosts.find(model):
         modules.update(match.site.module.modules())

@@ -38,7 +38,6 @@ class SpectralCap(Method):
 
     neutral = {"limit": 1e30}
     strong = {"limit": 0.01}
-    shapes = ()
 
     def check(self) -> None:
         self.require(self.limit > 0, f"limit must be above 0, got {self.limit}")

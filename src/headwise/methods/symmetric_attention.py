@@ -23,7 +23,7 @@ class SymmetricAttention(Method):
     # A public setting with the name of a stage. The stage is only used by methods with `logits` or `weights`.
     keep: str = "queries"  # type: ignore[assignment]
 
-    no_neutral = "queries either stand in for the keys or not"
+    no_neutral = "queries either replace the keys or not"
     acts = "both"
     self_only = True
 

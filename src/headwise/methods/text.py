@@ -76,7 +76,7 @@ def _value(node: ast.expr, name: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        raise ValueError(f"{name}: {ast.unparse(node)!r} is no number, text, True, False or None") from None
+        raise ValueError(f"{name}: {ast.unparse(node)!r} is not a number, text, True, False or None") from None
 
 
 def find(name: str) -> type[Method]:

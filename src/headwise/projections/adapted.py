@@ -42,12 +42,12 @@ def obstacle(module: nn.Module) -> str:
     lora = sys.modules.get("peft.tuners.lora.layer")
     if lora is None or not isinstance(module, lora.Linear | lora_convolution(lora)):
         return (
-            f"is adapted by peft's {kind.__module__.split('.')[-2]} {kind.__name__}, whose effect is no single "
+            f"is adapted by peft's {kind.__module__.split('.')[-2]} {kind.__name__}, whose effect is not a single "
             f"weight: {MERGE}"
         )
     variants = [type(layer.lora_variant[name]).__name__ for name in _active(layer) if name in layer.lora_variant]
     if variants:
-        return f"is adapted by LoRA's {variants[0]}, whose effect is no plain sum of weights: {MERGE}"
+        return f"is adapted by LoRA's {variants[0]}, whose effect is not a plain sum of weights: {MERGE}"
     if is_adapted(layer.base_layer):
         return f"is adapted twice, one adapter around another: {MERGE}"
     return ""

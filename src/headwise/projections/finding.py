@@ -1,4 +1,4 @@
-"""Find the projections of a site by the names of its parts or, failing that, by perturbing rows of weights."""
+"""Find the projections of a site, separate or fused, by the names of its parts or by perturbing rows of weights."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def of(site: Site) -> Projections:
 
 
 def output(site: Site, who: str) -> Block:
-    """Return the block of the output projection, found by its name if q, k and v are no plain matrices.
+    """Return the block of the output projection, found by its name if q, k and v are not plain matrices.
 
     Raises:
         ProjectionError: naming the site, the reason and the remedy, if it cannot be found.

@@ -78,7 +78,7 @@ def pieces(module: nn.Module, name: str) -> dict[str, Piece] | None:
 
 
 def latent_blocks(module: nn.Module, name: str) -> dict[str, Block] | None:
-    """Return the same parts and "up_v", of the values, as blocks; None if the module is no latent attention."""
+    """Return the same parts and "up_v", of the values, as blocks; None if the module is not latent attention."""
     rows = _rows(module)
     if rows is None:
         return None

@@ -42,7 +42,7 @@ class Leaf:
 
     @property
     def grouped(self) -> bool:
-        """Return whether each output depends on only some of the inputs, so that the weight is no matrix."""
+        """Return whether each output depends on only some of the inputs, so that the weight is not a matrix."""
         return getattr(self.module, "groups", 1) > 1
 
     @property
@@ -52,7 +52,7 @@ class Leaf:
 
 
 def leaf(name: str, module: nn.Module) -> Leaf | None:
-    """Return the module as a leaf, or None if it is no linear map."""
+    """Return the module as a leaf, or None if it is not a linear map."""
     if isinstance(module, nn.Embedding) or not hasattr(module, "weight"):
         return None
     weight = module.weight
@@ -89,5 +89,5 @@ def _obstacle(module: Convolution) -> str:
     return (
         ""
         if set(module.kernel_size) == {1}
-        else f"a convolution over {tuple(module.kernel_size)}, which is no single matrix"
+        else f"a convolution over {tuple(module.kernel_size)}, which is not a single matrix"
     )

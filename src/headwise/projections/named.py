@@ -67,7 +67,8 @@ def further(module: nn.Module) -> str:
     if not more:
         return ""
     return (
-        f"({type(module).__name__}) holds {', '.join(more)} beside its weight and computes with both: merge them into "
+        f"({type(module).__name__}) holds {', '.join(more)} in addition to its weight and computes with both: "
+        "merge them into "
         "the weight first"
     )
 
@@ -100,7 +101,7 @@ def separate(site: Site, by_kind: dict[str, Leaf]) -> Projections | str:
 def add_output(projections: Projections, projection: Leaf | None, heads: int, value_dim: int, site: Site) -> None:
     """Set the output projection, or why it is missing."""
     if projection is None:
-        projections.missing["o"] = "has no output projection of its own; no submodule or sibling has a name of one"
+        projections.missing["o"] = "has no output projection; no submodule or sibling has a name of one"
     elif getattr(projection.module, "transposed", False):
         projections.missing["o"] = f"has {projection.name}, {projection.obstacle}"
     elif projection.columns != heads * value_dim:

@@ -1,4 +1,4 @@
-"""Find the projections of a site by perturbing rows of weights, without assumptions about names or order."""
+"""Find the projections of a site, also fused ones, by perturbing rows of weights: no name or order is assumed."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
     """Return the one of `movers`, the leaves that change q, k or v, whose rows are its heads.
 
     Raises:
-        Unclear: if there is none or more than one, or if it is no matrix.
+        Unclear: if there is none or more than one, or if it is not a matrix.
     """
     matrices = [mover for mover in movers if not mover.obstacle]
     # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.

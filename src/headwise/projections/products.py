@@ -39,7 +39,7 @@ def product_of(projections: Projections, kind: Literal["qk", "vo"], who: str = "
     keys or values, in fp32 or wider.
 
     Raises:
-        ProjectionError: naming the site, the reason and the remedy, if one is missing or is no matrix.
+        ProjectionError: naming the site, the reason and the remedy, if one is missing or is not a matrix.
     """
     pairs = [_of_stream(stream, kind, who) for stream in projections.streams()]
     # text tokens whose result is not used have no output projection: the product has only the image's

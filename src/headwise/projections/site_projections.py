@@ -75,7 +75,7 @@ class Projections:
                 patches of tokens, as convolutions do; or only rows that belong to heads.
 
         Raises:
-            ProjectionError: naming the site, the reason and the remedy, if a block is missing, is no such matrix or
+            ProjectionError: naming the site, the reason and the remedy, if a block is missing, is not such a matrix or
                 cannot be read.
         """
         if self.context is not None:

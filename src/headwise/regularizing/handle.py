@@ -103,7 +103,7 @@ class Regularized:
         self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        # Checkpointed regions keep by themselves what their recomputation needs.
+        # Checkpointed regions keep the state that their recomputation needs.
         self.shared.forward.end()
         self.shared.differentiates = False
 

@@ -82,7 +82,7 @@ def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
     if saving.of_transformers(model):
         # without a configuration transformers builds the class's default, which may have billions of weights
         if not (path / "config.json").is_file():
-            raise ValueError(f"{path / 'config.json'} is missing: get the folder again, or save it anew")
+            raise ValueError(f"{path / 'config.json'} is missing: get the folder again, or save it again")
         # transformers may store weights under other names, or split otherwise, than the model holds them
         with needing("Loading a regularized model", "hf"):
             from safetensors import SafetensorError
@@ -90,7 +90,7 @@ def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
             return dict(saving.loaded_again(model, path).state_dict())
         except (OSError, SafetensorError) as error:
             raise ValueError(
-                f"the weights in {path} cannot be read ({error}): get the folder again, or save it anew"
+                f"the weights in {path} cannot be read ({error}): get the folder again, or save it again"
             ) from None
     return {k: t for k, t in _tensors(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
 
@@ -104,11 +104,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     if not path.is_file():
-        raise ValueError(f"{path} is missing: get the folder again, or save it anew")
+        raise ValueError(f"{path} is missing: get the folder again, or save it again")
     try:
         return dict(load_file(path))
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): get the folder again, or save it anew") from None
+        raise ValueError(f"{path} is damaged ({error}): get the folder again, or save it again") from None
 
 
 def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:

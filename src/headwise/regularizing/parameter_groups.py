@@ -40,7 +40,7 @@ def mlp_weights(model: nn.Module, sites: list[Site], attention: set[int]) -> lis
 
 
 def _inside(site: Site) -> set[int]:
-    """Return the ids of the attention layer's own parameters; for a block that attends by itself, only the methods'."""
+    """Return the ids of the attention layer's own parameters; of a block that computes attention, only the methods'."""
     module = site.module
     if not LIKE.search(type(module).__name__):
         added = own_modules(module).get("headwise")

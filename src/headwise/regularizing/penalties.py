@@ -32,7 +32,7 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
         if plain < len(entries):
             others = squares.detach().clone()
             torch.distributed.all_reduce(others)
-            # The root is over the squares of all processes; each process adds the gradient of its own.
+            # The root is over the squares of all processes; each process adds its own gradient.
             squares = squares + (others - squares.detach())
     # A call without real queries adds 0 to sum and count.
     counts = counts.clamp(min=1)

@@ -100,7 +100,7 @@ def plan(
             "kernel, load the model with attn_implementation="
         )
     _check_arguments(model, methods, allow_none)
-    # A deep copy of a watched model carries fitted layers that nobody reads: remove them.
+    # A deep copy of a watched model carries unused fitted layers: remove them.
     for bare in bare_layers(model).values():
         bare.detach()
     draft = Plan(methods, hosts.find(model))

@@ -37,7 +37,7 @@ def regularize(
         seed: of the methods' random draws; they never use torch's generators.
         allow_none: accept a call without methods (the handle only reads then).
         attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one
-            of the hub or of your own): with None the kernel does, and methods that edit logits or weights are refused
+            of the hub or your own): with None the kernel does, and methods that edit logits or weights are refused
             there; with "headwise" this library does, for every method. It computes layers without such a kernel in
             both cases.
         unknown: none allowed; the error for an unknown name suggests the right one.
@@ -59,7 +59,7 @@ def regularize(
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
     compiled = False
-    # torch.compile's wrapper has no layers of its own: names, hooks and the handle belong to the model inside.
+    # torch.compile's wrapper has no layers: names, hooks and the handle belong to the model inside.
     while isinstance(model, nn.Module) and (inside := own_modules(model).get(COMPILED_INSIDE)) is not None:
         model, compiled = inside, True
     decisions = plan(model, list(methods), where, allow_none, example, attention)

@@ -120,7 +120,7 @@ def export(handle: Handle, folder: str | Path, example: Any = None, **options: A
     if beyond := model_card.beyond_weights(methods):
         raise ValueError(
             f"{' + '.join(map(repr, beyond))} cannot be folded: what "
-            f"{'it computes' if len(beyond) == 1 else 'they compute'} in evaluation is no plain weight of a stock "
+            f"{'it computes' if len(beyond) == 1 else 'they compute'} in evaluation is not a plain weight of a stock "
             "model. Serve the model with headwise, from save_pretrained() and headwise.load_pretrained(), or train "
             "without"
         )
@@ -414,7 +414,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         )
         number = settings["format"]
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise ValueError(f"{path} is damaged: get the folder again, or save it anew") from None
+        raise ValueError(f"{path} is damaged: get the folder again, or save it again") from None
     if number != FORMAT:
         raise ValueError(f"{path} is of format {number}, and this version of headwise reads {FORMAT}: update headwise")
     return dict(settings)

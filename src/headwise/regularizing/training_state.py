@@ -151,7 +151,9 @@ def check_progress(
 ) -> None:
     """Raise ValueError if a state belongs to another model or to other methods."""
     if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
-        raise ValueError(f"load_state() takes what state() gave (step, counters, strengths), got {reprlib.repr(state)}")
+        raise ValueError(
+            f"load_state() takes the result of state() (step, counters, strengths), got {reprlib.repr(state)}"
+        )
     own, other = {f.site.name for f in fitted}, set(state["counters"])
     if own != other:
         groups = (("only here", own - other), ("only there", other - own))

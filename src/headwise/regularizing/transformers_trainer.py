@@ -102,7 +102,7 @@ class Labels:
 def _is_whole(model: nn.Module, handle: Handle) -> bool:
     """Return whether a Trainer's model is the regularized one, possibly with adapters, and not a larger model."""
     config = getattr(model, "active_peft_config", None)
-    # With prompt learning the adapter puts prompts before the tokens and extends the labels by itself.
+    # With prompt learning the adapter puts prompts before the tokens and extends the labels itself.
     if getattr(config, "is_prompt_learning", False):
         return False
     try:
@@ -142,7 +142,7 @@ def _shifts(trainer: Any) -> bool:
 def _refuse_smoothing(caller: LossCall | None) -> None:
     if caller is not None and caller.trainer.label_smoother is not None:
         raise ValueError(
-            f"label_smoothing_factor={caller.trainer.args.label_smoothing_factor} does nothing beside "
+            f"label_smoothing_factor={caller.trainer.args.label_smoothing_factor} has no effect with "
             "compute_loss_func(base=...): smooth the labels in base and set label_smoothing_factor=0, or leave base out"
         )
 
@@ -201,7 +201,7 @@ def _find_loss_call() -> LossCall | None:
         variables = frame.f_locals
         if frame.f_code is Trainer.compute_loss.__code__:
             return LossCall(variables["self"], variables.get(LABELS), variables["inputs"])
-        # A subclass of Trainer may compute its loss by itself.
+        # A subclass of Trainer may compute its own loss.
         if isinstance(variables.get("self"), Trainer):
             other = other or LossCall(variables["self"])
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop

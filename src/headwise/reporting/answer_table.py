@@ -121,7 +121,7 @@ def notes_on_table(analysis: Analysis) -> Any:
             f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: "
             f"{words['correction']}. Verdict: {words['verdict']}. What would show: {words['power']}; within: the "
             "margin that two one-sided tests exclude. Each figure comes from the result.json of the runs listed under "
-            "Runs; the same table stands in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by "
+            "Runs; the same table is in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by "
             "epoch in epochs.csv, the whole analysis in analysis.json.",
             *_pairing(analysis),
         ],

@@ -28,7 +28,7 @@ def report_numbers(
 ) -> Path:
     """Convert a table of numbers into a study's folder, write its report, print its answer, and return the page's path.
 
-    The folder is beside the table unless `out` names another.
+    The folder is next to the table unless `out` names another.
 
     Raises:
         StudyError: see `study_of_numbers`.

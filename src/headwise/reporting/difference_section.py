@@ -32,7 +32,7 @@ COLOURS = tuple(f"var(--{name})" for name in ("blue", "vermillion", "purple", "p
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
 # least number of rows to pixels of a row: on paper, nine rows leave room for their table
 HEIGHTS = {1: 52, 6: 42, 8: 38}
-# width in pixels below which the numbers beside a label have no interval
+# width in pixels below which the numbers next to a label have no interval
 NARROW = 430
 # pixels of a letter of a label
 LETTER = 7
@@ -267,8 +267,9 @@ def axis_sections(study: StudyFolder, analysis: Analysis) -> list[Section]:
         charts = [_chart(study, analysis, trend) for trend in trends if _is_drawn(analysis.outcomes[trend.outcome])]
         intro = (
             f"Every outcome against {axis}: mean and 95 % interval, a dot for each seed; the dashed line is "
-            f"{analysis.baseline}. Values stand at equal distances. The trend is the mean over seeds of the slope from "
-            "one value to the next, tested by sign flips; Page's test looks at the ranks alone. Neither is corrected "
+            f"{analysis.baseline}. Values are shown at equal distances. The trend is the mean over seeds of the "
+            "slope from "
+            "one value to the next, tested by sign flips; Page's test uses only the ranks. Neither is corrected "
             "for the number of outcomes."
         )
         sections.append(Section(f"Along {axis}", join(grid(charts, wide=True), _table(analysis, trends)), intro))

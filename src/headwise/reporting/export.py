@@ -86,7 +86,7 @@ def results_sentence(analysis: Analysis) -> str:
 
 def _clause(entry: Difference, analysis: Analysis) -> str:
     if entry.mean is None:
-        return "gave no pair of finished runs"
+        return "has no pair of finished runs"
     p = p_value(entry.p_corrected) or "–"
     figures = f"{effect(entry, analysis)}, p {'' if p.startswith('<') else '= '}{p}"
     unit = unit_of(analysis.metric)

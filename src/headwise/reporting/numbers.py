@@ -52,7 +52,7 @@ DICTS = ("config", "summary", "metrics")
 # first columns of the CSV from Weights & Biases' page; settings and then figures follow, each in alphabetical order
 OF_WANDB = ("name", "state", "created", "runtime")
 OF_THE_RUN = (*RUNS, *STATES, *STEPS, *SEEDS, *TIMES, *MORE_TIMES, *NOTES, *MACHINES, *DEVICES, "_timestamp")
-# texts in the place of a figure that a run lacks
+# texts that replace a figure that a run lacks
 MISSING = ("", "nan", "none", "null", "inf", "-inf", "infinity")
 # largest number of faults of a kind that are listed by row
 LISTED = 5

@@ -111,7 +111,7 @@ def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
             weight for layer in (baseline_layer, arm_layer) for head in layer.heads for row in head for weight in row
         )
         place = "last" if at else "first"
-        yield _figure(plain.arm, baseline_layer, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
+        yield _figure(plain.arm, baseline_layer, top, f"maps, {place} layer: {plain.arm} and {run.arm}")
         yield _figure(run.arm, arm_layer, top, f"maps, {place} layer: {run.arm}")
 
 
@@ -169,7 +169,8 @@ def heads_section(analysis: Analysis) -> list[Section]:
     intro = (
         "Statistics of the attention heads on held-out data at the end of training, mean over seeds, by depth. All "
         "arms share one "
-        "colour scale; beside it the paired difference to the baseline, where ● marks one that the joint test decides."
+        "colour scale; next to it is the paired difference to the baseline, where ● marks one that the joint "
+        "test decides."
     )
     return [Section("Heads by depth", join(*parts), intro)]
 
@@ -208,7 +209,7 @@ def _layer_of(outcome: Outcome) -> str:
 
 
 CLAIMS_INTRO = (
-    "A claim holds where each of its tests does at 5 %; it is contradicted where one of them does so in intervals that "
+    "A claim holds if each of its tests holds at 5 %; it is contradicted where one of them does so in intervals that "
     "hold for all its tests together. Where a premise fails, a claim is not testable here, whatever its interval says."
 )
 TONES = {"as published": "better", "contrary": "worse"}

@@ -1,4 +1,4 @@
-"""The page of a comparison's report: plot, table, claims, divergence, other outcomes, costs, and every run."""
+"""The page of a comparison's report: the first screen (answer, facts, plot), claims, outcomes, costs, and every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates over several studies of the same arms, each on a data set of its own."""
+"""Aggregates over several studies of the same arms, each on its own data set."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
 from headwise.results.answer import answer, count
 from headwise.results.claims import judged_claims, judged_premises
+from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import not_paired, paired_differences, without_evidence
-from headwise.results.divergences import critical_rates, diverged_runs, divergence_tests
+from headwise.results.diverged_runs import diverged_runs, divergence_tests
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
 from headwise.results.records import DIVERGED, EnvironmentRecord, Outcome
@@ -158,13 +159,13 @@ def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} together by the joint sign flips (one that lost pairs by itself); of a mean, "
+        "interval": f"95 %, for {arms} jointly by sign flips (one that lost pairs separately); of a mean, "
         f"Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged "
         "runs, Clopper and Pearson's",
         "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random "
         f"flips; below {ALPHA} exactly where the interval excludes 0",
         "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each "
-        "outcome by itself",
+        "outcome separately",
         "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two "
         "one-sided tests",
         "power": "the difference that would have been decided in four of five such studies",

@@ -102,7 +102,7 @@ class JudgedClaim(Record):
 
 
 class ClaimsRecord(Record):
-    """The judged claims of one study, as stored beside its results."""
+    """The judged claims of one study, as stored with its results."""
 
     study: str
     scale: str = ""
@@ -297,7 +297,7 @@ class DamagedRun(Record):
 
 def stranger_words(name: str) -> str:
     """Return the sentence on a folder in runs/ that is not part of the study."""
-    return f"runs/{name} is no run of this study and is left out"
+    return f"runs/{name} is not a run of this study and is omitted"
 
 
 class Analysis(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwise.results.divergences import by_seed, is_of_rates
+from headwise.results.critical_rates import by_seed, is_of_rates
 from headwise.results.records import CRITICAL_RATE, DIVERGED, AxisRecord, ClaimTest, Outcome
 from headwise.results.trend import slopes
 

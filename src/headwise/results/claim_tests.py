@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headwise.pages.formats import Unit
 from headwise.results.analysis_record import JudgedTest, Verdict
 from headwise.results.answer import count
-from headwise.results.divergences import mcnemar
+from headwise.results.diverged_runs import mcnemar
 from headwise.results.joint_flips import seeds_for_a_verdict
 from headwise.results.power import MOST_SEEDS, POWER, power_of, power_of_sameness, seeds_needed
 

@@ -1,6 +1,6 @@
 """The verdicts on a study's claims, from their tests and the premises that they require.
 
-Each test is judged at 5 % by itself. A claim holds if all of its tests do: an intersection-union test, which needs no
+Each test is judged at 5 % separately. A claim holds if all of its tests do: an intersection-union test, which needs no
 correction. One contrary test is enough to refute a claim, which does need a correction: a contradiction counts only if
 it also holds in the joint intervals of all the claim's tests.
 """
@@ -84,7 +84,7 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], effects: dict[s
     outcomes = [study.study.outcome(test.outcome) for test in tests]
     figures = [None if _by_pairs(test) else gather(study, test, outcome) for test, outcome in zip(tests, outcomes)]
     numbers = [one for one in figures if isinstance(one, Figures)]
-    # tests of divergence use a share of the error of their own: flips cannot combine them with the others
+    # tests of divergence use a separate share of the error: flips cannot combine them with the others
     separate = sum(map(_by_pairs, tests))
     alpha = ALPHA * (1 - separate / max(len(tests), 1))
     # judged alone, a test has one column; only "inside" has several, which are judged jointly
@@ -243,7 +243,7 @@ def _judged_number(
     if criteria.margin is not None and effect is not None and test.level is None and criteria.margin > effect.size:
         wide = (
             f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
-            f"{effect.arm}, told as an effect here"
+            f"{effect.arm}, reported as an effect here"
         )
         if test.says == "same":
             return _judged(
@@ -362,7 +362,7 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimat
 def _other(test: ClaimTest) -> str:
     """Return the words for what an arm is compared with."""
     if test.level is not None:
-        return "held against"
+        return "compared with"
     return f"{test.against} in {test.against_outcome}" if test.against_outcome else test.against
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 DATA = "data/"
-# an arm equal to the baseline but with random draws of its own, so its evidence differs on purpose
+# an arm equal to the baseline but with its own random draws, so its evidence differs on purpose
 CONTROL = "same"
 
 

@@ -175,7 +175,7 @@ def read_study(folder: str | Path) -> StudyFolder:
     if study.ledger is not None and study.ledger != ledger_of(study.runs):
         raise ValueError(
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
-            "study again: it writes the list anew and keeps the runs."
+            "study again: it writes the list again and keeps the runs."
         )
     return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, study.runs)))
 

@@ -62,7 +62,7 @@ ROUNDS = 28  # of halving: eight digits
 
 
 class Bounds(NamedTuple):
-    """Both ends of an interval (None with fewer than two pairs) and the name of the method that gave them."""
+    """Both ends of an interval (None with fewer than two pairs) and the name of the method of their computation."""
 
     low: float | None
     high: float | None

@@ -1,4 +1,6 @@
-"""Test all arms against the baseline at once: sign flips of whole seeds, the largest studentised mean, stepping down.
+"""The permutation test of all arms against the baseline at once, by sign flips of whole seeds.
+
+Its statistic is the largest studentised mean over the arms; stepping down gives each arm a p of its own.
 
 Within a seed all arms share their baseline run, so their differences depend on one another. Flipping the sign of all
 differences of a seed together keeps that dependence, and one reference distribution (the largest |t| over arms) then

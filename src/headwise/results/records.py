@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# costs (seconds, bytes, counts, operations) are no measure of quality
+# costs (seconds, bytes, counts, operations) do not measure quality
 COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters", "flops_per_step", "inference_seconds_per_example")
 # whether a run diverged: claims may name it, but no run writes it as a figure
 DIVERGED = "diverged"
@@ -135,7 +135,7 @@ class ClaimTest(Record):
             self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
         ):
             raise ValueError(
-                f"{self.arm}: a critical rate is that of a sweep of learning rates, held against another sweep or a "
+                f"{self.arm}: a critical rate is that of a sweep of learning rates, compared with another sweep or a "
                 "level"
             )
         if self.margin is not None and self.along_axis:
@@ -143,13 +143,11 @@ class ClaimTest(Record):
         if self.level is not None and self.against != "baseline":
             raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
         if (self.against_outcome or self.level is not None) and self.along_axis:
-            raise ValueError(f"{self.arm}: an axis is held against neither another outcome nor a level")
+            raise ValueError(f"{self.arm}: an axis is compared with neither another outcome nor a level")
         if self.against_outcome and self.outcome == DIVERGED:
-            raise ValueError(f"{self.arm}: divergence is held against no other outcome")
+            raise ValueError(f"{self.arm}: divergence is compared with no other outcome")
         if self.against_outcome and self.level is not None:
-            raise ValueError(
-                f"{self.arm}: it is held against {self.against_outcome} or against {self.level:g}, not both"
-            )
+            raise ValueError(f"{self.arm}: it is compared with {self.against_outcome} or with {self.level:g}, not both")
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):

@@ -31,12 +31,12 @@ REMEDIES = {
         "OLMo 2 2025, arXiv 2501.00656; Zhai et al. 2023, arXiv 2303.06296",
     ),
     "over_smoothing": Remedy(
-        "NeuTRENO, AttnScale or FeatScale keep tokens apart, as docs/results/oversmoothing-at-init measures for "
+        "NeuTRENO, AttnScale or FeatScale keep tokens distinct, as docs/results/oversmoothing-at-init measures for "
         "NeuTRENO; a high cosine is a diagnosis, not a measure of quality",
         "Nguyen et al. 2023, arXiv 2312.00751; Wang et al. 2022, arXiv 2203.05962",
     ),
     "rank_collapse": Remedy(
-        "NeuTRENO, which kept the tokens of 24 layers apart in docs/results/neutreno-depth, or ValueResidual pass "
+        "NeuTRENO, which kept the tokens of 24 layers distinct in docs/results/neutreno-depth, or ValueResidual pass "
         "early values to later layers; check that skip connections are in place",
         "Dong et al. 2021, arXiv 2103.03404; Zhou et al. 2024, arXiv 2410.17897",
     ),
@@ -55,11 +55,11 @@ REMEDIES = {
         "Michel et al. 2019, arXiv 1905.10650; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "redundancy": Remedy(
-        "Disagreement or DropHead push heads apart",
+        "Disagreement or DropHead make heads differ",
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "sharp_head of a checkpoint": Remedy(
-        "nothing to do by itself: heads that read a fixed position, such as the token before, are sharp in healthy "
+        "no action is needed: heads that read a fixed position, such as the token before, are sharp in healthy "
         "models. headwise.watch shows during training whether a head became sharp",
         "Voita et al. 2019, arXiv 1905.09418",
     ),
@@ -83,7 +83,7 @@ REMEDIES = {
     ),
     "dead_head of a checkpoint": Remedy("the head can be pruned", "Michel et al. 2019, arXiv 1905.10650"),
     "redundancy of a checkpoint": Remedy(
-        "heads that attend alike can be pruned to one", "Michel et al. 2019, arXiv 1905.10650"
+        "heads with similar attention can be pruned to one", "Michel et al. 2019, arXiv 1905.10650"
     ),
     "rank_collapse of weights": Remedy(
         "less weight decay on attention (headwise.parameter_groups) keeps rank in the next run; here the head can be "

@@ -8,7 +8,7 @@ from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
-ONE_KIND = "its tokens are of one kind: there is no text beside an image"
+ONE_KIND = "its tokens are of one kind: there is no text in addition to an image"
 
 
 class TextToImageMass(Statistic):

@@ -1,4 +1,7 @@
-"""The figures of every row of attention, computed in one pass that never holds the T×N matrix."""
+"""The figures of every row of attention, computed in one pass that never holds the T×N matrix.
+
+For statistics, without gradients; `attention/row_statistics.py` computes fewer figures with gradients, for methods.
+"""
 
 import dataclasses
 from collections.abc import Collection

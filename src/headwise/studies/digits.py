@@ -1,6 +1,6 @@
 """The default study: a small ViT on the handwritten digits of scikit-learn with few training images.
 
-These methods are meant for few images. Of 1,797 images of 8×8 pixels, 800 are for test, 200 for validation, and each
+These methods are intended for few images. Of 1,797 images of 8×8 pixels, 800 are for test, 200 for validation, and each
 seed trains on `train_size` of the other 797.
 """
 

@@ -167,7 +167,7 @@ def _about_study(name: str) -> list[str]:
     entry = catalogue()["studies"].get(name) or _study_of_package(name)
     measured = entry.get("measured", {})
     if "arms" not in entry:
-        line = f"figures of its own kind: no arms to choose; {_minutes(measured.get(DEFAULT))}"
+        line = f"special figures: no arms to choose; {_minutes(measured.get(DEFAULT))}"
         return [entry["question"], line, *_verdict(name, entry)]
     sizes = {DEFAULT: entry["seeds"]} | {key: scale["seeds"] for key, scale in entry["scales"].items()}
     lines = [entry["question"], f"{entry['arms']} arms x {entry['seeds']} seeds; data: {_data(entry['data'])}"]

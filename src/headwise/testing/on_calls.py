@@ -133,6 +133,12 @@ def declarations(cls: type[Method]) -> None:
     fields = [*cls().settings()]
     unknown = [name for name in cls.live if name not in fields]
     assert not unknown, f"live names {unknown}, which are not fields; its fields: {fields}"
+    # The host's own kernel runs while this strength, read as a live one, is 0.
+    silent = cls.penalizes and cls.neutral == {"strength": 0.0}
+    assert not silent or "strength" in cls.live, (
+        'it penalizes and is neutral at {"strength": 0.0}, but "strength" is not in live: add it, and read it with '
+        'call.value(self, "strength")'
+    )
     method = cls(**cls.strong)
     if why_not(method, "plain") is not None:
         return
@@ -184,7 +190,9 @@ def copies(cls: type[Method]) -> None:
     for method in made(cls):
         assert copy.deepcopy(method) == method, f"deepcopy of {method!r} is {copy.deepcopy(method)!r}"
         extra = vars(method).keys() - method.settings().keys()
-        assert not extra, f"an instance holds {sorted(extra)} beside its settings: keep it with call.state(self)"
+        assert not extra, (
+            f"an instance holds {sorted(extra)} in addition to its settings: keep it with call.state(self)"
+        )
         try:
             again = pickle.loads(pickle.dumps(method))
         except (pickle.PicklingError, AttributeError) as error:

@@ -118,12 +118,13 @@ def lengths_of(task: Task, examples: Examples) -> Tensor | None:
     if lengths is None:
         if task.tokens_per_batch is not None:
             raise StudyError(
-                f"tokens_per_batch={task.tokens_per_batch} needs {name}.lengths(examples), which gave None."
+                f"tokens_per_batch={task.tokens_per_batch} needs {name}.lengths(examples), which returned None."
             )
         return None
     if not isinstance(lengths, Tensor) or lengths.shape != (count,) or int(lengths.min()) < 1:
         raise StudyError(
-            f"{name}.lengths gave {describe(lengths)}; give one length of at least 1 for each of {count} examples."
+            f"{name}.lengths returned {describe(lengths)}; return one length of at least 1 for each of {count} "
+            "examples."
         )
     longest = int(lengths.max())
     if task.tokens_per_batch is not None and longest > task.tokens_per_batch:
@@ -189,7 +190,7 @@ def make_batch(task: Task, examples: Examples, generator: torch.Generator | None
         batch = (own or task.batch)(examples, generator)
     if not isinstance(batch, Batch):
         raise StudyError(
-            f"{type(task).__name__}.batch gave {describe(batch)}; give headwise.study.Batch(inputs, targets). "
+            f"{type(task).__name__}.batch returned {describe(batch)}; return headwise.study.Batch(inputs, targets). "
             f"It was given {describe(examples)}."
         )
     device = place(examples)

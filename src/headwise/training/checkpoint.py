@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with the tensors and the state of a run, protected by a checksum.
 
 Writing a checkpoint keeps the previous one until the new one is complete. The health readings of a watched run are in a
-file beside it; a run resumes from both together, or starts again.
+file next to it; a run resumes from both together, or starts again.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") ->
                 return load_checkpoint(folder, note, run)
             continue
         except (SafetensorError, ValueError, KeyError) as error:
-            note(f"{path} is damaged ({error}); going on from the checkpoint before it, or from the start")
+            note(f"{path} is damaged ({error}); resuming from the checkpoint before it, or from the start")
     return None
 
 

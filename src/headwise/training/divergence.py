@@ -1,8 +1,9 @@
-"""Divergence: a loss that is not finite, or a smoothed loss that rose far above its minimum."""
+"""When a run has diverged: a loss that is not finite, or a smoothed loss that rose far above its minimum."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,3 +42,12 @@ class Smoothed:
                 return Divergence(step=at, why="loss rose", detail=rose)
             self.least = min(self.least, self.mean)
         return None
+
+
+def in_evaluations(metrics: Mapping[str, Mapping[str, float]], step: int) -> Divergence | None:
+    """Return a divergence if the loss of an evaluation is not finite; `metrics` are those of each evaluation."""
+    for evaluation, values in metrics.items():
+        if not math.isfinite(values.get("loss", 0.0)):
+            detail = f"the loss of the evaluation {evaluation!r} was {values['loss']}"
+            return Divergence(step=step, why="not finite", detail=detail)
+    return None

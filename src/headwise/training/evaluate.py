@@ -85,7 +85,9 @@ def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Exampl
     output = (evaluation.output or run_model)(model, batch.inputs)
     sums = (evaluation.count or task.count)(output, batch.targets)
     if not isinstance(sums, dict) or not all(isinstance(value, (Tensor, Rows)) for value in sums.values()):
-        raise StudyError(f"{type(task).__name__}.count gave {describe(sums)}; give a dict of tensors (sums, or Rows).")
+        raise StudyError(
+            f"{type(task).__name__}.count returned {describe(sums)}; return a dict of tensors (sums, or Rows)."
+        )
     plain = evaluation.output is None and evaluation.count is None
     if plain and "loss" not in sums and type(task).count is not Task.count:
         weight = torch.as_tensor(task.weight(batch.targets)).double()
@@ -114,7 +116,7 @@ def add(one: Tensor | Rows, other: Tensor | Rows, name: str, task: Task) -> Tens
             for value in (one, other)
         )
         raise StudyError(
-            f"{type(task).__name__}.count gave {name!r} in the shape {shapes}: a sum has the same shape in every "
+            f"{type(task).__name__}.count returned {name!r} in the shape {shapes}: a sum has the same shape in every "
             "batch. Sum over examples and tokens first, or give Rows(tensor) to keep one row an example."
         )
     # sums of two batches may be on different devices
@@ -134,7 +136,7 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
         with _double_quotients():
             metrics = (evaluation.finish or task.finish)(plain)
         if not isinstance(metrics, dict):
-            raise TypeError(f"it gave {describe(metrics)}, not a dict")
+            raise TypeError(f"it returned {describe(metrics)}, not a dict")
         numbers = {name: float(value) for name, value in (loss | metrics).items()}
     except Exception as error:
         raise StudyError(
@@ -144,7 +146,8 @@ def finished(task: Task, evaluation: Evaluation, sums: dict[str, Any]) -> dict[s
     foreign = sorted(set(numbers) - set(known))
     if foreign:
         raise StudyError(
-            f"{owner} gave the metric {foreign[0]!r}, which it does not declare; its metrics are {', '.join(known)}. "
+            f"{owner} returned the metric {foreign[0]!r}, which it does not declare; its metrics are "
+            f"{', '.join(known)}. "
             f"Add Metric({foreign[0]!r}) to metrics, or leave it out."
         )
     return numbers
@@ -178,7 +181,7 @@ def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
         place, _, name = primary.rpartition("/")
         measured = ", ".join(known.rpartition("/")[2] for known in outcomes if known.rpartition("/")[0] == place)
         raise StudyError(
-            f"{type(task).__name__} decides on {primary!r}, and nothing gives it: {place!r} gave "
+            f"{type(task).__name__} decides on {primary!r}, and nothing returns it: {place!r} returned "
             f"{measured or 'no metric'}. Let "
             f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
         )

@@ -29,6 +29,7 @@ from headwise.training.batches import (
     take,
     training_batches,
 )
+from headwise.training.divergence import in_evaluations
 from headwise.training.evaluate import answer, evaluate, forward_of, refuse_nan, refuse_undecided
 from headwise.training.heads import alert_outcomes, head_rates, read_heads, watched_outcomes
 from headwise.training.job import Order, is_first_process
@@ -209,13 +210,11 @@ def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Div
         evaluation, _, metric = name.rpartition("/")
         if evaluation in by_evaluation:
             by_evaluation[evaluation][metric] = value
-    for evaluation, metrics in by_evaluation.items():
-        if not math.isfinite(metrics.get("loss", 0.0)):
-            detail = f"the loss of the evaluation {evaluation!r} was {metrics['loss']}"
-            return Divergence(step=training.step, why="not finite", detail=detail)
-    for evaluation, metrics in by_evaluation.items():
-        refuse_nan(training.task, evaluation, metrics)
-    return None
+    divergence = in_evaluations(by_evaluation, training.step)
+    if divergence is None:
+        for evaluation, metrics in by_evaluation.items():
+            refuse_nan(training.task, evaluation, metrics)
+    return divergence
 
 
 def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
@@ -231,7 +230,8 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
     undefined = [name for name, value in own.items() if not math.isfinite(value)]
     if undefined:
         raise StudyError(
-            f"{type(task).__name__}.summary gave {undefined[0]!r} as {own[undefined[0]]}. Let it say what an undefined "
+            f"{type(task).__name__}.summary returned {undefined[0]!r} as {own[undefined[0]]}. Let it define "
+            "what an undefined "
             "figure counts as, or leave it out."
         )
     return gaps | own

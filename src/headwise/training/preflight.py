@@ -59,7 +59,7 @@ def check_task(task: Task) -> None:
             f"{name} decides on {task.decides_on!r}, which is none of its evaluations: {', '.join(places)}."
         )
     if not phases:
-        raise StudyError(f"{name}.phases() gave none; a run has at least one.")
+        raise StudyError(f"{name}.phases() returned none; a run has at least one.")
     for number, phase in enumerate(phases):
         if phase.folder is not None:
             checkpoint_files(phase.folder)
@@ -81,7 +81,7 @@ def _listed(task: Task, member: Literal["evaluations", "phases"], kind: type[Any
         raise StudyError(f"{owner}.{member}() fails: {at_fault(task, error)}") from error
     for entry in entries:
         if not isinstance(entry, kind):
-            raise StudyError(f"{owner}.{member}() gave {entry!r}; give a list of headwise.study.{kind.__name__}.")
+            raise StudyError(f"{owner}.{member}() returned {entry!r}; return a list of headwise.study.{kind.__name__}.")
     return entries
 
 
@@ -163,7 +163,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
             output = run_model(model, batch.inputs)
             loss = task.loss(output, batch.targets)
             if not isinstance(loss, torch.Tensor) or loss.dim():
-                raise TypeError(f"loss gave {describe(loss)}, where a tensor of one number should be")
+                raise TypeError(f"loss returned {describe(loss)} instead of a tensor of one number")
             metrics = _count_twice(task, model, examples)
             if last:
                 _check_decision(task, metrics)
@@ -175,7 +175,7 @@ def check_first_batch(task: Task, model: nn.Module, train: Examples, *, last: bo
             if batch is not None
             else "batch() made none of them"
         )
-        outputs = "" if output is None else f"; the model gave {describe(getattr(output, 'logits', output))}"
+        outputs = "" if output is None else f"; the model returned {describe(getattr(output, 'logits', output))}"
         raise StudyError(
             f"{type(task).__name__} fails on its first {size(examples)} training examples, {describe(examples)}: "
             f"{inputs}{outputs}. {type(error).__name__}: {error}"
@@ -208,6 +208,4 @@ def devices_of(model: nn.Module) -> list[int]:
 def _refuse_twice(task: Task, kind: str, names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise StudyError(
-            f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} a name of its own."
-        )
+        raise StudyError(f"{type(task).__name__} names the {kind} {twice[0]!r} twice. Give each {kind} its own name.")

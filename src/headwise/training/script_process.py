@@ -38,7 +38,7 @@ GLANCE = 0.05
 TELLS = 1.0
 # seconds of silence after which one note is given
 LONG_SILENCE = 120.0
-# seconds for a script and its children to end by themselves before they are killed
+# seconds for a script and its children to end on their own before they are killed
 PATIENCE = 5.0
 # seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
@@ -55,7 +55,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
-    """Carry out one run of a script, which resumes by itself after an interruption, and return its result.
+    """Carry out one run of a script, which resumes on its own after an interruption, and return its result.
 
     Raises:
         StudyError: with the last lines of its output, if it fails, hangs, or does not record the study's outcomes.
@@ -335,7 +335,7 @@ def _size(path: Path) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a script and its descendants; launchers start sessions of their own, which a group signal does not reach."""
+    """End a script and its descendants; launchers start their own sessions, which a group signal does not reach."""
     if process.poll() is None:
         children = _children(process.pid)
         with contextlib.suppress(ProcessLookupError):

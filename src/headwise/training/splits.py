@@ -20,7 +20,7 @@ def training_examples(
     """Return the training and validation examples; a trial without a validation split holds out training examples."""
     train, validation = examples_of(task, split), examples_of(task, "validation")
     if train is None:
-        raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs training examples.")
+        raise StudyError(f"{type(task).__name__}.data({split!r}) returned None; a task needs training examples.")
     if configuration.purpose == "trial" and validation is None:
         train, validation = _hold_out(task, train)
     if task.train_size is not None:
@@ -38,7 +38,7 @@ def held_out_examples(task: Task, split: str = "test") -> Examples:
     """Return the examples of a held-out split; `test_size` selects the same subset for all seeds and methods."""
     test = examples_of(task, split)
     if test is None:
-        raise StudyError(f"{type(task).__name__}.data({split!r}) gave None; a task needs {split} examples.")
+        raise StudyError(f"{type(task).__name__}.data({split!r}) returned None; a task needs {split} examples.")
     if task.test_size is None or (split != "test" and task.test_size >= size(test)):
         return test
     if task.test_size > size(test):
@@ -62,7 +62,8 @@ def examples_of(task: Task, split: str) -> Examples | None:
     wrong = fault(examples)
     if wrong is not None:
         raise StudyError(
-            f"{type(task).__name__}.data({split!r}) gave {describe(examples)}: {wrong}. Give (inputs, targets) or a "
+            f"{type(task).__name__}.data({split!r}) returned {describe(examples)}: {wrong}. Return (inputs, "
+            "targets) or a "
             "dict of tensors, with the same number of examples, at least one, in every first dimension."
         )
     return examples
@@ -72,7 +73,7 @@ def _hold_out(task: Task, train: Examples) -> tuple[Examples, Examples]:
     count = task.held_out
     if not 0 < count < size(train):
         raise StudyError(
-            f"tuning needs a validation split: {type(task).__name__}.data('validation') gave None and held_out is "
+            f"tuning needs a validation split: {type(task).__name__}.data('validation') returned None and held_out is "
             f"{count} of {size(train)} training examples. Give one of the two."
         )
     # the same examples for all seeds and methods, so that trials of all arms are comparable

@@ -74,7 +74,7 @@ class RunState(Record):
     optimizer: dict[str, Any] = {}
     rates: dict[str, Any] = {}
     draws: dict[str, Any] | None = None
-    # bytes of one step; stored beside the checkpoint, with the times
+    # bytes of one step; stored next to the checkpoint, with the times
     peak_memory: int | None = None
     smoothed: tuple[float | None, float] = (None, math.inf)
     # of a watched run

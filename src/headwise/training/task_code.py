@@ -41,10 +41,10 @@ def build_model(task: Task) -> nn.Module:
     except Exception as error:
         raise StudyError(f"{owner}.model() fails: {at_fault(task, error)}") from error
     if not isinstance(model, nn.Module):
-        raise StudyError(f"{owner}.model() gave {describe(model)}; give a torch.nn.Module.")
+        raise StudyError(f"{owner}.model() returned {describe(model)}; return a torch.nn.Module.")
     if next(model.parameters(), None) is None:
         raise StudyError(
-            f"{owner}.model() gave a {type(model).__name__} without parameters: there is nothing to train."
+            f"{owner}.model() returned a {type(model).__name__} without parameters: there is nothing to train."
         )
     return model
 
@@ -52,7 +52,7 @@ def build_model(task: Task) -> nn.Module:
 def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
     """Return the outcomes of the task's `summary`.
 
-    Raises StudyError if it fails, or returns a name that is no outcome of a declared metric.
+    Raises StudyError if it fails, or returns a name that is not an outcome of a declared metric.
     """
     owner, names = type(task).__name__, [metric.name for metric in task.all_metrics()]
     try:
@@ -65,6 +65,6 @@ def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
     foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
     if foreign:
         raise StudyError(
-            f"{owner}.summary gave {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
+            f"{owner}.summary returned {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
         )
     return own

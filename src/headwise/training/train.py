@@ -185,7 +185,7 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
         loss = task.loss(output, batch.targets)
         if not loss.requires_grad:
             raise StudyError(
-                f"{type(task).__name__}.loss gave {describe(loss)} that has no gradient, so that nothing would be "
+                f"{type(task).__name__}.loss returned {describe(loss)} that has no gradient, so that nothing would be "
                 "learned: compute it from the model's output, neither detached nor counted."
             )
         total = loss if regularized is None else loss + regularized.loss()

@@ -120,7 +120,7 @@ class HeadwiseCallback(TrainerCallback):
         try:
             if self.base is not None:
                 raise ValueError(
-                    f"{type(trainer).__name__} computes its loss by itself: leave base= out, and override its "
+                    f"{type(trainer).__name__} computes its own loss: leave base= out, and override its "
                     "compute_loss for another one"
                 )
             penalize(regularized, trainer)

@@ -1,4 +1,4 @@
-"""Alerts about unhealthy heads and layers, each with a remedy, and the judge that raises them."""
+"""Alerts about unhealthy heads and layers, and the judge that raises them by applying the rules of `rules.py`."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class WatchCallback(TrainerCallback):
 
     Steps are the Trainer's optimizer steps; the loss of a step covers all its batches under gradient accumulation.
     `callback.watch` is the handle during and after the training, so that its records stay readable. The loggers in
-    `report_to` of the Trainer get the health figures beside the loss, each reading at its own step, unless
+    `report_to` of the Trainer get the health figures with the loss, each reading at its own step, unless
     `report=False`; `log` adds other loggers.
 
     Example:

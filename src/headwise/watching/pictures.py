@@ -158,7 +158,7 @@ class Shown:
 def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Shown:
     """Return what loggers get of the lines of one step.
 
-    With `brief` these are six figures, which are the worrying ends of the statistics in `BRIEF` over all layers, two
+    With `brief` these are six figures, which are the unhealthy ends of the statistics in `BRIEF` over all layers, two
     heat maps, and the number of alerts. Otherwise:
 
     `health/<statistic>/<site>` is the layer's figure, or the mean over its heads. A statistic of heads has the heat map

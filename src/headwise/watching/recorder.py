@@ -185,7 +185,7 @@ class Recorder:
         return reading
 
     def collect(self, beside: Sequence[Tensor] = ()) -> Iterator[Tensor]:
-        """Move all readings to the CPU, with one copy from each device, and return the tensors `beside` them there."""
+        """Move all readings to the CPU, with one copy from each device, and return the tensors in `beside` there."""
         tallies = [tally for by_name in self.tallies.values() for tally in by_name.values()]
         figures = [values for by_name in self.of_weights.values() for values in by_name.values()]
         parts = [part for tally in tallies for part in tally.tensors()]

@@ -148,11 +148,12 @@ def read_replay(path: Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path}: pass a file that headwise.watch(..., keep=N) wrote") from None
     except Exception as error:
         raise ValueError(
-            f"{path} is no replay file of headwise.watch(..., keep=N): {str(error).splitlines()[0]}"
+            f"{path} is not a replay file of headwise.watch(..., keep=N): {str(error).splitlines()[0]}"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(
-            f"{path} is no replay file of this version of headwise, which reads format {FORMAT}: use the version that "
+            f"{path} is not a replay file of this version of headwise, which reads format {FORMAT}: use the "
+            "version that "
             "wrote it"
         )
     return content

@@ -1,4 +1,4 @@
-"""Rules that decide which figures raise alerts, and their thresholds."""
+"""Rules that decide which figures raise alerts, and their thresholds; the judge in `alerts.py` applies them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Thresholds:
 
     Attributes:
         entropy_share: entropy collapse: a head's mean entropy falls below this share of log(allowed keys) after having
-            been above it. Heads of a checkpoint that already attend to a single key are no collapse. An audit reads
+            been above it. Heads of a checkpoint that already attend to a single key are not a collapse. An audit reads
             once and has no history: it reports every head below the limit as sharp.
         max_logit: logit growth: a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
         token_cosine: over-smoothing: the mean cosine between the tokens that enter a layer exceeds this.
@@ -143,7 +143,7 @@ class EntropyCollapse(Rule):
     """Rule for heads whose entropy fell below a share of its range."""
 
     alert, verb = "entropy_collapse", "fell"
-    # Heads of a checkpoint that already attend to a single key are no collapse.
+    # Heads of a checkpoint that already attend to a single key are not a collapse.
     at_once = False
     of_checkpoint = "sharp_head"
 
@@ -155,7 +155,7 @@ class EntropyCollapse(Rule):
         if distance is None:
             return ": it looks at about one key for each query"
         near = " (a positional head)" if min(abs(distance), abs(distance - 1)) < NEIGHBOUR else ""
-        return f": it looks at about one key for each query, {distance:.3g} tokens away on the mean{near}"
+        return f": it looks at about one key for each query, {distance:.3g} tokens away on average{near}"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its entropy is below the limit."""

@@ -84,7 +84,7 @@ class Weights:
             return parts if isinstance(parts, str) else None
         q, k = parts.q, parts.k
         if parts.context is not None:
-            return "image and text tokens have query and key weights of their own"
+            return "image and text tokens have separate query and key weights"
         if q is None or k is None:
             return "; ".join(parts.missing.values()) or "the query and key weights were not found"
         if q.convolved or k.convolved:
@@ -165,7 +165,7 @@ class Matrix:
         """Return why the matrix cannot be read, as the end of a sentence; empty if it can."""
         if isinstance(self.part, Block):
             if self.part.grouped:
-                return "is a convolution in groups, which is no matrix"
+                return "is a convolution in groups, which is not a matrix"
             reason = self.part.unreadable()
         else:
             reason = sharded(self.part.module, "weight") or obstacle(self.part.module)

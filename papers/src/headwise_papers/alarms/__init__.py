@@ -1,4 +1,4 @@
-"""A study of alarms: how early each signal of a training warns of a fault, and how often it gives false alarms.
+"""A study of alarms: how early each signal of a training warns of a fault, and how often it raises false alarms.
 
 Known faults are injected into small trainings, each with a healthy twin of the same seed; three times as many trainings
 stay healthy. Thresholds are set on the runs of even seeds, and tested on those of odd seeds and once on a held-out
@@ -56,7 +56,7 @@ def run(
 
     if seeds is not None and seeds < 2:
         raise ValueError(
-            f"alarms fixes thresholds on one half of the seeds and reports on the other: seeds={seeds}, give 2 or more"
+            f"alarms fixes thresholds on one half of the seeds and reports on the other: seeds={seeds}, use 2 or more"
         )
     say = progress or (lambda text: None)
     tinyshakespeare.prepare(data, say)

@@ -1,4 +1,4 @@
-"""Run the study by itself: python -m headwise_papers.alarms --out FOLDER [--data FOLDER] [--seeds N] [--jobs N]."""
+"""Run the study on its own: python -m headwise_papers.alarms --out FOLDER [--data FOLDER] [--seeds N] [--jobs N]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwise_papers.alarms import run
 def main() -> None:
     """Execute the missing runs, and write findings.json and the report."""
     parser = argparse.ArgumentParser(prog="python -m headwise_papers.alarms", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the study; what is there is not run again")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the study; existing runs are not repeated")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--seeds", type=int, help="seeds of each family with faults")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

@@ -16,7 +16,7 @@ from headwise.studies.digits import images_and_digits
 from headwise_papers.data import multi30k, tinyshakespeare
 from headwise_papers.tasks.causal_transformer import NormOrder
 
-# characters in a window of text; share of random labels of digits, which gives the loss a floor
+# characters in a window of text; share of random labels of digits, which sets a floor of the loss
 CONTEXT, RANDOM_LABELS = 32, 0.2
 EVALUATED = 64
 
@@ -223,7 +223,7 @@ class Shakespeare(Text):
 
 
 class Captions(Text):
-    """The held-out family: a Llama of transformers (rotary positions, RMS norms, gates, shared keys) on German
+    """The held-out family: a transformers Llama (rotary positions, RMS norms, gates, shared keys) on German
     captions."""
 
     name = "Llama (held out)"

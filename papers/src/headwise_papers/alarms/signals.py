@@ -12,7 +12,7 @@ from headwise.watching.losses import BEFORE, Spikes
 from headwise.watching.rules import LossSpike, Thresholds
 from headwise_papers.alarms.one_run import BEYOND
 
-# signals whose small values are the worrying ones
+# signals whose small values are unhealthy
 FALLS = (
     "least entropy",
     "mean entropy",

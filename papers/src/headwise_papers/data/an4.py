@@ -24,7 +24,7 @@ SOURCE = Source(
     folder="an4",
     megabytes=7,
     files={NAME: "5c2f1a2d0958a4262686321525c1db73"},
-    by_hand=f"Its publisher has sound alone: give --data FOLDER with an4/{NAME}; its making is described in "
+    by_hand=f"Its publisher has only sound: pass --data FOLDER with an4/{NAME}; how it was made is described in "
     "docs/data.md.",
 )
 
@@ -54,7 +54,7 @@ def read(folder: Path | None, split: str) -> list[Utterance]:
     Raises StudyError for an invalid or inconsistent file, and for utterances without words or frames.
     """
     if split not in ("train", "test"):
-        raise ValueError(f"There is no split {split!r}; there are train, test.")
+        raise ValueError(f"There is no split {split!r}; the splits are train, test.")
     (path,) = files(folder)
     return [utterance for split_of_utterance, utterance in _read(path) if split_of_utterance == split]
 
@@ -72,7 +72,7 @@ def _read(path: Path) -> list[tuple[str, Utterance]]:
             f"cepstra each. {AGAIN}"
         )
     if not np.isfinite(arrays["features"]).all():
-        raise StudyError(f"{path}: there are features that are not finite. {AGAIN}")
+        raise StudyError(f"{path}: some features are not finite. {AGAIN}")
     parts = torch.from_numpy(arrays["features"].astype(np.float32)).split(lengths)
     utterances = [
         (split, Utterance(name, part, transcript))

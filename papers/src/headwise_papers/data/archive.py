@@ -52,9 +52,9 @@ class Source:
     megabytes: float | None = None
 
     def find_folder(self, given: Path | None) -> Path:
-        """Return the folder of the files: the given one, or the one inside it; if none is given, in the user's cache.
+        """Return the folder of the files: this one, or the one inside it; without one, in the user's cache.
 
-        Raises StudyError if a file is given.
+        Raises StudyError if it is a file.
         """
         given = data_folder(given)
         if given.is_file():
@@ -99,12 +99,12 @@ class Source:
                 corrupt.append(f"{folder / name} ({kind} {actual}, officially {official})")
         if corrupt:
             raise StudyError(
-                f"corrupt: {'; '.join(corrupt)}. Delete what is named here and start again: it is downloaded anew."
+                f"corrupt: {'; '.join(corrupt)}. Delete these files and start again: they are downloaded again."
             )
 
 
 def fetch(package: Package, folder: Path, wanted: list[str], tell: Callable[[str], None]) -> None:
-    """Download a package beside the folder and unpack the wanted files, each completely or not at all."""
+    """Download a package next to the folder and unpack the wanted files, each completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     with downloaded(package, folder, ", ".join(wanted), tell) as read:
         for name in wanted:

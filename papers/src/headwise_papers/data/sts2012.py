@@ -20,7 +20,7 @@ FILES: dict[str, str | None] = {
     "SMTeuroparl.test.tsv": "43fbc6c2c242704d175c601240b4df7f",
     "SMTnews.test.tsv": "db38fc8e4b6f739993ef9e0b07e99f0d",
 }
-# the organisers' archive has sentences and scores in separate files; this copy has them together
+# the organisers' archive has sentences and scores in separate files; this copy has them in one file
 PLACE = "https://raw.githubusercontent.com/brmson/dataset-sts/master/data/sts/semeval-sts/2012"
 SOURCE = Source(
     folder="sts2012",
@@ -49,7 +49,7 @@ def read(folder: Path | None, split: str) -> tuple[list[str], list[str], list[fl
     """
     paths = [path for path in SOURCE.paths(folder) if path.name.endswith(f".{split}.tsv")]
     if not paths:
-        raise ValueError(f"There is no split {split!r}; there are train, test.")
+        raise ValueError(f"There is no split {split!r}; the splits are train, test.")
     first: list[str] = []
     second: list[str] = []
     scores: list[float] = []

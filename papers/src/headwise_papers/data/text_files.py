@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headwise.study import StudyError
 
-AGAIN = "Delete it and start again: it is downloaded anew."
+AGAIN = "Delete it and start again: it is downloaded again."
 
 
 def read_text(path: Path) -> str:
@@ -65,5 +65,5 @@ def refuse_empty(path: Path, texts: list[str], what: str) -> None:
 def split_name(split: str, names: dict[str, str]) -> str:
     """Return the name of a split in the files; raise ValueError with the existing splits for an unknown one."""
     if split not in names:
-        raise ValueError(f"There is no split {split!r}; there are {', '.join(names)}.")
+        raise ValueError(f"There is no split {split!r}; the splits are {', '.join(names)}.")
     return names[split]

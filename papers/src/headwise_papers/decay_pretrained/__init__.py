@@ -32,14 +32,14 @@ LABELS = {
     "chance": "correlation in random weights",
 }
 NOTES = (
-    "Random weights of one size are nearly balanced by themselves: their rows have about the same norm and, in a wide "
-    "layer, nearly right angles. That norms are nearly identical is therefore no evidence of weight decay by itself; "
-    "what random weights lack is the correlation.",
-    "A rotation of one factor keeps all norms and spectra of the factors; where the norms of the model are nearer to "
+    "Random weights of one size are nearly balanced anyway: their rows have about the same norm and, in a wide "
+    "layer, nearly right angles. Nearly identical norms are therefore no evidence of weight decay; "
+    "random weights lack the correlation.",
+    "A rotation of one factor keeps all norms and spectra of the factors; if the norms of the model are nearer to "
     "equal, training has aligned the factors.",
-    "Rotary positions stand between queries and keys of stories260K, where only the traces of rotary pairs would "
-    "balance, and its heads share keys and values in pairs; MiniLM was distilled and fine-tuned, with what decay is "
-    "not known here.",
+    "stories260K has rotary positions between queries and keys, where only the traces of rotary pairs would "
+    "balance, and its heads share keys and values in pairs; MiniLM was distilled and fine-tuned, with a weight decay "
+    "that is not known here.",
 )
 # largest numbers of points in a chart, for a pretrained and a random model
 POINTS = (250, 100)

@@ -39,11 +39,11 @@ CLAIMS = tuple(
     for what, margin in WITHIN.items()
 )
 NOTES = (
-    "Operations are those of matrix products and attention, by torch's counter; NeuTRENO adds none of these. What it "
-    "adds is element-wise. Beside them the calls of the method and of its host take time, which counts most for one "
-    "image.",
-    "Memory is the most that one forward holds beside its input; the first layer's values are held until the last "
-    "layer. The publication gives the ratios and not what it counts as memory, nor how many samples it takes at once.",
+    "Operations are those of matrix products and attention, by torch's counter; NeuTRENO adds none of these, only "
+    "element-wise operations. In addition, the calls of the method and of its host take time, which matters most for "
+    "one image.",
+    "Memory is the maximum that one forward allocates in addition to its input; the first layer's values are kept "
+    "until the last layer. The publication gives the ratios, but not what it counts as memory or its batch size.",
 )
 
 

@@ -74,10 +74,10 @@ CLAIMS = (
     ),
 )
 NOTES = (
-    "The spread falls by the second eigenvalue of A at each pass. With A held, the passes with the fidelity term "
-    "converge only while λ < 1 + the least eigenvalue of A.",
-    "Attention's own kernel is not symmetric, so that its step is no gradient step of J. How alike the tokens of "
-    "whole random models grow, without and with NeuTRENO, is the study oversmoothing-at-init.",
+    "The spread falls by the second eigenvalue of A at each pass. With A fixed, the passes with the fidelity term "
+    "converge only while λ < 1 + the smallest eigenvalue of A.",
+    "Attention's own kernel is not symmetric, so that its step is not a gradient step of J. The study "
+    "oversmoothing-at-init measures how similar the tokens of whole random models become, without and with NeuTRENO.",
 )
 
 

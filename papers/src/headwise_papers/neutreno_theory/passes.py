@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS, SIZE, STRENGTHS = 32, 16, (0.0, 0.2, 0.4, 0.6, 1.0, 2.0)
-# passes that are recorded one by one, and the number of passes that stands for the limit
+# passes that are recorded one by one, and the number of passes that approximates the limit
 DEPTH, LIMIT = 200, 1 << 14
 # tokens and steps of random walks, few enough to enumerate every walk
 WALKERS, STEPS = 5, 4

@@ -36,9 +36,10 @@ LABELS = {
 }
 NOTES = (
     "SigmaReparam holds the norm at gamma, which one step moves by at most the learning rate; what is left comes of "
-    "the power iteration, which takes one turn a step while a wide matrix moves far.",
-    "The norms are exact ones of what the layers compute with, means over the matrices inside the blocks; the floor's "
-    "minima are found by L-BFGS from several random starts, over logits and over inputs and weights.",
+    "SigmaReparam holds the norm at gamma, which one step moves by at most the learning rate; the remaining change "
+    "comes from the power iteration, which takes one iteration per step while a wide matrix moves far.",
+    "The norms are exact, of the weights that the layers compute with, as means over the matrices inside the blocks; "
+    "the floor's minima are found by L-BFGS from several random starts, over logits and over inputs and weights.",
 )
 
 

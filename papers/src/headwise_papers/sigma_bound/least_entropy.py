@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.statistics.entropy import entropy_floor
 
 TOKENS = (4, 16, 64)
-# The norms are log T plus these, from where the floor depends on the number of keys to where it falls exponentially.
+# The norms are log T plus these: from a floor that depends on the number of keys to one that falls exponentially.
 BEYOND = (-2.0, 0.0, 2.0, 4.0, 6.0, 8.0)
 # From this excess over log T on, the largest key has almost all of the weight.
 TAIL = 4.0

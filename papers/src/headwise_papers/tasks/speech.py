@@ -161,7 +161,7 @@ def refuse(utterances: Sequence[an4.Utterance], stride: int, longest: int) -> No
 
 
 def fault_of(one: an4.Utterance, stride: int, longest: int) -> str | None:
-    """Return what is wrong with an utterance, or None."""
+    """Return the error of an utterance, or None."""
     if not one.transcript.strip():
         return "an empty transcript"
     if foreign := sorted(set(one.transcript) - set(LETTERS)):

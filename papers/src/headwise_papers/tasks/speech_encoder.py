@@ -15,7 +15,7 @@ KERNEL = 7
 class SpeechEncoder(nn.Module):
     """A model that returns log probabilities (B, frames, 1 + letters) of CTC's blank and the letters.
 
-    The input are features (B, T, F) and their lengths (B,). A gated convolution of stride `stride` gives
+    The inputs are features (B, T, F) and their lengths (B,). A gated convolution of stride `stride` gives
     `shorter(lengths, stride)` frames with sinusoidal positions. A pre-LN stack has a final norm.
     """
 

@@ -38,8 +38,10 @@ class StoryTeller(Task):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("loss", higher_is_better=False, unit="nats per token"),
         Metric("rise", "rise of the loss by 8-bit weights", higher_is_better=False, unit="nats per token"),
-        Metric("worth", "rise of the loss where what the method brought is put back", unit="nats per token"),
-        Metric("moved", "root mean square move of what the method brought"),
+        Metric(
+            "worth", "rise of the loss when the method's own parameters are reset to their start", unit="nats per token"
+        ),
+        Metric("moved", "root mean square move of the method's own parameters"),
     )
 
     context: int = 64

@@ -41,7 +41,7 @@ class StreetScenes(Task):
     depth: int = 8
     heads: int = 2
     decoder_depth: int = 1
-    stride: int = Field(4, ge=1, description="only every so many-th row and column of pixels is learned and judged")
+    stride: int = Field(4, ge=1, description="only every n-th row and column of pixels is learned and judged")
     zoom: float = Field(1.0, ge=1, description="training images are enlarged by up to this much before they are cut")
     scales: tuple[float, ...] = (0.75, 1.0, 1.25)
     multi_scale_images: int | None = Field(40, description="test images that are seen at all scales; None: all")

@@ -41,7 +41,9 @@ class Translation(Task):
     longest: int = Field(100, ge=2, description="tokens of a sentence; a longer one is refused")
     translated: int | None = Field(None, ge=1, description="test sentences that are decoded, the first ones; None: all")
     layer_steps: int | None = Field(
-        None, ge=1, description="steps times layers of a side; given, it sets steps, so that all depths cost alike"
+        None,
+        ge=1,
+        description="steps times layers per side; if set, it determines the steps, so that all depths cost the same",
     )
     deep_layer_steps: int | None = Field(
         None, ge=1, description=f"the same for more than {SHALLOW} layers a side; none: as layer_steps"
@@ -82,7 +84,7 @@ class Translation(Task):
             self.data(split)
 
     def coder(self) -> BytePairs:
-        """Return the byte pairs of the training text, both languages together."""
+        """Return the byte pairs of the training text of both languages."""
         return coder_of(self.folder, self.vocabulary)
 
     def model(self) -> Translator:

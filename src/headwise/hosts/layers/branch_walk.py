@@ -232,7 +232,7 @@ class Walk:
 
     def _sum(self, op: ast.operator, left: Way | None, right: Way | None, added: ast.expr) -> Way | None:
         if left is not None and isinstance(added, ast.Tuple):
-            # `(x,) + rest` builds the tuple that a forward returns: it is no sum of tensors.
+            # `(x,) + rest` builds the tuple that a forward returns: it is not a sum of tensors.
             return left
         way = least([left, right])
         if way is not None:

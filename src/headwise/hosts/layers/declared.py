@@ -53,8 +53,8 @@ def without_softmax(module: nn.Module) -> str:
     kind = type(module).__name__
     if re.search(r"delta|linear_?att|lightning|retention|mamba|gla(?![a-z])", kind, re.IGNORECASE):
         return (
-            f"it is a {kind}, which carries a state from token to token in the place of a softmax over keys: there are "
-            "no attention weights, so that no method has a meaning; methods stand on layers with full attention"
+            f"it is a {kind}, which carries a state from token to token instead of a softmax over keys: there are "
+            "no attention weights, so that no method has a meaning; methods apply to layers with full attention"
         )
     return ""
 

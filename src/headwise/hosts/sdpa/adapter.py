@@ -247,7 +247,7 @@ def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
         while layer and _container(names[layer]):
             layer = layer.rpartition(".")[0]
     inside = [n for n in calling if n != layer and (not layer or n.startswith(f"{layer}."))]
-    # A layer with several such modules is no attention layer: each of them is its own site.
+    # A layer with several such modules is not an attention layer: each of them is a site.
     return layer if layer in names and inside in ([], [name]) else name
 
 

@@ -203,7 +203,7 @@ class Limits:
             )
         if apart and self.joint is not None:
             raise RuntimeError(
-                f"{site.name} is called with a text beside its tokens, and there {self.joint}; {LEAVE_OUT}"
+                f"{site.name} is called with a text in addition to its tokens, and there {self.joint}; {LEAVE_OUT}"
             )
 
 

@@ -358,11 +358,11 @@ def verify(
         bound = (1e-3 if exact else 5e-2) * max(0.0 if kernel else 1.0, float(theirs.abs().max()))
     if not largest <= bound:
         kind = (
-            "an eager attention of its own"
+            "its own eager attention"
             if adapter.implementation == "eager" and not kernel
             else f"an attention {adapter.implementation!r}"
         )
-        # Without a mask, a function must separate the sequences of a row by itself.
+        # Without a mask, a function must separate the sequences of a row itself.
         across = "a function that looks across the sequences of a packed row needs use_cache=False and a mask function"
         hint = f"{across} (AttentionMaskInterface.register); else " if packed is not None and kernel else ""
         raise RuntimeError(

@@ -160,7 +160,7 @@ def matrix_of(
 
 COMPILED = (
     "{name} is called on rows that hold several sequences inside a compiled graph, whose shapes cannot depend on "
-    "their bounds: compile only the parts beside attention, for example `layer.mlp.compile()` of each layer, or train "
+    "their bounds: compile only the parts next to attention, for example `layer.mlp.compile()` of each layer, or train "
     "on one sequence per row"
 )
 

@@ -79,9 +79,9 @@ def corrupt(
     numbers. Raises ValueError for an unknown corruption or severity and for other images.
     """
     if name not in CONSTANTS:
-        raise ValueError(f"There is no corruption {name!r}; there are {', '.join(CORRUPTIONS)}.")
+        raise ValueError(f"There is no corruption {name!r}; the corruptions are {', '.join(CORRUPTIONS)}.")
     if severity not in SEVERITIES:
-        raise ValueError(f"severity {severity}: there are {', '.join(map(str, SEVERITIES))}.")
+        raise ValueError(f"severity {severity}: the severities are {', '.join(map(str, SEVERITIES))}.")
     if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
         raise ValueError(f"images {images.dtype} {images.shape}: bytes of shape (N, {SIDE}, {SIDE}, 3) are corrupted.")
     if not len(images):
@@ -89,7 +89,7 @@ def corrupt(
     function, constants = CONSTANTS[name]
     if function is weather.frost:
         if not photographs:
-            raise ValueError("frost lays photographs over images: give photographs=frost.read(folder).")
+            raise ValueError("frost blends photographs into images: pass photographs=frost.read(folder).")
         function = functools.partial(weather.frost, photographs=photographs)
     draws = np.random.default_rng([seed, CORRUPTIONS.index(name), severity])
     # truncated to bytes, not rounded, as in CIFAR-10-C

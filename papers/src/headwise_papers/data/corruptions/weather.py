@@ -91,6 +91,6 @@ def plasma(count: int, side: int, decay: float, draws: np.random.Generator) -> n
 
 
 def _fifth(photograph: np.ndarray) -> np.ndarray:
-    """Return the middle pixel of every five by five, as linear interpolation without smoothing gives."""
+    """Return the middle pixel of every five by five, the result of linear interpolation without smoothing."""
     height, width = (round(size / 5) for size in photograph.shape[:2])
     return photograph[2::5, 2::5][:height, :width]
