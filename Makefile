@@ -76,7 +76,7 @@ bits: $(VENV)/.test
 # The private names of other libraries, which the other environments have in their newest versions. TORCH=torch==2.9.0
 # takes the oldest torch, VERSIONS=newest TORCH=torch the newest of everything.
 canaries:
-	@echo "make canaries: private names of other libraries, on the oldest versions allowed: two minutes; result here"
+	@echo "make canaries: the oldest versions allowed: two minutes; result here"
 	test -x $(VENV)/$(VERSIONS)/bin/python || $(PYTHON) -m venv $(VENV)/$(VERSIONS)
 	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)'
 	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)' -r requirements/canaries.txt \
