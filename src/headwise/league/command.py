@@ -159,7 +159,7 @@ def _work(request: LeagueRequest) -> None:
                 display.say(f"on fresh seeds: {', '.join([*methods, *filter(None, [control])])}")
                 again = on_fresh_seeds(cells, [*methods, control], request.seeds)
                 ended = carry_out(again, engine, display, jobs=jobs, deadline=deadline)
-            display.say(f"{ended}. The same command goes on.")
+            display.say(f"{ended}. The same command resumes the league.")
     except KeyboardInterrupt as stop:
         print(stopped_line(request.out), file=sys.stderr)
         sys.exit(stop_code(stop))

@@ -145,7 +145,9 @@ class _Lanes:
         cell, upto = self._owner.pop(order.identity)
         if event["event"] == "failed":
             cell.fail(event["reason"])
-            listener.say(f"{cell.name} failed: {cell.record.why}; that is its result in {FILE}, and the others go on")
+            listener.say(
+                f"{cell.name} failed: {cell.record.why}; this is its result in {FILE}, and the other entries continue"
+            )
         else:
             listener.hear(order, event)
             cell.tell(order, event["result"])

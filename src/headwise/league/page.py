@@ -281,7 +281,7 @@ def _words(read: Sequence[WorldRead]) -> str:
         "Gain: interquartile mean, over all runs of all worlds, of the paired difference to the plain model in units "
         "of its standard deviation between seeds (a fixed unit of each world). Better than plain: share of pairs of "
         f"runs, mean over worlds. Rank: of the mean within a world, 1 is best. Intervals: 95 %, {RESAMPLES:,} "
-        "resamples of the seeds within each world, percentiles; they say nothing of other worlds, and are not "
+        "resamples of the seeds within each world, percentiles; they do not cover other worlds, and are not "
         "corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure there."
     )
 
@@ -291,8 +291,8 @@ def _left_out(estimates: dict[str, Estimate]) -> list[Section]:
         return []
     rows = [[name, shown(one)] for name, one in estimates.items()]
     words = (
-        "How well the other worlds foretell the order of entries in the one left out: Spearman's rank correlation. "
-        "Noise of the seeds lowers it, and its interval lies rather too low."
+        "How well the other worlds predict the order of entries in the one left out: Spearman's rank correlation. "
+        "Noise of the seeds lowers it, so its interval tends to be too low."
     )
     return [
         Section("One world left out", table([Column("left out"), Column("rank correlation", number=True)], rows), words)
