@@ -116,9 +116,9 @@ class Method:
     and is always correct."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
-    it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties beside it
-    then read the matrix. If wrongly False, earlier edits are silently lost, and beside an `attend` the penalties
-    silently read the ordinary softmax."""
+    it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties
+    together with it read the matrix. If wrongly False, earlier edits are silently lost, and if the class has an
+    `attend`, penalties silently read the ordinary softmax."""
     only_rounding: ClassVar[bool] = False
     """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
     output stays the same up to rounding, else that the strong setting acts."""
