@@ -116,8 +116,8 @@ class Method:
     and is always correct."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
-    it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties of
-    other methods then read the matrix. If wrongly False, earlier edits are silently lost, and if the method also has an
+    it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties
+    together with it read the matrix. If wrongly False, earlier edits are silently lost, and if the class has an
     `attend`, penalties silently read the ordinary softmax."""
     only_rounding: ClassVar[bool] = False
     """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
