@@ -375,7 +375,7 @@ def test_processors_that_cannot_be_followed_are_named_with_what_to_do():
     assert "AttnProcessor computes an explicit softmax" in told["transformer_blocks.0.attn1"]
     assert "AttnProcessor2_0" in told["transformer_blocks.0.attn1"] and not told["transformer_blocks.1.attn1"]
     model.transformer_blocks[0].attn1.set_processor(known.IPAdapterAttnProcessor2_0(16, 12))
-    assert "holds weights and attends to tokens of its own" in reasons(model)["transformer_blocks.0.attn1"]
+    assert "holds weights and attends to additional tokens" in reasons(model)["transformer_blocks.0.attn1"]
     model.transformer_blocks[0].attn1.set_processor(known.AttnProcessor2_0())
     assert not any(reasons(model).values())
 

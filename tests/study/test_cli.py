@@ -107,7 +107,7 @@ def test_the_command_line_does_not_grow():
         (["compare", "--data", __file__], "--data .*test_cli.py .*is a file. Choose the folder of the data set"),
         (
             ["compare", "digits", "--task", f"{PLACE}:Tiny"],
-            "digits is a study and --task .*: give one of the two",
+            "digits is a study and --task .*: pass one of the two",
         ),
     ],
 )

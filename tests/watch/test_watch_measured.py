@@ -57,8 +57,8 @@ def test_an_alert_that_was_not_measured_says_so(kept):
 
 def test_the_only_reading_of_a_checkpoint_tells_of_sharp_heads_and_of_no_collapse():
     for away, words in (
-        (1.02, "1.02 tokens away on the mean (a positional head)"),
-        (7.5, "7.5 tokens away on the mean"),
+        (1.02, "1.02 tokens away on average (a positional head)"),
+        (7.5, "7.5 tokens away on average"),
     ):
         records = figures_among([figure("entropy_share", 0.01), figure("attention_distance", away)])
         (alert,) = Judge(Thresholds(), at_once=True).alerts(records)

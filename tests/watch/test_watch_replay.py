@@ -163,7 +163,7 @@ def test_what_is_no_replay_file_or_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="was not regularized, and this one differs"):
         replay(path, training.model, [training.optimizer], training.step)
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(ValueError, match="is no replay file"):
+    with pytest.raises(ValueError, match="is not a replay file"):
         read_replay(tmp_path / "text.pt")
     with pytest.raises(ValueError, match="there is no file"):
         read_replay(tmp_path / "none.pt")

@@ -183,7 +183,7 @@ def refuse_undecided(task: Task, outcomes: Mapping[str, float | None]) -> None:
         raise StudyError(
             f"{type(task).__name__} decides on {primary!r}, and nothing returns it: {place!r} returned "
             f"{measured or 'no metric'}. Let "
-            f"finish() give {name!r}, or put another metric first, or name another evaluation in decides_on."
+            f"finish() return {name!r}, or put another metric first, or name another evaluation in decides_on."
         )
 
 
