@@ -298,7 +298,7 @@ def test_a_hybrid_has_its_latent_layers_clipped_and_the_others_listed():
     states = {row.name: (row.status, row.detail) for row in handle.report().rows}
     assert states["model.layers.1.self_attn"][0] == "regularized"
     status, reason = states["model.layers.0.self_attn"]
-    assert status == "unreachable" and "in the place of a softmax" in reason
+    assert status == "unreachable" and "instead of a softmax" in reason
     net(batch(), use_cache=False).logits.square().mean().backward()
     before = largest_hybrid(net)
     handle.after_step()
