@@ -204,7 +204,7 @@ class Careful:
                     self._warned.add(id(log))
                     _warn(
                         f"{log!r} could not be written at step {step} ({type(error).__name__}: {error}); the training "
-                        "goes on"
+                        "continues"
                     )
 
     def close(self) -> None:
