@@ -15,7 +15,7 @@ STUB := PYTHONPATH=tests
 .DEFAULT_GOAL := compare
 .PHONY: help compare demo docs test test-all lint types pytest bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
-# what each target does and how long it takes, from what it says itself
+# each target and its duration, from its own echo line
 help:
 	@echo "make help: at once; the list is here"
 	@sed -n '/make help/d;s/^\t@echo "\(make .*\)"$$/\1/p' Makefile
@@ -25,10 +25,10 @@ compare: $(VENV)/.study
 	$(PY) -m headwise compare $(ARGS)
 
 demo: $(VENV)/.demo
-	@echo "make demo: seconds; the result stands here"
+	@echo "make demo: seconds; result here"
 	$(PY) docs/twenty_lines.py
 
-# Every warning is an error. -E -a: every page is read and run again, for what it shows comes from the code.
+# Every warning is an error. -E -a: every page is read and run again, because its content comes from the code.
 docs: $(VENV)/.docs
 	@echo "make docs: 3 to 17 minutes; result: build/docs/index.html"
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -E -a -n -W --keep-going -q -c docs/site docs build/docs $(ARGS)
@@ -65,7 +65,7 @@ pytest: $(VENV)/.test
 	@echo "make pytest: the tests that ARGS leaves: tens of minutes; result here"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
 
-# make test runs the machine's best instructions; the same bits must come of the others.
+# make test runs the machine's best instructions; the others must give the same bits.
 bits: $(VENV)/.test
 	@echo "make bits: one round for each instruction set: minutes each; result here"
 	for capability in $(CAPABILITIES); do \
@@ -145,7 +145,7 @@ $(VENV)/.docs: $(VENV)/.demo papers/pyproject.toml
 	$(PIP) install -c $(CONSTRAINTS) -e '.[docs]' -e papers
 	touch $@
 
-# What breaks a user's imports goes to a folder that only the tests have on their path (tests/tests_only.py).
+# Packages that break a user's imports go to a folder that only the tests have on their path (tests/tests_only.py).
 $(VENV)/.test: $(VENV)/.demo papers/pyproject.toml requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
 	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,diffusers,tensorboard]' -e papers -r requirements/test.txt
 	$(PIP) uninstall -y -r requirements/test-no-deps.txt
