@@ -107,20 +107,23 @@ def read(kept: Path = KEPT) -> League:
 
 
 def keep(folders: list[Path]) -> None:
-    """Write the files, tables and figures of the kept worlds and of these, which replace kept ones of the same name."""
-    new = {contents_of(folder).record.world: folder for folder in folders}
+    """Write the files, tables and figures of the kept worlds and of these, which replace kept ones of the same name.
+
+    Nothing that is kept changes if a world cannot be read or is not one of headwise-papers.
+    """
+    paths = {path.stem: path for path in KEPT.glob("*.json")}
+    paths |= {contents_of(folder).record.world: folder for folder in folders}
+    known = list(read_worlds([OF_PAPERS]))
+    for name in paths:
+        if name not in known:
+            raise SystemExit(f"{name} is not a world of headwise-papers. Give some of {', '.join(known)}.")
     with TemporaryDirectory() as scratch:
-        kept = {path.stem: Path(shutil.copy(path, scratch)) for path in KEPT.glob("*.json")}
-        paths = kept | new
-        known = [name for name in read_worlds([OF_PAPERS]) if name in paths]
-        shutil.rmtree(KEPT, ignore_errors=True)
-        archives = {path.name: path.read_bytes() for path in RUNS.glob("*.tar.xz")}
-        shutil.rmtree(KEPT, ignore_errors=True)
-        league_page, _ = write([paths[name] for name in known], KEPT)
-    league_page.unlink()
-    RUNS.mkdir()
-    for name, content in archives.items():
-        (RUNS / name).write_bytes(content)
+        new = Path(scratch)
+        league_page, _ = write([paths[name] for name in known if name in paths], new)
+        league_page.unlink()
+        for old in KEPT.glob("*.*"):
+            old.unlink()
+        shutil.copytree(new, KEPT, dirs_exist_ok=True)
     archive(folders)
 
 
@@ -142,9 +145,11 @@ def restore(out: Path) -> None:
     """
     records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
     archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
-    for world in sorted({*records, *archives}):
+    worlds = sorted({*records, *archives})
+    for world in worlds:
         if (out / world).exists():
             raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
+    for world in worlds:
         (out / world).mkdir(parents=True)
         if world in archives:
             with tarfile.open(archives[world]) as packed:

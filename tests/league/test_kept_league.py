@@ -1,0 +1,87 @@
+"""Kept worlds of the league: adding one loses none of the others, and a league resumes from what is kept."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from leagues import finished_world
+
+from headwise.files.errors import StudyError
+from headwise.league.reading import read_worlds
+from headwise.league.world_folder import FILE, read
+from headwise.results.folder import read_study
+
+KINDS = {"plain": "plain", "decay": "control"}
+FIGURES = {
+    "plain": [0.50, 0.52, 0.51, 0.53, 0.50, 0.54],
+    "decay": [0.52, 0.55, 0.53, 0.54, 0.52, 0.56],
+    "good": [0.60, 0.61, 0.63, 0.62, 0.61, 0.64],
+}
+
+
+@pytest.fixture
+def which(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    import which_method
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr(which_method, "KEPT", kept)
+    monkeypatch.setattr(which_method, "RUNS", kept / "runs")
+    return which_method
+
+
+def world(tmp_path, name):
+    return finished_world(tmp_path / "league" / name, name, FIGURES, kinds=KINDS)
+
+
+def test_a_world_that_is_added_loses_neither_the_others_nor_their_runs(which, tmp_path):
+    which.keep([world(tmp_path, "recall")])
+    # a world that is not finished has packed runs alone
+    which.archive([world(tmp_path, "speech")])
+    which.keep([world(tmp_path, "words")])
+    assert {path.stem for path in which.KEPT.glob("*.json")} == {"recall", "words"}
+    packed = {path.name.removesuffix(".tar.xz") for path in which.RUNS.iterdir()}
+    assert packed == {"recall", "speech", "words"}
+    assert {row["world"] for row in which.read(which.KEPT).tables["league"]} == {"recall", "words"}
+
+
+def test_a_league_resumes_from_its_packed_runs(which, tmp_path):
+    folder = world(tmp_path, "recall")
+    run = next((folder / "runs").iterdir())
+    (run / "checkpoint.safetensors").write_bytes(b"weights")
+    which.keep([folder])
+    with tarfile.open(which.RUNS / "recall.tar.xz") as packed:
+        assert not [name for name in packed.getnames() if name.endswith(".safetensors")]
+    which.restore(tmp_path / "again")
+    assert not read_study(tmp_path / "again" / "recall").missing()
+    again, before = (read_worlds([place])[0] for place in (tmp_path / "again" / "recall", folder))
+    assert again.file() == before.file()
+
+
+def test_a_world_without_packed_runs_gives_its_searches(which, tmp_path):
+    folder = world(tmp_path, "recall")
+    which.keep([folder])
+    (which.RUNS / "recall.tar.xz").unlink()
+    which.restore(tmp_path / "again")
+    assert read(tmp_path / "again" / "recall") == read(folder)
+    assert [path.name for path in (tmp_path / "again" / "recall").iterdir()] == [FILE]
+
+
+def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):
+    which.keep([world(tmp_path, "recall"), world(tmp_path, "words")])
+    before = {path: path.read_bytes() for path in which.KEPT.rglob("*") if path.is_file()}
+    unknown = world(tmp_path, "elsewhere")
+    with pytest.raises(SystemExit, match="elsewhere is not a world of headwise-papers"):
+        which.keep([unknown])
+    other = world(tmp_path, "sentences")
+    record = json.loads((other / FILE).read_text())
+    (other / FILE).write_text(json.dumps(record | {"trials": 3}))
+    with pytest.raises(StudyError, match="3, 6 trials"):
+        which.keep([other])
+    assert {path: path.read_bytes() for path in which.KEPT.rglob("*") if path.is_file()} == before
+    (tmp_path / "again" / "words").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="words exists"):
+        which.restore(tmp_path / "again")
+    assert not (tmp_path / "again" / "recall").exists()
