@@ -123,7 +123,8 @@ def keep(folders: list[Path]) -> None:
         league_page.unlink()
         for old in KEPT.glob("*.*"):
             old.unlink()
-        shutil.copytree(new, KEPT, dirs_exist_ok=True)
+        for path in new.iterdir():
+            shutil.copy(path, KEPT)
     archive(folders)
 
 
