@@ -111,7 +111,8 @@ def _pair(plain: RunFolder, run: RunFolder) -> Iterator[Any]:
             weight for layer in (baseline_layer, arm_layer) for head in layer.heads for row in head for weight in row
         )
         place = "last" if at else "first"
-        yield _figure(plain.arm, baseline_layer, top, f"maps, {place} layer: {plain.arm} and {run.arm}")
+        # the names of exported files, by which kept pages show them
+        yield _figure(plain.arm, baseline_layer, top, f"maps, {place} layer: {plain.arm} beside {run.arm}")
         yield _figure(run.arm, arm_layer, top, f"maps, {place} layer: {run.arm}")
 
 
