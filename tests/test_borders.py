@@ -39,7 +39,7 @@ def canary(*names):
 
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
-OURS = {"headwise", "headwise_papers"}
+NOT_FOREIGN = {"headwise", "headwise_papers", *sys.stdlib_module_names}
 # of Python itself: documented, or without a public form
 OF_PYTHON = {"os._exit", "sys._getframe", "atexit._run_exitfuncs"}
 OF_NAMED_TUPLES = {"_replace", "_fields"}
@@ -97,17 +97,17 @@ def crossings(tree: ast.AST, own: set[str]) -> list[tuple[int, str]]:
     inherits_nothing = of_classes_without_bases(tree)
     for node in ast.walk(tree):
         for name in imported(node):
-            if private(name) and name.partition(".")[0] not in OURS | sys.stdlib_module_names:
+            if private(name) and name.partition(".")[0] not in NOT_FOREIGN:
                 found.append((node.lineno, name))
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and id(node) not in inherits_nothing:
-            if ast.unparse(node) not in OF_PYTHON and node.attr not in own | OF_NAMED_TUPLES:
+            if node.attr not in own and node.attr not in OF_NAMED_TUPLES and ast.unparse(node) not in OF_PYTHON:
                 found.append((node.lineno, ast.unparse(node)))
         elif isinstance(node, ast.keyword) and node.arg and PRIVATE.fullmatch(node.arg) and node.arg not in own:
             found.append((node.value.lineno, f"{node.arg}="))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in pieces:
             # as in getattr(module, "_name"), vars(module)["_name"] or sys.modules["library._file"]
             text = node.value
-            known = text in own | OF_NAMED_TUPLES | WORDS or text.startswith("_headwise")
+            known = any(text in names for names in (own, OF_NAMED_TUPLES, WORDS)) or text.startswith("_headwise")
             if re.fullmatch(r"[\w.]+", text) and private(text) and not known:
                 found.append((node.lineno, repr(text)))
     return found

@@ -67,6 +67,7 @@ def test_the_blocks_of_the_page_on_compressing():
         assert torch.equal(names["again"].eval()(**batch).logits, names["model"](**batch).logits)
 
 
+@pytest.mark.grid
 def test_the_block_of_the_page_on_scripts():
     text = blocks("your_script")[0]
     for written, here in (

@@ -166,12 +166,16 @@ def test_its_study_is_listed_and_runs(installed, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+@pytest.mark.grid
 def test_its_task_is_found_by_name(installed, tmp_path):
     installed(
         "-m", "headwise", "compare", "--task", "bright", "--method", "DropHead(p=0.1)", "--seeds", "1", "--jobs", "1",
         "--out", tmp_path / "out",
     )  # fmt: skip
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_names_of_tasks_are_in_the_message_on_an_unknown_one(installed):
     assert "or the name of an installed task: bright." in installed(
         "-m", "headwise", "compare", "--task", "brigt", code=1
     )

@@ -148,6 +148,7 @@ WANTED = {("wrong.py", "4"), ("wrong.py", "5")}
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_mypy_refuses_unknown_settings_and_takes_right_calls(two_programs: Path) -> None:
     pytest.importorskip("mypy")
     # Libraries are treated as Any: reading torch alone takes a minute.

@@ -251,6 +251,7 @@ def tiny(monkeypatch, tmp_path, family):
     return tmp_path
 
 
+@pytest.mark.grid
 def test_a_study_that_was_cut_goes_on_and_ends_with_the_same_findings(tiny, monkeypatch):
     found = alarms.run(tiny, seeds=2, steps=24)
     titles = [table["title"] for table in found["tables"]]

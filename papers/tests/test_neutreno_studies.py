@@ -109,6 +109,7 @@ def test_adaptation_begins_where_the_plain_model_ends(tmp_path):
     assert runs[arms[0], 0].metric("test/loss") != runs[arms[1], 0].metric("test/loss")
 
 
+@pytest.mark.grid
 def test_image_classification_runs_to_figures_that_its_models_give(tmp_path):
     study = at_least_size(neutreno_cifar.STUDY)
     carry(study, tmp_path)
@@ -203,6 +204,7 @@ def test_forgetting_is_the_mean_fall_from_the_best_of_earlier_phases():
     assert Incremental().summary(outcomes)["final/forgetting"] == pytest.approx((0.6 + 0.2 - 0.1 + 0.4) / 4)
 
 
+@pytest.mark.grid
 def test_incremental_learning_runs_to_its_accuracy_matrix(tmp_path):
     study = at_least_size(neutreno_incremental.STUDY, test_size=None, test_each=40).model_copy(update={"seeds": 1})
     carry(study, tmp_path)

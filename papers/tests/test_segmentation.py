@@ -135,6 +135,7 @@ def scenes(monkeypatch):
     monkeypatch.setattr(camvid, "files", lambda folder: [])
 
 
+@pytest.mark.grid
 def test_the_study_runs_end_to_end_to_scenes_that_are_learned(tmp_path, scenes):
     small = STUDY.task.model_copy(
         update={"steps": 20, "dim": 16, "depth": 2, "multi_scale_images": 2, "warmup": 3, "learning_rate": 5e-3}

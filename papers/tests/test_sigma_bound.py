@@ -79,6 +79,7 @@ def test_an_entropy_below_the_floor_would_be_seen():
         assert judged(figures, figures)[:2] == [verdict, "as published"]
 
 
+@pytest.mark.grid
 def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr(least_entropy, "TOKENS", (4,))
     monkeypatch.setattr(least_entropy, "BEYOND", (4.0, 7.0))

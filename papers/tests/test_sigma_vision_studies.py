@@ -71,6 +71,7 @@ def test_sigma_robust_counts_diverged_runs_along_each_axis(tmp_path):
     assert [claim.verdict for claim in found.claims] == ["not testable here"] * 2
 
 
+@pytest.mark.grid
 def test_sigma_temperature_sees_the_entropy_fall_and_reads_the_sharpness(tmp_path):
     found = run("sigma-temperature", tmp_path, steps=10, train_size=48, watch_every=2, watch_examples=4, seeds=1)
     entropy = found.outcomes["watched/attention_entropy/least"].name

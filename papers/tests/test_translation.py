@@ -211,6 +211,7 @@ def a_study(folder, methods=(), **settings):
     return Study(name="translation", title="T", question="Q?", task=task, task_place=PLACE, methods=arms, seeds=1)
 
 
+@pytest.mark.grid
 def test_a_small_translator_learns_to_count(tmp_path):
     folder = write_multi30k(tmp_path, count=120)
     study = a_study(

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from grids import part_of_grid
 from own_models import CausalAttention, GroupsOfTheirOwn, SelfAttention, stack, tokens
 from tiny_timm import WHOLE, images, made
 
@@ -43,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", part_of_grid(CASES, ("own", "windows")))
 def test_one_graph_and_no_other_over_five_steps_with_a_changing_strength(case):
     make, batch, methods = CASES[case]
     model, x = make().train(), batch()

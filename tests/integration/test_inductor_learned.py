@@ -11,7 +11,6 @@ from headwise.core.method import REGISTRY
 pytestmark = pytest.mark.slow
 NAMES = [name for name in shelf.__all__ if REGISTRY[name].penalizes or REGISTRY[name].learns]
 
-# one that penalizes; one that draws is in test_inductor.py
 KEPT = ("EntropyPenalty",)
 
 

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.grid
 def test_the_benchmark_of_the_gpu_runs_whole():
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "on_cuda.py", "--dry-run"],

@@ -85,3 +85,26 @@ def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):
     with pytest.raises(SystemExit, match="words exists"):
         which.restore(tmp_path / "again")
     assert not (tmp_path / "again" / "recall").exists()
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        ({}, "good**: better than the best control too; confirmed on fresh seeds: +10.17 points [+9.00, +12.00]"),
+        (
+            {"good": FIGURES["plain"]},
+            "good**: better than the best control too; **not confirmed** on fresh seeds: 0.00",
+        ),
+        ({"decay": FIGURES["good"]}, "+10.17 points [+8.56, +12.00], where it is not shown to beat the best control"),
+        (None, "decay**; no method is shown"),
+    ],
+)
+def test_a_recommendation_says_what_became_of_it_on_fresh_seeds(which, tmp_path, again, words):
+    figures = FIGURES if again is not None else FIGURES | {"decay": FIGURES["good"]}
+    folder = finished_world(tmp_path / "recall", "recall", figures, kinds=KINDS, validation={"decay": 0.5})
+    others = FIGURES | (again or {})
+    finished_world(folder / "fresh", "recall", others, kinds=KINDS, validation={"decay": 0.5})
+    which.keep([folder])
+    league = which.read(which.KEPT)
+    assert words in which._by_symptom(league)
+    assert words in which.short(league)

@@ -4,13 +4,14 @@ import csv
 import json
 
 import pytest
-from leagues import write_source
+from leagues import finished_world, write_source
 
 from headwise.files.errors import StudyError
 from headwise.league import command, files
 from headwise.league.command import LeagueRequest
 from headwise.league.files import Entry, read_entries
-from headwise.league.follow_up import pair_of, toml_of
+from headwise.league.follow_up import first_in, pair_of, recommended, toml_of
+from headwise.league.reading import read_worlds
 from headwise.results.folder import read_study
 
 ENTRIES = {
@@ -27,6 +28,10 @@ def nothing_installed(monkeypatch):
     monkeypatch.setattr(files, "installed_folders", list)
 
 
+def without_times(path):
+    return [{**row, "cost": ""} for row in csv.DictReader(path.read_text().splitlines())]
+
+
 def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, capsys):
     request = {"sources": (write_source(tmp_path / "source", ENTRIES),), "trials": 1, "seeds": 2}
     request |= {"out": tmp_path / "out", "jobs": 1}
@@ -40,6 +45,16 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     assert set(fresh.arms) <= {one["chosen"] for one in league.values()}
     page = (tmp_path / "out" / "league.html").read_text()
     assert "On fresh seeds" in page and "gain in the league" in page
+    of_folder = (tmp_path / "out" / "fresh_cells.csv").read_text()
+    assert {row["entry"] for row in csv.DictReader(of_folder.splitlines())} >= {"plain", "smaller"}
+
+    # the file of a world is enough: nothing of the league itself is trained again
+    elsewhere = {**request, "out": tmp_path / "elsewhere", "folders": (tmp_path / "out" / "dots.json",)}
+    command.run(LeagueRequest(**elsewhere, run=True, fresh=1))
+    assert sorted(path.name for path in (tmp_path / "elsewhere" / "dots").iterdir()) == ["fresh"]
+    for name in ("fresh_runs.csv", "fresh_cells.csv", "league.csv"):
+        assert without_times(tmp_path / "elsewhere" / name) == without_times(tmp_path / "out" / name)
+    capsys.readouterr()
 
     # a league that was begun can be planned
     command.run(LeagueRequest(**request, plan=True))
@@ -107,6 +122,8 @@ def test_what_is_no_pair_is_refused(one, other, message):
 def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
     with pytest.raises(StudyError, match="--fresh needs --run"):
         command.run(LeagueRequest(out=tmp_path, fresh=2))
+    with pytest.raises(StudyError, match="are only read"):
+        command.run(LeagueRequest(out=tmp_path, run=True, folders=(tmp_path / "one.json",)))
     with pytest.raises(StudyError, match="to run them"):
         command.run(LeagueRequest(out=tmp_path, run=True, pairs=2))
     with pytest.raises(StudyError, match="Give it alone"):
@@ -115,3 +132,29 @@ def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
         command.run(LeagueRequest(out=tmp_path, time_steps=True))
     with pytest.raises(StudyError, match="contains no world"):
         command.run(LeagueRequest(out=tmp_path, pairs=2))
+
+
+FIGURES = {
+    "plain": [0.50, 0.52, 0.51, 0.53, 0.50, 0.54],
+    "decay": [0.60, 0.62, 0.63, 0.63, 0.61, 0.64],
+    "best_validation": [0.50, 0.53, 0.51, 0.53, 0.51, 0.54],
+    "good": [0.70, 0.71, 0.73, 0.72, 0.71, 0.74],
+    "lower": [0.60, 0.61, 0.63, 0.62, 0.61, 0.64],
+    "useless": [0.50, 0.51, 0.52, 0.53, 0.50, 0.53],
+}
+
+
+def test_each_world_runs_what_it_recommends_and_its_best_control_again(tmp_path):
+    kinds = {"plain": "plain", "decay": "control", "best_validation": "control"}
+    validation = {"decay": 0.5, "best_validation": 0.9}
+    one = finished_world(tmp_path / "one", "one", FIGURES, kinds=kinds, validation=validation)
+    swapped = FIGURES | {"good": FIGURES["useless"], "useless": FIGURES["good"]}
+    other = finished_world(tmp_path / "other", "other", swapped, kinds=kinds, validation=validation)
+    read = read_worlds([one, other])
+    assert first_in(read[0]) == ["good", "decay", "best_validation"]
+    assert first_in(read[1]) == ["useless", "decay", "best_validation"]
+    again = recommended(read, 1)
+    assert again == {
+        "one": ["lower", "decay", "good", "best_validation"],
+        "other": ["lower", "decay", "useless", "best_validation"],
+    }

@@ -157,7 +157,10 @@ def test_worlds_and_entries_can_be_chosen_and_the_plain_model_is_always_there(tm
     [
         ({"plan": True, "run": True}, "--plan only shows what --run would do"),
         ({"budget": "2h"}, "--budget needs --run"),
-        ({"folders": (Path("a"),), "run": True}, "Folders are only read, while --plan and --run work on --out"),
+        (
+            {"folders": (Path("a"),), "run": True},
+            "Worlds that are given are only read, while --plan and --run work on --out",
+        ),
         ({"run": True, "engine": "dask"}, "--engine 'dask' is not known. Engines: local, ray, slurm"),
         ({"run": True, "budget": "soon"}, "--budget 'soon' is not a duration"),
         ({}, "contains no world of a league"),

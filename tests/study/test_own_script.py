@@ -26,6 +26,7 @@ def test_an_existing_script_has_eight_changed_lines():
     assert sum(line.endswith("# headwise") for line in lines) == 8 and len(lines) > 150
 
 
+@pytest.mark.grid
 def test_it_is_killed_and_resumed_on_slurm_and_its_numbers_give_its_report(tmp_path, monkeypatch, capsys):
     pytest.importorskip("submitit")
     out = tmp_path / "out"

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from grids import part_of_grid
 from small_studies import all_numbers, carry, tiny_study
 from test_script import carry_script, figures, source  # noqa: F401
 
 pytest.importorskip("ray")
 
 
-@pytest.mark.parametrize("victim", part_of_grid(["node", "worker"], ["worker"]))
+@pytest.mark.parametrize("victim", ["node", "worker"])
+@pytest.mark.grid
 def test_a_study_on_two_nodes_survives_a_death_with_the_numbers_of_a_local_study(tmp_path, victim):
     script = Path(__file__).with_name("ray_with_a_death.py")
     command = [sys.executable, str(script), str(tmp_path / "ray"), victim]

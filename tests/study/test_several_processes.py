@@ -76,6 +76,7 @@ def test_launches_in_a_row_end_with_0_whatever_the_libraries_leave_behind(tmp_pa
         assert "report: " in done.stdout and "Abort" not in done.stderr
 
 
+@pytest.mark.grid
 def test_ctrl_c_ends_all_processes_with_one_line_and_130(tmp_path):
     out = tmp_path / "out"
     process, family = started("--processes", out)

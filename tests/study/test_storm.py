@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import storm
-from grids import part_of_grid
 
 # `make storm` strikes a thousand times; thirty, in the grid, take about five minutes on two cores
 KILLS = int(os.environ.get("HEADWISE_KILLS", "30"))
@@ -19,8 +18,9 @@ KILLS = int(os.environ.get("HEADWISE_KILLS", "30"))
 @pytest.mark.parametrize(
     # a tuned study has trials, and then the runs of a plain one
     ("kills", "kinds"),
-    part_of_grid([(4, ("tuned",)), (KILLS, tuple(storm.KINDS))], [(4, ("tuned",))]),
+    [(4, ("tuned",)), (KILLS, tuple(storm.KINDS))],
 )
+@pytest.mark.grid
 def test_kills_at_random_moments_change_no_number_and_leave_nothing_behind(tmp_path, kills, kinds):
     if "ray" in kinds:
         pytest.importorskip("ray")

@@ -43,6 +43,7 @@ def test_what_a_task_prints_comes_through_the_display_once(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.grid
 def test_what_transformers_reports_while_it_loads_comes_once_and_without_bars(tmp_path, capfd, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
@@ -81,6 +82,7 @@ def test_a_line_is_whole_before_it_is_shown():
     assert output.lines() == ["\N{REPLACEMENT CHARACTER}end"] and output.ended
 
 
+@pytest.mark.grid
 def test_workers_that_are_stopped_while_they_work_leave_no_semaphore(tmp_path):
     out = tmp_path / "out"
     command = ("compare", "--task", f"{PLACE}:FailingBeside", "--method", OTHER, "--jobs", "2", "--seeds", "1")
@@ -91,6 +93,7 @@ def test_workers_that_are_stopped_while_they_work_leave_no_semaphore(tmp_path):
     assert stopped.returncode == 130 and "semaphore" not in said and len(said.strip().splitlines()) == 1, said
 
 
+@pytest.mark.grid
 def test_a_failure_ends_the_other_workers_in_order(tmp_path):
     out = tmp_path / "out"
     failing = ("--method", "baseline | learning_rate=0.5", "--set", f"source={out}", "--set", "epochs=1000")

@@ -21,7 +21,7 @@ from headwise.files.errors import StudyError, is_for_users
 from headwise.league import world_folder
 from headwise.league.files import Entry, World
 from headwise.league.space import Declared
-from headwise.league.world_folder import EntryRecord, Tried
+from headwise.league.world_folder import EntryRecord, LeagueRecord, Tried
 from headwise.results.records import RunResult
 from headwise.training.job import Order
 from headwise.training.phases import part_of
@@ -47,6 +47,7 @@ class Place:
         data: Path | None,
         device: str = "cpu",
         first_seed: int = 0,
+        record: LeagueRecord | None = None,
     ) -> None:
         self.world, self.folder, self.first_seed = world, folder, first_seed
         self.task: Task = world.built().located(data)
@@ -65,7 +66,7 @@ class Place:
         self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
         file = source_file(world.task)
         self.record = world_folder.begin(
-            self.folder, world, self.task.model_dump(mode="json"), trials, source_digest(file) if file else None
+            self.folder, world, self.task.model_dump(mode="json"), trials, source_digest(file) if file else None, record
         )
         self._storage: BaseStorage | None = None
 

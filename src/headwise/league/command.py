@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise.league import files
 from headwise.league.cell import Cell, Place
 from headwise.league.drive import COMPLETE, carry_out, plan_lines, read_budget
-from headwise.league.follow_up import on_fresh_seeds, winners, write_pairs
+from headwise.league.follow_up import on_fresh_seeds, recommended, write_pairs
 from headwise.league.reading import read_worlds
 from headwise.league.step_time import time_steps
-from headwise.league.world_folder import is_ready
+from headwise.league.world_folder import LeagueRecord, is_ready
 from headwise.results.answer import count
 
 OUT = Path("results") / "league"
@@ -62,8 +63,11 @@ class LeagueRequest:
 
 def run(request: LeagueRequest) -> None:
     """Execute a request; exit with 130 or 143 if stopped. Raises StudyError for errors that the user can correct."""
-    if request.folders and (request.plan or request.run):
-        raise StudyError("Folders are only read, while --plan and --run work on --out. Give one or the other.")
+    if request.folders and (request.plan or (request.run and not request.fresh)):
+        raise StudyError(
+            "Worlds that are given are only read, while --plan and --run work on --out. Give one or the other, or "
+            "--run --fresh 3 with the worlds, which runs the highest of them on fresh seeds."
+        )
     if request.plan and request.run:
         raise StudyError("--plan only shows what --run would do. Give one of them.")
     if request.budget is not None and not request.run:
@@ -89,10 +93,12 @@ def named(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
-def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list[Cell]:
+def cells_of(
+    request: LeagueRequest, engine: Engine, listener: Listener, records: Mapping[str, LeagueRecord] | None = None
+) -> list[Cell]:
     """Return the cells of the requested entries and worlds, always including the plain model.
 
-    An entry that names its worlds has no cell in any other.
+    An entry that names its worlds has no cell in any other. `records` has the searches of published worlds by name.
 
     Raises:
         StudyError: for an unknown name, an invalid file of an entry or world, and a folder with other content.
@@ -114,20 +120,21 @@ def cells_of(request: LeagueRequest, engine: Engine, listener: Listener) -> list
             command=shlex.join(["headwise", *sys.argv[1:]]),
             data=request.data.resolve() if request.data else None,
             device=choose_device(request.device),
+            record=(records or {}).get(world.name),
         )
         in_world = [entry for entry in entries if not entry.worlds or world.name in entry.worlds]
         cells += [Cell(entry, place, again=request.again) for entry in in_world]
     return cells
 
 
-def write_page(folders: Sequence[Path], out: Path) -> None:
+def write_page(folders: Sequence[Path], out: Path, fresh_in: Path | None = None) -> None:
     """Read finished worlds, write page, tables and figures into `out`, and print the aggregate."""
     from headwise.league.page import write
 
     if not folders:
         raise StudyError(f"{out} contains no world of a league. Give folders, or run one: headwise league --run.")
     try:
-        page, lines = write(folders, out)
+        page, lines = write(folders, out, fresh_in)
     except OSError as error:
         raise explain(error, out) from error
     print("\n".join(lines))
@@ -147,17 +154,20 @@ def _work(request: LeagueRequest) -> None:
     engine = start_engine(engine_request)
     try:
         with raise_on_stops(), choose_display() as display:
-            cells = cells_of(request, engine, display)
-            for place in {cell.place.folder: cell.place for cell in cells}.values():
-                try:
-                    place.task.prepare(display.say)
-                except OSError as error:
-                    raise explain(error, request.data or Path.cwd(), "--data") from error
-            ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
+            if request.folders:
+                cells = _published_cells(request, engine, display)
+                _prepare(cells, display, request.data)
+                ended = COMPLETE
+            else:
+                cells = cells_of(request, engine, display)
+                _prepare(cells, display, request.data)
+                ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
             if request.fresh and ended == COMPLETE:
-                methods, control = winners(read_worlds(_ready(request.out)), request.fresh)
-                display.say(f"on fresh seeds: {', '.join([*methods, *filter(None, [control])])}")
-                again = on_fresh_seeds(cells, [*methods, control], request.seeds)
+                read = read_worlds(request.folders or _ready(request.out))
+                names = recommended(read, request.fresh)
+                display.say(f"on fresh seeds: {', '.join(sorted({name for some in names.values() for name in some}))}")
+                after = {world.record.world: max(world.study.seeds) + 1 for world in read}
+                again = on_fresh_seeds(cells, names, after)
                 ended = carry_out(again, engine, display, jobs=jobs, deadline=deadline)
             display.say(f"{ended}. The same command resumes the league.")
     except KeyboardInterrupt as stop:
@@ -165,9 +175,27 @@ def _work(request: LeagueRequest) -> None:
         sys.exit(stop_code(stop))
     finally:
         engine.close()
-    ready = _ready(request.out)
+    ready = request.folders or _ready(request.out)
     if ready:
-        write_page(ready, request.out)
+        write_page(ready, request.out, fresh_in=request.out if request.folders else None)
+
+
+def _prepare(cells: Sequence[Cell], display: Listener, data: Path | None) -> None:
+    for place in {cell.place.folder: cell.place for cell in cells}.values():
+        try:
+            place.task.prepare(display.say)
+        except OSError as error:
+            raise explain(error, data or Path.cwd(), "--data") from error
+
+
+def _published_cells(request: LeagueRequest, engine: Engine, display: Listener) -> list[Cell]:
+    """Return the cells of the given worlds, with the searches that their folders or files contain."""
+    records = {world.record.world: world.record for world in read_worlds(request.folders)}
+    requested = request.worlds or tuple(records)
+    missing = [name for name in requested if name not in records]
+    if missing:
+        raise StudyError(f"--worlds {missing[0]}: none of the given folders and files contains this world.")
+    return cells_of(dataclasses.replace(request, worlds=requested), engine, display, records)
 
 
 def _write_pairs(request: LeagueRequest) -> None:

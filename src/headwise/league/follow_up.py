@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -30,19 +30,49 @@ def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
     return methods[:count], next((name for name in names if kinds[name] == "control"), "")
 
 
-def on_fresh_seeds(cells: Sequence[Cell], names: Sequence[str], seeds: int) -> list[Cell]:
-    """Return the cells of these entries and of the plain model, at their chosen settings, on `seeds` fresh seeds.
+def first_in(world: WorldRead) -> list[str]:
+    """Return what a world alone recommends, of the entries that are better than its plain model: the highest method,
+    the highest method that is better than the best control too, and the highest control; each may be missing.
+
+    The best control by validation data is always among them, so that the comparison with it can be repeated.
+    """
+    gains = Worlds([world.figures]).mean_gains().get(world.record.world, {})
+    better = [name for name, cell in world.cells.items() if cell.verdict == "better"]
+    better.sort(key=lambda name: -(gains.get(name) or 0.0))
+    methods = [name for name in better if world.cells[name].record.kind == "method"]
+    above = [name for name in methods if (one := world.cells[name].to_control) and one.verdict == "better"]
+    controls = [name for name in better if world.cells[name].record.kind == "control"]
+    return list(dict.fromkeys([*methods[:1], *above[:1], *controls[:1], *filter(None, [world.control])]))
+
+
+def recommended(read: Sequence[WorldRead], count: int) -> dict[str, list[str]]:
+    """Return what each world runs on fresh seeds: the `winners` over all worlds, and what it recommends itself.
+
+    Raises:
+        StudyError: if no method has a gain yet.
+    """
+    methods, control = winners(read, count)
+    everywhere = [*methods, *filter(None, [control])]
+    return {world.record.world: list(dict.fromkeys([*everywhere, *first_in(world)])) for world in read}
+
+
+def on_fresh_seeds(
+    cells: Sequence[Cell], names: Mapping[str, Collection[str]], first_seeds: Mapping[str, int]
+) -> list[Cell]:
+    """Return the cells of these entries of each world and of its plain model, at their chosen settings, on fresh seeds
+    from the world's first one on.
 
     An entry that was refused or failed in a world has no cell there.
     """
     places: dict[Path, Place] = {}
     fresh_cells = []
     for cell in cells:
-        if cell.choice is None or (cell.entry.name not in names and cell.record.kind != "plain"):
+        world = cell.place.world.name
+        if cell.choice is None or (cell.entry.name not in names.get(world, ()) and cell.record.kind != "plain"):
             continue
         base = cell.place
         if base.folder not in places:
-            places[base.folder] = base.beside(FRESH, first_seed=base.first_seed + seeds)
+            places[base.folder] = base.beside(FRESH, first_seed=first_seeds[world])
         place = places[base.folder]
         place.record = place.record.model_copy(
             update={"entries": {**place.record.entries, cell.entry.name: cell.record}}

@@ -50,17 +50,19 @@ MEANING = (
 PROFILES = 8
 
 
-def write(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
+def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tuple[Path, list[str]]:
     """Write league.html, tables, figures and a file of each world into `out`; `paths` are folders or files of worlds.
 
-    Return the path of the page, and lines for the terminal.
+    Return the path of the page, and lines for the terminal. Runs on fresh seeds in the folder `fresh_in` replace those
+    in the worlds' own folders or files.
 
     Raises:
         StudyError: for paths without a world, or worlds of different leagues.
     """
-    read = read_worlds(paths)
+    read = read_worlds(paths, fresh_in)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
-    aggregates, fresh_aggregates = worlds.aggregates(), Worlds([world.figures for world in fresh]).aggregates()
+    fresh_worlds_ = Worlds([world.figures for world in fresh])
+    aggregates, fresh_aggregates = worlds.aggregates(), fresh_worlds_.aggregates()
     pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
     charts = {
         "gains": gains_chart(read, worlds, aggregates),
@@ -78,6 +80,7 @@ def write(paths: Sequence[Path], out: Path) -> tuple[Path, list[str]]:
     if fresh_aggregates:
         contents |= {
             "fresh.csv": tables.fresh_csv(aggregates, fresh_aggregates),
+            "fresh_cells.csv": tables.cells_csv(fresh, fresh_worlds_),
             "fresh_runs.csv": tables.runs_csv(fresh),
         }
     if pairs:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headwise.files.errors import StudyError
 from headwise.league.gains import Figures
-from headwise.league.world_file import Contents, WorldFile, as_file, contents_of
-from headwise.league.world_folder import EntryRecord, LeagueRecord
+from headwise.league.world_file import FRESH, Contents, WorldFile, as_file, contents_of
+from headwise.league.world_folder import EntryRecord, LeagueRecord, is_ready
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder
@@ -76,14 +76,19 @@ class WorldRead:
         return as_file(self.contents, [self.outcome.name, *others, STEP])
 
 
-def read_worlds(paths: Sequence[Path]) -> list[WorldRead]:
+def read_worlds(paths: Sequence[Path], fresh_in: Path | None = None) -> list[WorldRead]:
     """Return the worlds in the order of their folders or files.
+
+    If the folder `fresh_in` contains runs on fresh seeds of a world, they replace those in its folder or file.
 
     Raises:
         StudyError: for a path that is not a world of a league, one whose search of the plain model has not ended, two
             paths of the same world, and worlds searched with different numbers of trials.
     """
-    worlds = [read_world(contents_of(path)) for path in paths]
+    contents = [contents_of(path) for path in paths]
+    if fresh_in is not None:
+        contents = [_with_fresh(one, fresh_in / one.record.world / FRESH) for one in contents]
+    worlds = [read_world(one) for one in contents]
     names = [world.record.world for world in worlds]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
@@ -95,6 +100,10 @@ def read_worlds(paths: Sequence[Path]) -> list[WorldRead]:
             "number. Give only worlds with the same number."
         )
     return worlds
+
+
+def _with_fresh(contents: Contents, folder: Path) -> Contents:
+    return dataclasses.replace(contents, fresh=contents_of(folder)) if is_ready(folder) else contents
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:

@@ -71,8 +71,17 @@ def digest_of(entry: Entry, trials: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def begin(folder: Path, world: World, settings: dict[str, Any], trials: int, source: str | None = None) -> LeagueRecord:
+def begin(
+    folder: Path,
+    world: World,
+    settings: dict[str, Any],
+    trials: int,
+    source: str | None = None,
+    record: LeagueRecord | None = None,
+) -> LeagueRecord:
     """Return the stored record of a world, or a new one; `source` is the SHA-256 of the task's file.
+
+    `record`: the record of a published world, which is checked and used in place of what the folder contains.
 
     Raises:
         StudyError: if the folder contains this world with other settings, another number of trials or another version
@@ -88,13 +97,13 @@ def begin(folder: Path, world: World, settings: dict[str, Any], trials: int, sou
         settings=settings,
         trials=trials,
     )
-    if stored is None:
+    if stored is None and record is None:
         if (folder / "study.json").exists():
             raise StudyError(
                 f"{folder} contains a study but no {FILE}: it is not a world of a league. Choose another --out."
             )
         return fresh
-    record = read(folder)
+    record = record or read(folder)
     for field in ("world", "task", "settings", "trials"):
         if getattr(record, field) != getattr(fresh, field):
             raise StudyError(
