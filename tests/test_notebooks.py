@@ -55,6 +55,7 @@ def test_a_notebook_has_the_code_of_its_page_and_no_link_that_leads_nowhere(note
 
 
 @pytest.mark.parametrize("name", ["start"])
+@pytest.mark.grid
 def test_a_notebook_runs_as_it_is_downloaded(notebooks, name, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[docs]'")
     import nbformat

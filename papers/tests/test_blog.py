@@ -90,6 +90,7 @@ IMAGES = (
 )
 
 
+@pytest.mark.grid
 def test_a_study_of_images_ends_with_every_training_image_memorised_and_its_claims_judged(tmp_path, images):
     study = small("blog-cifar10", images, *IMAGES, seeds=1)
     carry(study, tmp_path / "out", data=images)

@@ -117,6 +117,7 @@ def simulated(rng, gains, seeds=8, noise=0.5):
     return worlds
 
 
+@pytest.mark.grid
 def test_intervals_of_gains_cover_what_is_true(monkeypatch):
     """In units that are known, the interval of a gain holds the truth about as often as it says."""
     monkeypatch.setattr("headwise.league.gains.RESAMPLES", 120)

@@ -381,6 +381,7 @@ def test_anchors_are_unique_and_a_reader_without_scripts_is_told(tmp_path):
     assert 'aria-label=""' not in html
 
 
+@pytest.mark.grid
 def test_the_work_of_a_report_grows_no_faster_than_its_runs(tmp_path):
     def work(seeds):
         methods = tuple(f"A(p={at})" for at in range(10))

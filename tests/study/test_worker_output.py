@@ -63,6 +63,7 @@ def test_what_transformers_reports_while_it_loads_comes_once_and_without_bars(tm
     assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
 
 
+@pytest.mark.grid
 def test_the_last_words_of_a_worker_come_before_its_replacement(tmp_path):
     listener = Heard()
     with Engine(1) as engine, pytest.raises(StudyError, match="ended with exit code -6"):

@@ -204,6 +204,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.grid
 def test_the_command_runs_the_steps_again_and_shows_the_readings(tmp_path):
     (tmp_path / "training.py").write_text(textwrap.dedent(SCRIPT))
     subprocess.run([sys.executable, "training.py"], cwd=tmp_path, check=True, timeout=120)
