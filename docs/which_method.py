@@ -28,7 +28,7 @@ from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
-from headwise.league.world_file import contents_of
+from headwise.league.world_file import Contents, contents_of
 from headwise.league.world_folder import FILE
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
@@ -45,6 +45,8 @@ MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: en
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_cells", "fresh_runs", "pairs")
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
 NO_ROOM = 0.01
+# upper end of a rank correlation below which an order hardly predicts another
+HARDLY = 0.3
 WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 
 
@@ -64,11 +66,16 @@ class Row:
 
 @dataclass(frozen=True)
 class League:
-    """The kept tables, the definitions of all worlds, and the studies of those that were run."""
+    """The kept tables, the definitions of all worlds, and the contents of those that were run."""
 
     worlds: dict[str, World]
     tables: dict[str, list[Row]]
-    studies: dict[str, StudyRecord]
+    contents: dict[str, Contents]
+
+    @property
+    def studies(self) -> dict[str, StudyRecord]:
+        """Return the study of each world."""
+        return {name: one.study.study for name, one in self.contents.items()}
 
     @property
     def run(self) -> list[str]:
@@ -102,8 +109,8 @@ def read(kept: Path = KEPT) -> League:
         path = kept / f"{name}.csv"
         rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
         tables[name] = [Row(row) for row in rows]
-    studies = {path.stem: contents_of(path).study.study for path in sorted(kept.glob("*.json"))}
-    return League(read_worlds([OF_PAPERS]), tables, studies)
+    contents = {path.stem: contents_of(path) for path in sorted(kept.glob("*.json"))}
+    return League(read_worlds([OF_PAPERS]), tables, contents)
 
 
 def keep(folders: list[Path]) -> None:
@@ -163,7 +170,7 @@ def restore(out: Path) -> None:
 def page(league: League) -> str:
     """Return the page."""
     done, open_ones = league.run, [name for name in league.worlds if name not in league.run]
-    parts = ["# Which method?", _lead(league)]
+    parts = ["# Which method?", _lead(league), _no_winner(league)]
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
         parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
@@ -202,6 +209,19 @@ def _lead(league: League) -> str:
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
         "is shown with its interval, the time of a step, and the worlds in which the same entry was worse than the "
         "plain model."
+    )
+
+
+def _no_winner(league: League) -> str:
+    """Return the sentence that no order of entries holds over worlds; "" if one may, or with fewer than 3 worlds."""
+    row = next((one for one in league.tables["left_out"] if one["left_out"] == "mean"), None)
+    high = None if row is None else row.number("rank_correlation_high")
+    if row is None or high is None or high > HARDLY or len(league.run) < 3:
+        return ""
+    return (
+        "**No method is best everywhere.** The order of entries in all other worlds does not predict their order in "
+        f"the one left out (rank correlation {_ends(row, 'rank_correlation')}, mean over worlds; noise between seeds "
+        "lowers it). Look up your own failure, not the highest mean."
     )
 
 
@@ -439,10 +459,17 @@ def _limits(league: League) -> list[str]:
         "- Each search has six trials of one run each; another search of an entry could have ended elsewhere. The best "
         "and second best trial of each are in [league.csv](league/league.csv).\n"
         "- Verdicts are corrected over all entries of a world; the aggregate is not.\n"
-        "- Times are of one thread on this processor, alternating with the plain model; on a GPU they differ.",
+        f"- Times are of one thread on this processor; on a GPU they differ. {_untimed(league)}",
         f"Made with `headwise league --run --jobs 2 --data DATA` on {', '.join(machines)}; Python "
         f"{versions['python']}, torch {versions['torch']}; this page by `python docs/which_method.py`.",
     ]
+
+
+def _untimed(league: League) -> str:
+    """Return the sentence on worlds whose steps were not timed next to the plain model's; all others were."""
+    titles = ", ".join(_title(league, name) for name in league.run if not league.contents[name].step_times)
+    alternating = "They alternate with the plain model"
+    return f"{alternating}, except in {titles}: the shortest of the seeds." if titles else f"{alternating}."
 
 
 def short(league: League) -> str:
@@ -450,8 +477,8 @@ def short(league: League) -> str:
     lines = [f"| what goes wrong | what helped most [95 %] | {_try(league)} |", "|---|---|---|"]
     for world in league.run:
         methods, controls = league.better(world), league.better(world, ("control",))
-        if not (methods or controls) and _room(league, world) is not None:
-            # this world cannot show what helps
+        if not (methods or controls):
+            # nothing to recommend; the page says so
             continue
         best = _told(league, world, methods[0]) if methods else "no method"
         lines.append(f"| {league.worlds[world].symptom} | {best} | {_first(league, world, methods, controls)} |")

@@ -100,7 +100,7 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
                 f"headwise reaches no attention layer of this {type(model).__name__}: remove the plugin from plugins:, "
                 "or set attn_implementation to one that transformers dispatches (sdpa, eager, flash_attention_2)"
             )
-        learning = [method for method in _methods(cfg) if method.learns]
+        learning = [method for method in _methods(cfg) if method.has_parameters()]
         if learning and any(map(is_adapted, model.modules())):
             raise ValueError(
                 f"{' + '.join(map(repr, learning))} learn parameters, and axolotl saves only the adapters: train "

@@ -7,7 +7,7 @@ import torch
 from small_models import HOSTS, Own, fresh
 
 import headwise
-from headwise import AttnScale, DropHead, GatedOutput, SigmaReparam
+from headwise import XSA, AttentionSink, AttnScale, DropHead, GatedOutput, SigmaReparam, SSMax
 from headwise.core.method_state import MethodState
 
 
@@ -26,6 +26,17 @@ def test_removal_after_training_without_after_step_is_refused(method):
     with pytest.raises(RuntimeError, match=r"learned something that remove\(\) would lose: fold\(\).*discard=True"):
         handle.remove()
     handle.remove(discard=True)
+
+
+@pytest.mark.parametrize("method", [XSA(), AttentionSink(learned=False), SSMax(learned=False)], ids=repr)
+def test_a_method_that_learns_nothing_at_its_settings_is_removed_after_steps(method):
+    model, handle = fitted(method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(2, 5, 32)).square().mean().backward()
+        optimizer.step()
+        handle.after_step()
+    handle.remove()
 
 
 def test_removal_after_loading_trained_gains_is_refused():

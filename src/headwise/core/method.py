@@ -70,24 +70,27 @@ class Method:
     strong: ClassVar[dict[str, Any]] = {}
     """Settings at which the method visibly changes the output, the loss or, after a step, the weights; fields that are
     not named keep their defaults, so `{}` means the defaults. If the class learns and has a neutral setting,
-    `check_method` first adds 0.5 to its learned parameters. If the settings are too weak, the tests cannot tell whether
-    the method acts."""
+    `check_method` first adds 0.5 to the parameters of `state.parameter` and `state.module`. If the settings are too
+    weak, the tests cannot tell whether the method acts."""
     live: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that may change during training. Read them with `call.value(self, name)`: `self.name` keeps
-    its first value whatever `set()` changes. `set()` and schedules refuse all other fields. Override `at` for a value
-    that depends on the step or on the depth. `tune` searches the first name."""
+    """Names of the fields that may change during training. Read them with `call.value(self, name)`, or in
+    `penalty` and `after_step`, which have no call, with `state.value(name)`: in a stage, `self.name` keeps its first
+    value whatever `set()` changes. `set()` and schedules refuse all other fields. Override `at` for a value that
+    depends on the step or on the depth; it alone sees a number from `set()` in `self.name`. `tune` searches the first
+    name; without any, the first field if it is a float."""
     acts: ClassVar[Literal["train", "both"]] = "train"
     """`"train"`: only in training; `"both"`: also in evaluation. With `"train"`, `fold()` removes the method, so a
     method whose paper keeps it in evaluation needs `"both"`. What `after_step` writes into the weights stays in
-    evaluation with either, and `fold()` keeps it. Override `acts_in` if it depends on the settings."""
+    evaluation with either, and so does what `build` did to them; `fold()` keeps it. Override `acts_in` if it depends on
+    the settings."""
     random: ClassVar[bool] = False
     """Whether the method draws random numbers, in any stage. If wrongly False, each block of a large matrix draws its
     own numbers, so that values depend on the size of the call; calls whose rows are not samples are accepted, and draw
     per row; `watch` reads logits after keys are dropped at random; and reentrant checkpointing is reported late, in
     backward. Override `draws` if it depends on the settings."""
     penalizes: ClassVar[bool] = False
-    """Whether the method calls `call.penalize`. If wrongly False, there is no warning when `loss()` is never called, or
-    when reentrant checkpointing runs the layer twice."""
+    """Whether the method calls `call.penalize`, or has a `penalty`. If wrongly False, a training that never calls
+    `loss()`, or that runs a layer twice by reentrant checkpointing, raises no error."""
     carries: ClassVar[bool] = False
     """Whether the method reads `call.first_values()`. Layers that attend in windows, or that pool queries or keys, are
     refused, because these values belong to other tokens there. `reads_own_tokens` returns the same by default. If
@@ -97,23 +100,25 @@ class Method:
     queries or keys are refused; if wrongly False, the method mixes tokens of two sequences by position, or fails on
     their lengths."""
     learns: ClassVar[bool] = False
-    """Whether `build` makes parameters. If wrongly False, `regularize` does not ask for the shapes they need, and
-    `remove()` and the warnings about optimizers ignore them: they may stay untrained or be lost."""
+    """Whether `build` makes parameters. If wrongly False, `regularize` does not ask for the shapes they need,
+    `remove()` drops what they learned without an error, and the error about parameters in no optimizer does not name
+    the method. Override `has_parameters` if it depends on the settings."""
     shapes: ClassVar[tuple[str, ...]] = ("heads", "head_dim", "hidden")
     """Fields of `Site` that `build` reads, for a method that learns. `regularize` asks for `example=` if one is
-    unknown. A field that is not named here may be None in `build`, which must then raise its own error: version 2 of
-    `DifferentialAttention` does so for `hidden`, which version 1 does not need."""
+    unknown. `"hidden"` also declares that the method reads the layer's input: calls whose packing only attention knows
+    are refused. A field that is not named here may be None in `build`, which must then raise its own error: version 2
+    of `DifferentialAttention` does so for `hidden`, which version 1 does not need."""
     commutes_with_dropout: ClassVar[bool] = False
     """Whether `attend` is also exact if the host's dropout acts on the weights before the edit: the fused kernel drops
     them there, and the textbook form after the edit. If wrongly True, the two forms differ wherever the host has
     dropout; False computes the matrix there and is always correct. Also True for a map that replaces the softmax and
     applies `call.dropout` itself."""
     rowwise: ClassVar[bool] = False
-    """Whether a query's row of the matrix is read and written independently of other rows, so that a large matrix may
-    be computed in blocks of queries. It matters only for methods with `logits`, `weights`, `read` or `read_free`. A
-    penalty is rowwise if each block can penalize its own rows, because `call.penalize` combines the blocks; so is a
-    maximum that each block updates. If wrongly True, results change with the size of the call; False takes more memory
-    and is always correct."""
+    """Whether a query's row of the matrix is read and written independently of other rows (the masks and draws of the
+    whole call may be read), so that a large matrix may be computed in blocks of queries. It matters only for methods
+    with `logits`, `weights`, `read` or `read_free`. A penalty is rowwise if each block can penalize its own rows,
+    because `call.penalize` combines the blocks; so is a maximum that each block updates. If wrongly True, results
+    change with the size of the call; False takes more memory and is always correct."""
     replaces_logits: ClassVar[bool] = False
     """Whether `logits` computes new logits instead of editing its input. If True, `regularize` refuses methods before
     it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties
@@ -123,8 +128,8 @@ class Method:
     """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
     output stays the same up to rounding, else that the strong setting acts."""
     over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
-    """Whether penalties are summed or averaged over layers. If wrong, the paper's strength is off by the number of
-    layers."""
+    """Whether penalties of `call.penalize` are summed or averaged over layers; those of `penalty` are summed. If wrong,
+    the paper's strength is off by the number of layers."""
     cost: ClassVar[Literal["edit", "edit by each head"]] = "edit"
     """`"edit"`: `attend` edits one map per head. `"edit by each head"`: it applies every head's map to every head's
     values. It sets the size up to which the matrix is faster on a CPU. A wrong value costs time, and changes no
@@ -220,6 +225,10 @@ class Method:
     def draws(self) -> bool:
         """Return whether the method draws random numbers with its settings; by default as `random` declares."""
         return self.random
+
+    def has_parameters(self) -> bool:
+        """Return whether `build` makes parameters with its settings; by default as `learns` declares."""
+        return self.learns
 
     def reads_own_tokens(self) -> bool:
         """Return whether the method compares a query with its own key or value; by default as `carries` declares.

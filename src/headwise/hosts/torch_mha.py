@@ -20,8 +20,9 @@ from headwise.core.forward import Entered
 from headwise.core.method import Method, touches_call
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
-from headwise.hosts.layers.branch_walk import last_before_sum, refusal
+from headwise.hosts.layers.branch_walk import last_before_sum
 from headwise.hosts.layers.declared import Candidate, is_cross
+from headwise.hosts.layers.refusal import refusal
 
 
 def find(model: nn.Module, taken: set[nn.Module]) -> list[Candidate]:

@@ -33,6 +33,9 @@ class AttentionSink(Method):
     def check(self) -> None:
         self.require(abs(self.logit) < float("inf"), f"logit must be finite, got {self.logit}")
 
+    def has_parameters(self) -> bool:
+        return self.learned
+
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         start = torch.full((site.heads,), self.logit)

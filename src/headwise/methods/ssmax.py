@@ -33,6 +33,9 @@ class SSMax(Method):
     def check(self) -> None:
         self.require(0 < self.scale < float("inf"), f"scale must be positive and finite, got {self.scale}")
 
+    def has_parameters(self) -> bool:
+        return self.learned
+
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         start = torch.full((site.heads,), self.scale)

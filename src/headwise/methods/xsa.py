@@ -45,11 +45,11 @@ class XSA(Method):
             self.learned or self.gate == "linear", f'gate="{self.gate}" bounds a learned gain; add learned=True'
         )
 
-    def refuse(self, site: Site) -> str | None:
-        return "needs queries and keys of the same tokens, and this layer pools one of them" if site.pooled else None
-
     def reads_own_tokens(self) -> bool:
         return True
+
+    def has_parameters(self) -> bool:
+        return self.learned
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names

@@ -106,7 +106,7 @@ def _check_branch(layer: FittedLayer) -> None:
 
 def _check_learned(layer: FittedLayer) -> None:
     """Raise RuntimeError if methods' learned parameters were frozen with the backbone, as peft does."""
-    learners = [repr(m) for m in layer.methods if m.learns]
+    learners = [repr(m) for m in layer.methods if m.has_parameters()]
     if not learners:
         return
     own = [p for name, p in layer.site.module.named_parameters() if is_own(name)]

@@ -72,7 +72,7 @@ class Forgotten:
         problems = self._uncalled()
         if untrained := self._untrained():
             more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""
-            learners = _joined(m for m in self.handle.methods if m.learns)
+            learners = _joined(m for m in self.handle.methods if m.has_parameters())
             problems.append(UNTRAINED.format(methods=learners, names=untrained[0] + more))
         if problems:
             raise RuntimeError("\n".join(problems))

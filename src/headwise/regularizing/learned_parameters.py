@@ -32,7 +32,7 @@ def is_own(key: str) -> bool:
 @torch.no_grad()
 def fingerprints(model: nn.Module, methods: Iterable[Method]) -> dict[str, Fingerprint]:
     """Return a fingerprint of each parameter of a method or under a reparametrization, to see later if it moved."""
-    if not any(m.learns for m in methods):
+    if not any(m.has_parameters() for m in methods):
         return {}
     # Parameters on the meta device have no values to compare.
     return {name: _fingerprint(p) for name, p in model.named_parameters() if is_own(name) and not p.is_meta}
@@ -61,7 +61,7 @@ def check_removable(
     fitted: Iterable[FittedLayer], model: nn.Module, initial: dict[str, Fingerprint], step: int
 ) -> None:
     """Raise RuntimeError if removing the methods would lose what they learned."""
-    learners = sorted({repr(m) for f in fitted for m in f.methods if m.learns})
+    learners = sorted({repr(m) for f in fitted for m in f.methods if m.has_parameters()})
     if learners and (step > 0 or moved(model, initial)):
         raise RuntimeError(
             f"{' and '.join(learners)} learned something{f' in {step} steps' if step else ''} that remove() would "

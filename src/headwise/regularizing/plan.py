@@ -17,8 +17,8 @@ from headwise.core.method import Method
 from headwise.core.settings import suggest
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.layers.branch_walk import refusal
 from headwise.hosts.layers.declared import Candidate
+from headwise.hosts.layers.refusal import refusal
 from headwise.hosts.sdpa.samples import run_and_learn
 from headwise.projections.capture import feed
 from headwise.regularizing.handle_place import HANDLE

@@ -1,6 +1,7 @@
 """The permutation test of all arms against the baseline at once, by sign flips of whole seeds.
 
-Its statistic is the largest studentised mean over the arms; stepping down gives a corrected p for each arm.
+Its statistic is the largest studentised mean over the arms; stepping down gives a corrected p for each arm. Reports
+print `JointIntervals.p_zero` of intervals.py, which agrees with their intervals; runs that diverged are judged here.
 
 Within a seed all arms share their baseline run, so their differences depend on one another. Flipping the sign of all
 differences of a seed together keeps that dependence, and one reference distribution (the largest |t| over arms) then

@@ -15,7 +15,7 @@ from headwise.core.call import Call
 from headwise.core.method import Method, touches_call
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
-from headwise.hosts.layers.branch_walk import refusal
+from headwise.hosts.layers.refusal import refusal
 
 
 def standalone_site(

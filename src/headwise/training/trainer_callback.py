@@ -201,7 +201,9 @@ def penalize(handle: Regularized, trainer: Any) -> None:
     names = {cls.__name__ for cls in type(trainer).__mro__}
     changing = next((m for m in handle.methods if any(map(m.overrides, CHANGES))), None)
     # What only prepares something in `build` and learns nothing acts after the optimizer's step alone (QKClip).
-    unlike = next((m for m in handle.methods if any(m.overrides(s) for s in CHANGES if s != "build" or m.learns)), None)
+    unlike = next(
+        (m for m in handle.methods if any(m.overrides(s) for s in CHANGES if s != "build" or m.has_parameters())), None
+    )
     if unlike is not None and names.intersection(SAMPLING):
         raise ValueError(
             f"{type(trainer).__name__} samples from the model in evaluation and weights the samples by its "

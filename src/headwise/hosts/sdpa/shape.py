@@ -13,7 +13,7 @@ from headwise.core import recompute as passes
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
-from headwise.hosts.layers.branch_walk import refusal
+from headwise.hosts.layers.refusal import refusal
 
 # The hosts whose calls are assigned to sites by the forward that runs.
 SERVED = ("fused", "diffusers")
