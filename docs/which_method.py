@@ -28,7 +28,7 @@ from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
-from headwise.league.world_file import Contents, contents_of
+from headwise.league.world_file import FRESH, Contents, contents_of
 from headwise.league.world_folder import FILE
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
@@ -133,17 +133,25 @@ def keep(folders: list[Path]) -> None:
         for path in new.iterdir():
             shutil.copy(path, KEPT)
     archive([folder for folder in folders if folder.is_dir()])
+    for file in folders:
+        if not file.is_dir() and (file.parent / file.stem / FRESH / FILE).is_file():
+            pack(file.parent / file.stem / FRESH, f"{file.stem}-{FRESH}", f"{file.stem}/{FRESH}")
 
 
 def archive(folders: list[Path]) -> None:
     """Pack the records of a world's runs, without the weights, into one archive."""
-    RUNS.mkdir(exist_ok=True)
     for folder in folders:
         world = json.loads((folder / FILE).read_text(encoding="utf-8"))["world"]
-        with tarfile.open(RUNS / f"{world}.tar.xz", "w:xz") as packed:
-            for path in sorted(folder.rglob("*")):
-                if path.is_file() and path.suffix in (".json", ".jsonl", ".journal"):
-                    packed.add(path, f"{world}/{path.relative_to(folder)}")
+        pack(folder, world, world)
+
+
+def pack(folder: Path, name: str, place: str) -> None:
+    """Write the archive of this name: the records of the runs in a folder, to be restored in `place`."""
+    RUNS.mkdir(exist_ok=True)
+    with tarfile.open(RUNS / f"{name}.tar.xz", "w:xz") as packed:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix in (".json", ".jsonl", ".journal"):
+                packed.add(path, f"{place}/{path.relative_to(folder)}")
 
 
 def restore(out: Path) -> None:
@@ -153,7 +161,7 @@ def restore(out: Path) -> None:
     """
     records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
     archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
-    worlds = sorted({*records, *archives})
+    worlds = sorted({*records, *archives} - {f"{name}-{FRESH}" for name in records})
     for world in worlds:
         if (out / world).exists():
             raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
@@ -164,6 +172,9 @@ def restore(out: Path) -> None:
                 packed.extractall(out, filter="data")
         else:
             write_record(out / world, records[world])
+        if f"{world}-{FRESH}" in archives:
+            with tarfile.open(archives[f"{world}-{FRESH}"]) as packed:
+                packed.extractall(out, filter="data")
         print(out / world)
 
 
@@ -403,6 +414,8 @@ def _fresh(league: League) -> list[str]:
 def _fresh_cells(league: League) -> list[str]:
     """Return the table of everything that ran on fresh seeds, world by world."""
     first = {(row["world"], row["entry"]): row for row in league.tables["league"]}
+    runs = sorted({int(row["runs"]) for row in league.tables["fresh_cells"] if row["kind"] != "plain"})
+    seeds = " to ".join(map(str, dict.fromkeys((runs[0], runs[-1]))))
     lines = ["| world | entry | in the league | on fresh seeds | verdict there |", "|---|---|---|---|---|"]
     for row in league.tables["fresh_cells"]:
         if row["kind"] == "plain" or not row["difference"]:
@@ -412,8 +425,8 @@ def _fresh_cells(league: League) -> list[str]:
         cells = (_title(league, row["world"]), _named(row), difference_of(before, unit), difference_of(row, unit))
         lines.append(f"| {' | '.join(cells)} | {WORDS.get(row['verdict'], row['verdict'])} |")
     words = (
-        "World by world, each against its plain model on the same seeds. The intervals are corrected over the entries "
-        "that ran: about forty in the league, fewer here."
+        f"World by world, each against its plain model on the same {seeds} seeds. The intervals are corrected over the "
+        "entries that ran: about forty in the league, fewer here."
     )
     return [words, "\n".join(lines)]
 

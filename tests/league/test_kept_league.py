@@ -8,6 +8,7 @@ import pytest
 from leagues import finished_world
 
 from headwise.files.errors import StudyError
+from headwise.league.page import write
 from headwise.league.reading import read_worlds
 from headwise.league.world_folder import FILE, read
 from headwise.results.folder import read_study
@@ -58,6 +59,21 @@ def test_a_league_resumes_from_its_packed_runs(which, tmp_path):
     assert not read_study(tmp_path / "again" / "recall").missing()
     again, before = (read_worlds([place])[0] for place in (tmp_path / "again" / "recall", folder))
     assert again.file() == before.file()
+
+
+def test_runs_on_fresh_seeds_are_kept_with_the_file_of_a_world_and_restored(which, tmp_path):
+    which.keep([world(tmp_path, "recall")])
+    # as `headwise league recall.json --run --fresh 3 --out followed` leaves them
+    followed = tmp_path / "followed"
+    world(followed, "recall").rename(followed / "fresh")
+    (followed / "recall").mkdir()
+    (followed / "fresh").rename(followed / "recall" / "fresh")
+    write([which.KEPT / "recall.json"], followed, fresh_in=followed)
+    which.keep([followed / "recall.json"])
+    assert (which.KEPT / "fresh_cells.csv").is_file()
+    which.restore(tmp_path / "again")
+    assert not read_study(tmp_path / "again" / "recall" / "fresh").missing()
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["recall"]
 
 
 def test_a_world_without_packed_runs_gives_its_searches(which, tmp_path):

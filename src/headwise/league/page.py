@@ -62,7 +62,11 @@ def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tup
     read = read_worlds(paths, fresh_in)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
     fresh_worlds_ = Worlds([world.figures for world in fresh])
-    aggregates, fresh_aggregates = worlds.aggregates(), fresh_worlds_.aggregates()
+    aggregates = worlds.aggregates()
+    # a gain over fewer worlds than in the league is another figure: fresh_cells.csv has it world by world
+    fresh_aggregates = {
+        name: one for name, one in fresh_worlds_.aggregates().items() if one.worlds == aggregates[name].worlds
+    }
     pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
     charts = {
         "gains": gains_chart(read, worlds, aggregates),
