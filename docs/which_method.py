@@ -132,26 +132,26 @@ def keep(folders: list[Path]) -> None:
             old.unlink()
         for path in new.iterdir():
             shutil.copy(path, KEPT)
-    archive([folder for folder in folders if folder.is_dir()])
-    for file in folders:
-        if not file.is_dir() and (file.parent / file.stem / FRESH / FILE).is_file():
-            pack(file.parent / file.stem / FRESH, f"{file.stem}-{FRESH}", f"{file.stem}/{FRESH}")
+    archive([path if path.is_dir() else path.with_suffix("") for path in folders])
 
 
 def archive(folders: list[Path]) -> None:
-    """Pack the records of a world's runs, without the weights, into one archive."""
-    for folder in folders:
-        world = json.loads((folder / FILE).read_text(encoding="utf-8"))["world"]
-        pack(folder, world, world)
+    """Pack the records of worlds' runs, without the weights: one archive of each world, another of its fresh seeds.
 
-
-def pack(folder: Path, name: str, place: str) -> None:
-    """Write the archive of this name: the records of the runs in a folder, to be restored in `place`."""
+    What a folder does not contain keeps its archive.
+    """
     RUNS.mkdir(exist_ok=True)
-    with tarfile.open(RUNS / f"{name}.tar.xz", "w:xz") as packed:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix in (".json", ".jsonl", ".journal"):
-                packed.add(path, f"{place}/{path.relative_to(folder)}")
+    for folder in folders:
+        for part, suffix in ((folder, ""), (folder / FRESH, f"-{FRESH}")):
+            if not (part / FILE).is_file():
+                continue
+            world = json.loads((part / FILE).read_text(encoding="utf-8"))["world"]
+            with tarfile.open(RUNS / f"{world}{suffix}.tar.xz", "w:xz") as packed:
+                for path in sorted(part.rglob("*")):
+                    if path.suffix in (".json", ".jsonl", ".journal") and (
+                        suffix or FRESH not in path.relative_to(part).parts
+                    ):
+                        packed.add(path, f"{world}/{path.relative_to(folder)}")
 
 
 def restore(out: Path) -> None:
@@ -262,7 +262,7 @@ def _symptom(league: League, world: str) -> str:
 
 def _try(league: League) -> str:
     """Return the heading of the recommendation, which depends on whether the winners ran on fresh seeds."""
-    return "try first" if league.tables["fresh"] else "ahead so far, not yet run on fresh seeds"
+    return "try first" if league.tables["fresh_cells"] else "ahead so far, not yet run on fresh seeds"
 
 
 def _first(league: League, world: str, methods: list[Row], controls: list[Row]) -> str:
@@ -400,9 +400,9 @@ def _aggregate(league: League) -> list[str]:
 
 def _fresh(league: League) -> list[str]:
     rows = league.tables["fresh"]
-    if not rows:
+    if not league.tables["fresh_cells"]:
         return []
-    lines = ["| entry | gain in the league | gain on fresh seeds |", "|---|---|---|"]
+    lines = ["| entry | gain in the league | gain on fresh seeds |", "|---|---|---|"] if rows else []
     lines += [f"| {row['entry']} | {_ends(row, 'gain')} | {_ends(row, 'fresh')} |" for row in rows]
     words = (
         "The highest of forty is too high by chance. These ran again, with the settings that their searches had "

@@ -271,7 +271,11 @@ def league(
     seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
     again: Annotated[bool, typer.Option("--again", help="Retry entries that failed or were refused.")] = False,
     fresh: Annotated[
-        int, typer.Option(min=0, help="With --run: finally run this many of the top methods again, on fresh seeds.")
+        int,
+        typer.Option(
+            min=0,
+            help="With --run: finally run the top methods again on fresh seeds; of given worlds, only these runs.",
+        ),
     ] = 0,
     pairs: Annotated[
         int, typer.Option(min=0, help="Write entry files for the pairs of this many of the top methods.")

@@ -76,6 +76,31 @@ def test_runs_on_fresh_seeds_are_kept_with_the_file_of_a_world_and_restored(whic
     assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["recall"]
 
 
+def test_fresh_seeds_have_an_archive_of_their_own_wherever_the_league_is(which, tmp_path):
+    folder = world(tmp_path / "fresh", "recall")
+    world(tmp_path / "other", "recall").rename(folder / "fresh")
+    which.keep([folder])
+    packed = {}
+    for path in which.RUNS.iterdir():
+        with tarfile.open(path) as archive:
+            packed[path.name] = archive.getnames()
+    assert set(packed) == {"recall.tar.xz", "recall-fresh.tar.xz"}
+    of_fresh = [name.startswith("recall/fresh/") for name in packed["recall-fresh.tar.xz"]]
+    assert all(of_fresh) and len(of_fresh) == len(packed["recall.tar.xz"])
+    assert not any(name.startswith("recall/fresh/") for name in packed["recall.tar.xz"])
+
+
+def test_what_ran_on_fresh_seeds_so_far_is_shown(which, tmp_path):
+    folders = [world(tmp_path, "recall"), world(tmp_path, "words")]
+    # only one world has been run again when the budget is spent
+    world(tmp_path / "other", "recall").rename(folders[0] / "fresh")
+    which.keep(folders)
+    league = which.read(which.KEPT)
+    assert not league.tables["fresh"] and "try first" in which._by_symptom(league)
+    assert "not yet run on fresh seeds" in which._by_symptom(league)
+    assert any("Recall | good |" in part for part in which._fresh(league))
+
+
 def test_a_world_without_packed_runs_gives_its_searches(which, tmp_path):
     folder = world(tmp_path, "recall")
     which.keep([folder])

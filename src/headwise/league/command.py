@@ -1,4 +1,4 @@
-"""The command `headwise league`: reading worlds and writing the page, or planning and running what is missing."""
+"""The command `headwise league`: its options, and what they start; `drive.py` carries out runs within the budget."""
 
 from __future__ import annotations
 
@@ -154,13 +154,14 @@ def _work(request: LeagueRequest) -> None:
     engine = start_engine(engine_request)
     try:
         with raise_on_stops(), choose_display() as display:
-            if request.folders:
-                cells = _published_cells(request, engine, display)
-                _prepare(cells, display, request.data)
-                ended = COMPLETE
-            else:
-                cells = cells_of(request, engine, display)
-                _prepare(cells, display, request.data)
+            cells = (_published_cells if request.folders else cells_of)(request, engine, display)
+            for place in {cell.place.folder: cell.place for cell in cells}.values():
+                try:
+                    place.task.prepare(display.say)
+                except OSError as error:
+                    raise explain(error, request.data or Path.cwd(), "--data") from error
+            ended = COMPLETE
+            if not request.folders:
                 ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
             if request.fresh and ended == COMPLETE:
                 read = read_worlds(request.folders or _ready(request.out))
@@ -178,14 +179,6 @@ def _work(request: LeagueRequest) -> None:
     ready = request.folders or _ready(request.out)
     if ready:
         write_page(ready, request.out, fresh_in=request.out if request.folders else None)
-
-
-def _prepare(cells: Sequence[Cell], display: Listener, data: Path | None) -> None:
-    for place in {cell.place.folder: cell.place for cell in cells}.values():
-        try:
-            place.task.prepare(display.say)
-        except OSError as error:
-            raise explain(error, data or Path.cwd(), "--data") from error
 
 
 def _published_cells(request: LeagueRequest, engine: Engine, display: Listener) -> list[Cell]:

@@ -61,11 +61,11 @@ def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tup
     """
     read = read_worlds(paths, fresh_in)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
-    fresh_worlds_ = Worlds([world.figures for world in fresh])
+    over_fresh = Worlds([world.figures for world in fresh])
     aggregates = worlds.aggregates()
     # a gain over fewer worlds than in the league is another figure: fresh_cells.csv has it world by world
     fresh_aggregates = {
-        name: one for name, one in fresh_worlds_.aggregates().items() if one.worlds == aggregates[name].worlds
+        name: one for name, one in over_fresh.aggregates().items() if one.worlds == aggregates[name].worlds
     }
     pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
     charts = {
@@ -81,12 +81,13 @@ def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tup
         "aggregate.csv": tables.aggregate_csv(read, aggregates),
         "left_out.csv": tables.left_out_csv(left_out),
     }
-    if fresh_aggregates:
+    if fresh:
         contents |= {
-            "fresh.csv": tables.fresh_csv(aggregates, fresh_aggregates),
-            "fresh_cells.csv": tables.cells_csv(fresh, fresh_worlds_),
+            "fresh_cells.csv": tables.cells_csv(fresh, over_fresh),
             "fresh_runs.csv": tables.runs_csv(fresh),
         }
+    if fresh_aggregates:
+        contents["fresh.csv"] = tables.fresh_csv(aggregates, fresh_aggregates)
     if pairs:
         contents["pairs.csv"] = tables.pairs_csv(pairs, aggregates)
     contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
