@@ -88,6 +88,7 @@ class Call:
         sinks: (H,) logits of a column that takes weight and gives no value, or None.
         hidden: the layer's input (B, T, C), or None where the host does not provide it.
         query_block: the slice of queries that a block holds; None for a call with all its queries.
+        whole: in a block, the call of all queries, whose masks and draws a rowwise method may read; else None.
         text: the slice of text tokens among queries and keys whose other tokens belong to an image, or None.
         is_cross: whether the keys belong to other tokens than the queries, according to the site or to the host.
         ahead: during `output`, the value that the method's `ahead` returned before attention was computed.
