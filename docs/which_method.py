@@ -28,7 +28,7 @@ from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
-from headwise.league.world_file import FRESH, Contents, contents_of
+from headwise.league.world_file import FRESH, PAIRS, Contents, contents_of
 from headwise.league.world_folder import FILE
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
@@ -43,6 +43,8 @@ KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "R
 RUNS = KEPT / "runs"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_cells", "fresh_runs", "pairs")
+# subfolders of a world with archives of their own
+PARTS = FRESH, PAIRS
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
 NO_ROOM = 0.01
 # upper end of a rank correlation below which an order hardly predicts another
@@ -136,21 +138,21 @@ def keep(folders: list[Path]) -> None:
 
 
 def archive(folders: list[Path]) -> None:
-    """Pack the records of worlds' runs, without the weights: one archive of each world, another of its fresh seeds.
+    """Pack the records of worlds' runs, without weights: an archive of each world, of its fresh seeds, of its pairs.
 
     What a folder does not contain keeps its archive.
     """
     RUNS.mkdir(exist_ok=True)
     for folder in folders:
-        for part, suffix in ((folder, ""), (folder / FRESH, f"-{FRESH}")):
+        for name in ("", *PARTS):
+            part, suffix = folder / name, name and f"-{name}"
             if not (part / FILE).is_file():
                 continue
             world = json.loads((part / FILE).read_text(encoding="utf-8"))["world"]
             with tarfile.open(RUNS / f"{world}{suffix}.tar.xz", "w:xz") as packed:
                 for path in sorted(part.rglob("*")):
-                    if path.suffix in (".json", ".jsonl", ".journal") and (
-                        suffix or FRESH not in path.relative_to(part).parts
-                    ):
+                    of_another = not name and path.relative_to(part).parts[0] in PARTS
+                    if path.suffix in (".json", ".jsonl", ".journal") and not of_another:
                         packed.add(path, f"{world}/{path.relative_to(folder)}")
 
 
@@ -161,7 +163,7 @@ def restore(out: Path) -> None:
     """
     records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
     archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
-    worlds = sorted({*records, *archives} - {f"{name}-{FRESH}" for name in records})
+    worlds = sorted({*records, *archives} - {f"{name}-{part}" for name in records for part in PARTS})
     for world in worlds:
         if (out / world).exists():
             raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
@@ -172,9 +174,10 @@ def restore(out: Path) -> None:
                 packed.extractall(out, filter="data")
         else:
             write_record(out / world, records[world])
-        if f"{world}-{FRESH}" in archives:
-            with tarfile.open(archives[f"{world}-{FRESH}"]) as packed:
-                packed.extractall(out, filter="data")
+        for part in PARTS:
+            if f"{world}-{part}" in archives:
+                with tarfile.open(archives[f"{world}-{part}"]) as packed:
+                    packed.extractall(out, filter="data")
         print(out / world)
 
 
@@ -304,7 +307,6 @@ def _world(league: League, world: str) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     rows = sorted(league.of(world), key=lambda row: -(row.number("gain") or -1e9))
-    rows = [row for row in rows if row["kind"] != "pair"]
     lines += [f"| {' | '.join(map(_clean, (_named(row), *result(row, unit))))} |" for row in rows]
     direction = "higher is better" if higher else "lower is better"
     return [
@@ -435,12 +437,42 @@ def _pairs(league: League) -> list[str]:
     rows = league.tables["pairs"]
     if not rows:
         return []
-    lines = ["| pair | gain | over the first | over the second |", "|---|---|---|---|"]
+    worlds = list(dict.fromkeys(row["world"] for row in rows if row["world"] != "all"))
+    over_all = [row for row in rows if row["world"] == "all"] or rows
+    lines = ["| pair | worlds | gain | first alone | second alone | over the first | over the second |"]
+    lines += ["|---|---:|---|---|---|---|---|"]
+    parts = ("gain", "first", "second", "over_first", "over_second")
     lines += [
-        f"| {row['pair']} | {_ends(row, 'gain')} | {_ends(row, 'over_first')} | {_ends(row, 'over_second')} |"
-        for row in rows
+        f"| {' | '.join((row['pair'], row['worlds'], *(_ends(row, part) for part in parts)))} |" for row in over_all
     ]
-    return ["### Pairs", "Gains add up if a pair is above both of its parts.", "\n".join(lines)]
+    words = (
+        f"The five highest methods in pairs, and each with the highest control, in {count(len(worlds), 'world')}: each "
+        "pair was searched like any entry, over both strengths. Gains add up if a pair is above both of its parts. "
+        f"{_added_up(rows)} Intervals are not corrected over pairs; each world: [pairs.csv](league/pairs.csv)."
+    )
+    return ["### Pairs", words, "\n".join(lines)]
+
+
+def _added_up(rows: list[Row]) -> str:
+    """Return the sentences on how many pairs lie above both of their parts, and below their better one."""
+
+    def above(row: Row, end: str, sign: int) -> bool:
+        figures = [row.number(f"{part}{end}") for part in ("over_first", "over_second")]
+        known = [sign * figure for figure in figures if figure is not None]
+        return len(known) == 2 and min(known) > 0 if sign > 0 else any(figure > 0 for figure in known)
+
+    sentences = []
+    for words, some in (
+        ("Over all worlds", [row for row in rows if row["world"] == "all"]),
+        ("World by world", [row for row in rows if row["world"] != "all"]),
+    ):
+        if some:
+            added = sum(above(row, "_low", 1) for row in some)
+            harmed = sum(above(row, "_high", -1) for row in some)
+            sentences.append(
+                f"{words}, {added} of {len(some)} are above both parts by their intervals, and {harmed} below one."
+            )
+    return " ".join(sentences)
 
 
 def _nowhere(league: League) -> str:

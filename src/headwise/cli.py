@@ -278,7 +278,12 @@ def league(
         ),
     ] = 0,
     pairs: Annotated[
-        int, typer.Option(min=0, help="Write entry files for the pairs of this many of the top methods.")
+        int,
+        typer.Option(
+            min=0,
+            help="With --run: finally run this many of the top methods in pairs, and each with the top control; of "
+            "given worlds, only these runs.",
+        ),
     ] = 0,
     time_steps: Annotated[
         bool, typer.Option("--time", help="Time a step of every entry and of the plain model, alternately.")

@@ -68,7 +68,7 @@ def test_runs_on_fresh_seeds_are_kept_with_the_file_of_a_world_and_restored(whic
     world(followed, "recall").rename(followed / "fresh")
     (followed / "recall").mkdir()
     (followed / "fresh").rename(followed / "recall" / "fresh")
-    write([which.KEPT / "recall.json"], followed, fresh_in=followed)
+    write([which.KEPT / "recall.json"], followed, follow_up_in=followed)
     which.keep([followed / "recall.json"])
     assert (which.KEPT / "fresh_cells.csv").is_file()
     which.restore(tmp_path / "again")

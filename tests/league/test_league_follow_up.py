@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 from leagues import finished_world, write_source
 
@@ -10,7 +11,9 @@ from headwise.files.errors import StudyError
 from headwise.league import command, files
 from headwise.league.command import LeagueRequest
 from headwise.league.files import Entry, read_entries
-from headwise.league.follow_up import first_in, pair_of, recommended, toml_of
+from headwise.league.follow_up import first_in, pair_of, recommended
+from headwise.league.follow_up_page import pair_rows, pair_worlds
+from headwise.league.gains import Worlds
 from headwise.league.reading import read_worlds
 from headwise.results.folder import read_study
 
@@ -67,28 +70,69 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     cells = csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines())
     assert {row["entry"]: float(row["cost"]) for row in cells} == times
 
-    capsys.readouterr()
-    command.run(LeagueRequest(out=tmp_path / "out", sources=request["sources"], pairs=2))
-    assert "3 pairs; run them" in capsys.readouterr().out
-    pairs = sorted((tmp_path / "out" / "pairs" / "entries").glob("*.toml"))
-    assert len(pairs) == 3
-    sources = (*request["sources"], tmp_path / "out" / "pairs")
-    command.run(LeagueRequest(**{**request, "sources": sources}, run=True))
-    rows = list(csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines()))
-    assert [row["runs"] for row in rows if row["kind"] == "pair"] == ["2", "2", "2"]
+    # pairs are trained next to a plain model of their own, and change no figure of the entries
+    before = (tmp_path / "out" / "league.csv").read_text()
+    command.run(LeagueRequest(**request, run=True, pairs=2))
+    assert (tmp_path / "out" / "league.csv").read_text() == before
+    rows = list(csv.DictReader((tmp_path / "out" / "pair_cells.csv").read_text().splitlines()))
+    assert [row["runs"] for row in rows] == ["2", "2", "2", "2"] and [row["kind"] for row in rows[1:]] == ["pair"] * 3
+    pairs = read_study(tmp_path / "out" / "dots" / "pairs")
+    assert pairs.seeds == [0, 1] and not pairs.missing()
     assert "over the first" in (tmp_path / "out" / "league.html").read_text()
 
+    # given the file of a world, only the pairs are trained, and the file has them
+    elsewhere = {**request, "out": tmp_path / "pairs-elsewhere", "folders": (tmp_path / "elsewhere" / "dots.json",)}
+    command.run(LeagueRequest(**elsewhere, run=True, pairs=2))
+    assert sorted(path.name for path in (tmp_path / "pairs-elsewhere" / "dots").iterdir()) == ["pairs"]
+    command.run(LeagueRequest(folders=(tmp_path / "pairs-elsewhere" / "dots.json",), out=tmp_path / "page"))
+    for out in ("pairs-elsewhere", "page"):
+        for name in ("pairs.csv", "pair_runs.csv"):
+            assert (tmp_path / out / name).read_text() == (tmp_path / "out" / name).read_text()
 
-def test_a_pair_is_searched_over_both_strengths_and_written_as_it_is_read(tmp_path):
+
+def test_a_pair_is_measured_from_the_plain_model_it_was_trained_next_to(tmp_path):
+    kinds = {"plain": "plain", "decay": "control"}
+    worlds = []
+    # another processor: its figures of the same seeds are lower by 0.1, and it did not finish the last seed
+    for name, lower in (("one", 0.0), ("two", 0.1)):
+        worlds.append(finished_world(tmp_path / name, name, FIGURES, kinds=kinds))
+        last = len(FIGURES["plain"]) - 1
+        of_pairs = {
+            "plain": [value - lower for value in FIGURES["plain"]],
+            "good+lower": [
+                None if lower and seed == last else value + 0.05 - lower for seed, value in enumerate(FIGURES["good"])
+            ],
+        }
+        finished_world(
+            worlds[-1] / "pairs", name, of_pairs, kinds={"plain": "plain", "good+lower": "pair"}, validation={}
+        )
+    alone = read_worlds(worlds)
+    rows = {(row.world, row.pair): row for row in pair_rows(pair_worlds(alone))}
+    assert list(rows) == [("all", "good+lower"), ("one", "good+lower"), ("two", "good+lower")]
+    spread = np.std(FIGURES["plain"], ddof=1)
+    for row in rows.values():
+        assert row.over_first.value == pytest.approx(0.05 / spread)
+        assert row.over_second.value == pytest.approx(0.15 / spread, rel=0.02)
+        assert row.worlds == (2 if row.world == "all" else 1)
+    gains = Worlds([world.figures for world in alone]).aggregates()
+    assert rows["all", "good+lower"].first == gains["good"].gain
+    # a family of their own: the verdicts of the entries do not change
+    assert all("good+lower" not in world.cells for world in alone)
+    assert "good+lower" not in gains
+
+
+def test_a_pair_is_searched_over_both_strengths(tmp_path):
     known = read_entries([write_source(tmp_path / "source", ENTRIES)])
     pair = pair_of(known["drop-head"], known["drop-key"])
     assert pair.arm == "DropHead(p=0.2) + DropKey(p=0.1)" and pair.kind == "pair"
     assert pair.search == {"learning_rate": (0.5, 2.0), "DropHead.p": (0.1, 0.5), "DropKey.p": (0.05, 0.3)}
     with_control = pair_of(known["drop-head"], known["smaller"])
     assert with_control.arm == "DropHead(p=0.2) | dim=4"
-    for one in (pair, with_control):
-        (tmp_path / "source" / "entries" / f"{one.name}.toml").write_text(toml_of(one))
-        assert read_entries([tmp_path / "source"])[one.name] == one
+    (tmp_path / "source" / "entries" / "both.toml").write_text(
+        'arm = "DropHead() + DropKey()"\nkind = "pair"\nreason = "a test"\n[search]\nlearning_rate = [0.5, 2.0]\n'
+    )
+    with pytest.raises(StudyError, match="Pairs need no file"):
+        read_entries([tmp_path / "source"])
 
 
 def entry(name, arm, worlds=(), **search):
@@ -120,18 +164,15 @@ def test_what_is_no_pair_is_refused(one, other, message):
 
 
 def test_fresh_seeds_and_pairs_are_asked_for_where_they_can_be(tmp_path):
-    with pytest.raises(StudyError, match="--fresh needs --run"):
-        command.run(LeagueRequest(out=tmp_path, fresh=2))
+    for follow_up in ({"fresh": 2}, {"pairs": 2}):
+        with pytest.raises(StudyError, match="need --run"):
+            command.run(LeagueRequest(out=tmp_path, **follow_up))
     with pytest.raises(StudyError, match="are only read"):
         command.run(LeagueRequest(out=tmp_path, run=True, folders=(tmp_path / "one.json",)))
-    with pytest.raises(StudyError, match="to run them"):
-        command.run(LeagueRequest(out=tmp_path, run=True, pairs=2))
     with pytest.raises(StudyError, match="Give it alone"):
         command.run(LeagueRequest(out=tmp_path, run=True, time_steps=True))
     with pytest.raises(StudyError, match="contains no world"):
         command.run(LeagueRequest(out=tmp_path, time_steps=True))
-    with pytest.raises(StudyError, match="contains no world"):
-        command.run(LeagueRequest(out=tmp_path, pairs=2))
 
 
 FIGURES = {

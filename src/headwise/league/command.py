@@ -22,11 +22,10 @@ from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise.league import files
 from headwise.league.cell import Cell, Place
 from headwise.league.drive import COMPLETE, carry_out, plan_lines, read_budget
-from headwise.league.follow_up import on_fresh_seeds, recommended, write_pairs
+from headwise.league.follow_up import on_fresh_seeds, pair_cells, pairs_of, recommended
 from headwise.league.reading import read_worlds
 from headwise.league.step_time import time_steps
 from headwise.league.world_folder import LeagueRecord, is_ready
-from headwise.results.answer import count
 
 OUT = Path("results") / "league"
 
@@ -48,7 +47,7 @@ class LeagueRequest:
     again: bool = False
     # how many of the highest methods, besides the highest control, are finally run on fresh seeds
     fresh: int = 0
-    # how many of the highest methods are combined into pairs, written as files
+    # how many of the highest methods are finally run in pairs, and each with the highest control
     pairs: int = 0
     # measure the time of a step of every entry relative to the plain model's
     time_steps: bool = False
@@ -63,24 +62,22 @@ class LeagueRequest:
 
 def run(request: LeagueRequest) -> None:
     """Execute a request; exit with 130 or 143 if stopped. Raises StudyError for errors that the user can correct."""
-    if request.folders and (request.plan or (request.run and not request.fresh)):
+    follows_up = request.fresh or request.pairs
+    if request.folders and (request.plan or (request.run and not follows_up)):
         raise StudyError(
             "Worlds that are given are only read, while --plan and --run work on --out. Give one or the other, or "
-            "--run --fresh 3 with the worlds, which runs the highest of them on fresh seeds."
+            "--run with the worlds and --fresh 3 or --pairs 5, which run the highest of them on fresh seeds or in "
+            "pairs."
         )
     if request.plan and request.run:
         raise StudyError("--plan only shows what --run would do. Give one of them.")
     if request.budget is not None and not request.run:
         raise StudyError("--budget needs --run: without it nothing is trained.")
-    if request.fresh and not request.run:
-        raise StudyError("--fresh needs --run: without it nothing is trained.")
-    if request.pairs and (request.plan or request.run):
-        raise StudyError("--pairs only writes files of entries. Give --run --source FOLDER afterwards to run them.")
-    if request.time_steps and (request.folders or request.plan or request.run or request.pairs):
+    if follows_up and not request.run:
+        raise StudyError("--fresh and --pairs need --run: without it nothing is trained.")
+    if request.time_steps and (request.folders or request.plan or request.run):
         raise StudyError("--time measures the entries in --out. Give it alone, after --run.")
-    if request.pairs:
-        _write_pairs(request)
-    elif request.time_steps:
+    if request.time_steps:
         _time_steps(request)
     elif request.plan or request.run:
         _work(request)
@@ -127,14 +124,14 @@ def cells_of(
     return cells
 
 
-def write_page(folders: Sequence[Path], out: Path, fresh_in: Path | None = None) -> None:
+def write_page(folders: Sequence[Path], out: Path, follow_up_in: Path | None = None) -> None:
     """Read finished worlds, write page, tables and figures into `out`, and print the aggregate."""
     from headwise.league.page import write
 
     if not folders:
         raise StudyError(f"{out} contains no world of a league. Give folders, or run one: headwise league --run.")
     try:
-        page, lines = write(folders, out, fresh_in)
+        page, lines = write(folders, out, follow_up_in)
     except OSError as error:
         raise explain(error, out) from error
     print("\n".join(lines))
@@ -163,13 +160,9 @@ def _work(request: LeagueRequest) -> None:
             ended = COMPLETE
             if not request.folders:
                 ended = carry_out(cells, engine, display, jobs=jobs, deadline=deadline)
-            if request.fresh and ended == COMPLETE:
-                read = read_worlds(request.folders or _ready(request.out))
-                names = recommended(read, request.fresh)
-                display.say(f"on fresh seeds: {', '.join(sorted({name for some in names.values() for name in some}))}")
-                after = {world.record.world: max(world.study.seeds) + 1 for world in read}
-                again = on_fresh_seeds(cells, names, after)
-                ended = carry_out(again, engine, display, jobs=jobs, deadline=deadline)
+            for follow_up in (_fresh_cells, _pair_cells):
+                if ended == COMPLETE and (further := follow_up(request, cells, display)):
+                    ended = carry_out(further, engine, display, jobs=jobs, deadline=deadline)
             display.say(f"{ended}. The same command resumes the league.")
     except KeyboardInterrupt as stop:
         print(stopped_line(request.out), file=sys.stderr)
@@ -178,7 +171,7 @@ def _work(request: LeagueRequest) -> None:
         engine.close()
     ready = request.folders or _ready(request.out)
     if ready:
-        write_page(ready, request.out, fresh_in=request.out if request.folders else None)
+        write_page(ready, request.out, follow_up_in=request.out if request.folders else None)
 
 
 def _published_cells(request: LeagueRequest, engine: Engine, display: Listener) -> list[Cell]:
@@ -191,20 +184,25 @@ def _published_cells(request: LeagueRequest, engine: Engine, display: Listener) 
     return cells_of(dataclasses.replace(request, worlds=requested), engine, display, records)
 
 
-def _write_pairs(request: LeagueRequest) -> None:
-    folders = request.folders or tuple(_worlds_in(request.out))
-    if not folders:
-        raise StudyError(
-            f"{request.out} contains no world of a league. Give folders, or run one: headwise league --run."
-        )
+def _fresh_cells(request: LeagueRequest, cells: Sequence[Cell], display: Listener) -> list[Cell]:
+    """Return the cells on fresh seeds, if they are requested."""
+    if not request.fresh:
+        return []
+    read = read_worlds(request.folders or _ready(request.out))
+    names = recommended(read, request.fresh)
+    display.say(f"on fresh seeds: {', '.join(sorted({name for some in names.values() for name in some}))}")
+    after = {world.record.world: max(world.study.seeds) + 1 for world in read}
+    return on_fresh_seeds(cells, names, after)
+
+
+def _pair_cells(request: LeagueRequest, cells: Sequence[Cell], display: Listener) -> list[Cell]:
+    """Return the cells of pairs, if they are requested."""
+    if not request.pairs:
+        return []
     all_entries = files.read_entries([*files.installed_folders(), *request.sources])
-    target = request.out / "pairs"
-    try:
-        written = write_pairs(read_worlds(folders), all_entries, request.pairs, target)
-    except OSError as error:
-        raise explain(error, target) from error
-    print("\n".join(map(str, written)))
-    print(f"\n{count(len(written), 'pair')}; run them: headwise league --run --source {target} --out {request.out}")
+    pairs = pairs_of(read_worlds(request.folders or _ready(request.out)), all_entries, request.pairs, display.say)
+    display.say(f"pairs: {', '.join(pair.name for pair in pairs)}")
+    return pair_cells(cells, pairs)
 
 
 def _time_steps(request: LeagueRequest) -> None:

@@ -100,13 +100,20 @@ def installed_folders() -> list[Path]:
 
 
 def read_entries(folders: Sequence[Path]) -> dict[str, Entry]:
-    """Return every entry of these folders by name: the plain model first, then controls, methods and pairs.
+    """Return every entry of these folders by name: the plain model first, then controls and methods.
 
     Raises:
-        StudyError: for an invalid file, for two files with the same name or arm, and if there is no plain model.
+        StudyError: for an invalid file, for two files with the same name or arm, for the file of a pair, and if there
+            is no plain model.
     """
     entries = _read(folders, "entries", Entry)
-    kinds = ("plain", "control", "method", "pair")
+    pair = next((name for name, entry in entries.items() if entry.kind == "pair"), None)
+    if pair is not None:
+        raise StudyError(
+            f"{pair} is a pair. Pairs need no file: --run --pairs 5 makes them of the highest entries, and compares "
+            'each with its parts. Delete the file, or give it kind = "method".'
+        )
+    kinds = ("plain", "control", "method")
     ordered = sorted(entries.values(), key=lambda entry: (kinds.index(entry.kind), entry.name))
     arms: dict[str, str] = {}
     for entry in ordered:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from headwise.files.durable import write_bytes
 from headwise.files.errors import StudyError
 from headwise.league.cell import Cell, Place
 from headwise.league.files import RATE, Axis, Choices, Entry
 from headwise.league.gains import Worlds
 from headwise.league.reading import WorldRead
 from headwise.league.tables import kinds_of, ordered
-from headwise.league.world_file import FRESH
+from headwise.league.world_file import FRESH, PAIRS
 
 
 def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
@@ -81,6 +80,52 @@ def on_fresh_seeds(
     return fresh_cells
 
 
+def pairs_of(
+    read: Sequence[WorldRead], entries: Mapping[str, Entry], count: int, say: Callable[[str], None]
+) -> list[Entry]:
+    """Return the pairs of the `count` highest methods, and of each of them with the highest control.
+
+    `say` is told why two entries cannot be paired.
+
+    Raises:
+        StudyError: if no method has a gain yet, or if the file of an entry is missing.
+    """
+    methods, control = winners(read, count)
+    requested = [*combinations(methods, 2), *((name, control) for name in methods if control)]
+    missing = [name for names in requested for name in names if name not in entries]
+    if missing:
+        raise StudyError(
+            f"the entry {missing[0]} has no file in the given folders. Give its folder with --source FOLDER."
+        )
+    pairs = []
+    for one, other in requested:
+        try:
+            pairs.append(pair_of(entries[one], entries[other]))
+        except StudyError as error:
+            say(str(error))
+    return pairs
+
+
+def pair_cells(cells: Sequence[Cell], pairs: Sequence[Entry]) -> list[Cell]:
+    """Return the cells of pairs and of the plain model in a subfolder of each world, on the world's own seeds.
+
+    Pairs are a family of their own: they were chosen by the results, and must not change the verdicts of the entries.
+    The plain model keeps its chosen setting and is trained again, so that pairs have it from the same machine.
+    """
+    added = []
+    for cell in cells:
+        if cell.record.kind != "plain" or cell.choice is None:
+            continue
+        base = cell.place
+        place = base.beside(PAIRS, first_seed=base.first_seed)
+        place.record = place.record.model_copy(
+            update={"entries": {**place.record.entries, cell.entry.name: cell.record}}
+        )
+        in_world = [pair for pair in pairs if not pair.worlds or base.world.name in pair.worlds]
+        added += [Cell(entry, place) for entry in (cell.entry, *in_world)]
+    return added
+
+
 def pair_of(one: Entry, other: Entry) -> Entry:
     """Return the entry that combines two: joined arms, each strength in its own range, the learning rate in the union
     of both ranges.
@@ -93,8 +138,8 @@ def pair_of(one: Entry, other: Entry) -> Entry:
         head, _, changed = (part.strip() for part in entry.arm.partition("|"))
         if "@" in entry.arm:
             raise StudyError(
-                f"{entry.name} names where it acts, so it is not paired automatically. Write the files of its pairs "
-                "yourself."
+                f"{entry.name} names where it acts, so it is not paired automatically. Write its pairs as entries of "
+                "their own."
             )
         methods += [] if head == "baseline" else [head]
         changes += [changed] if changed else []
@@ -119,52 +164,3 @@ def pair_of(one: Entry, other: Entry) -> Entry:
         search={RATE: covered, **search},
         worlds=worlds,
     )
-
-
-def write_pairs(read: Sequence[WorldRead], entries: dict[str, Entry], count: int, folder: Path) -> list[Path]:
-    """Write the pairs of the `count` highest methods, and of each with the highest control, into `folder`/entries.
-
-    Return the files.
-    """
-    methods, control = winners(read, count)
-    requested = [*combinations(methods, 2), *((name, control) for name in methods if control)]
-    written = []
-    for names in requested:
-        missing = [name for name in names if name not in entries]
-        if missing:
-            raise StudyError(
-                f"the entry {missing[0]} has no file in the given folders. Give its folder with --source FOLDER."
-            )
-        pair = pair_of(entries[names[0]], entries[names[1]])
-        target = folder / "entries" / f"{pair.name.replace('-', '_')}.toml"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, toml_of(pair).encode())
-        written.append(target)
-    return written
-
-
-def toml_of(entry: Entry) -> str:
-    """Return the text of an entry's file."""
-    head = [f"arm = {_text(entry.arm)}", f'kind = "{entry.kind}"', f"reason = {_text(entry.reason)}"]
-    head += [f"worlds = [{', '.join(map(_text, entry.worlds))}]"] if entry.worlds else []
-    search = [f"{_key(name)} = {_axis(axis)}" for name, axis in entry.search.items()]
-    return "\n".join([*head, "", "[search]", *search, ""])
-
-
-def _axis(axis: Axis) -> str:
-    if isinstance(axis, Choices):
-        return f"{{ choices = [{', '.join(map(_value, axis.choices))}] }}"
-    return f"[{_value(axis[0])}, {_value(axis[1])}]"
-
-
-def _value(value: object) -> str:
-    return _text(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _key(name: str) -> str:
-    return _text(name) if "." in name else name
-
-
-def _text(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from headwise.league.gains import Aggregate, Estimate, Worlds
+from headwise.league.gains import Aggregate, Estimate, Figures, Worlds
 from headwise.league.reading import WorldRead, read_world
-from headwise.league.tables import kinds_of, ordered
+from headwise.league.tables import PairRow
 from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
 from headwise.pages.shell import Column, Section, table
-
-# a pair's name, and its differences from the gains of its first and second part
-Pair = tuple[str, tuple[Estimate, Estimate]]
 
 
 def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
@@ -49,34 +46,92 @@ def fresh_section(
     return [Section("On fresh seeds", table(columns, rows), words)]
 
 
-def pairs_over(read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str, Aggregate]) -> list[Pair]:
-    """Return every pair whose parts are entries too, with its differences from both, by falling gain."""
-    kinds = kinds_of(read)
-    names = [name for name in ordered(aggregates) if kinds[name] == "pair"]
-    parts = {name: tuple(name.split("+")) for name in names}
-    names = [name for name in names if len(parts[name]) == 2 and all(part in aggregates for part in parts[name])]
-    over = iter(worlds.differences([(name, part) for name in names for part in parts[name]]))
-    return [(name, (next(over), next(over))) for name in names]
+def pair_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
+    """Return the worlds with pairs, read from the runs of pairs; their figures also have the parts' league runs.
+
+    A pair was trained next to a plain model of its own, perhaps on another processor than its parts. Its figures are
+    moved by the difference of both plain models, seed by seed, so that every gain is against the plain model of the
+    same machine.
+    """
+    worlds = []
+    for world in read:
+        if world.contents.pairs is None:
+            continue
+        again = read_world(world.contents.pairs)
+        place = {seed: at for at, seed in enumerate(again.study.seeds)}
+        at = np.array([place.get(seed, -1) for seed in world.study.seeds])
+
+        def on_its_seeds(values: Any, at: Any = at) -> Any:
+            return np.where(at < 0, np.nan, values[at])
+
+        moved = world.figures.plain - on_its_seeds(again.figures.plain)
+        pairs = {name: on_its_seeds(values) + moved for name, values in again.figures.entries.items()}
+        parts = {part for name in pairs for part in name.split("+")}
+        entries = {name: values for name, values in world.figures.entries.items() if name in parts}
+        figures = Figures(world.record.world, world.figures.plain, {**entries, **pairs})
+        worlds.append(dataclasses.replace(again, figures=figures))
+    return worlds
 
 
-def pair_section(pairs: Sequence[Pair], aggregates: dict[str, Aggregate]) -> list[Section]:
-    """Return the table of pairs and their parts; empty without pairs."""
-    if not pairs:
+def pair_rows(worlds: Sequence[WorldRead]) -> list[PairRow]:
+    """Return every pair, its parts' gains and its differences from both: over all worlds, then world by world.
+
+    The gains of a pair's parts are over the worlds in which the pair ran.
+    """
+    rows = _rows_of(worlds, "all") if len(worlds) > 1 else []
+    for world in worlds:
+        rows += _rows_of([world], world.record.world)
+    return rows
+
+
+def _rows_of(worlds: Sequence[WorldRead], title: str) -> list[PairRow]:
+    ran_in: dict[str, list[Figures]] = {}
+    for world in worlds:
+        for name, cell in world.cells.items():
+            if cell.record.kind == "pair" and all(part in world.figures.entries for part in (name, *name.split("+"))):
+                ran_in.setdefault(name, []).append(world.figures)
+    # one resampling for all pairs that ran in the same worlds
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, figures in ran_in.items():
+        alike.setdefault(tuple(one.name for one in figures), []).append(name)
+    rows = []
+    for names in alike.values():
+        over = Worlds(ran_in[names[0]])
+        if not over.worlds:
+            continue
+        aggregates = over.aggregates()
+        differences = iter(over.differences([(name, part) for name in names for part in name.split("+")]))
+        for name in names:
+            gain, first, second = (aggregates[part].gain for part in (name, *name.split("+")))
+            counted = aggregates[name].worlds
+            rows.append(PairRow(title, name, counted, gain, first, second, next(differences), next(differences)))
+    return sorted(rows, key=lambda row: (-row.worlds, -(row.gain.value or 0.0), row.pair))
+
+
+def pair_section(rows: Sequence[PairRow], titles: dict[str, str]) -> list[Section]:
+    """Return the table of pairs and their parts; empty without pairs. `titles` has the titles of worlds by name."""
+    if not rows:
         return []
-    columns = [Column("pair")]
+    columns = [Column("world"), Column("pair"), Column("worlds", number=True)]
     columns += [
         Column(name, unit="spreads", number=True)
         for name in ("gain", "first alone", "second alone", "over the first", "over the second")
     ]
-    rows = [
-        [name, *(shown(aggregates[one].gain) for one in (name, *name.split("+"))), *map(shown, over)]
-        for name, over in pairs
+    cells = [
+        [
+            titles.get(row.world, "all worlds"),
+            row.pair,
+            row.worlds,
+            *map(shown, (row.gain, row.first, row.second, row.over_first, row.over_second)),
+        ]
+        for row in rows
     ]
     words = (
         "Each pair was searched like any entry, over both strengths. A gain adds up where the pair lies above both of "
-        "its parts by the intervals of the last two columns (paired seeds, worlds in which both ran)."
+        "its parts by the intervals of the last two columns (paired seeds, the worlds in which the pair ran; not "
+        "corrected over pairs)."
     )
-    return [Section("Pairs", table(columns, rows), words)]
+    return [Section("Pairs", table(columns, cells), words)]
 
 
 def search_section(read: Sequence[WorldRead]) -> list[Section]:

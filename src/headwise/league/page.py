@@ -10,18 +10,18 @@ from headwise.files.durable import write_bytes
 from headwise.league import tables
 from headwise.league.charts import pareto, undominated
 from headwise.league.follow_up_page import (
-    Pair,
     estimate,
     fresh_section,
     fresh_worlds,
+    pair_rows,
     pair_section,
-    pairs_over,
+    pair_worlds,
     search_section,
     shown,
 )
 from headwise.league.gains import LEVELS, RESAMPLES, Aggregate, Estimate, Worlds
 from headwise.league.reading import Cell, WorldRead, read_worlds
-from headwise.league.tables import costs_of, kinds_of, ordered
+from headwise.league.tables import PairRow, costs_of, kinds_of, ordered
 from headwise.pages.charts import heat_map
 from headwise.pages.formats import unit_named
 from headwise.pages.line_charts import lines
@@ -50,16 +50,16 @@ MEANING = (
 PROFILES = 8
 
 
-def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tuple[Path, list[str]]:
+def write(paths: Sequence[Path], out: Path, follow_up_in: Path | None = None) -> tuple[Path, list[str]]:
     """Write league.html, tables, figures and a file of each world into `out`; `paths` are folders or files of worlds.
 
-    Return the path of the page, and lines for the terminal. Runs on fresh seeds in the folder `fresh_in` replace those
-    in the worlds' own folders or files.
+    Return the path of the page, and lines for the terminal. Runs on fresh seeds and pairs in the folder `follow_up_in`
+    replace those in the worlds' own folders or files.
 
     Raises:
         StudyError: for paths without a world, or worlds of different leagues.
     """
-    read = read_worlds(paths, fresh_in)
+    read = read_worlds(paths, follow_up_in)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
     over_fresh = Worlds([world.figures for world in fresh])
     aggregates = worlds.aggregates()
@@ -67,7 +67,8 @@ def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tup
     fresh_aggregates = {
         name: one for name, one in over_fresh.aggregates().items() if one.worlds == aggregates[name].worlds
     }
-    pairs, left_out = pairs_over(read, worlds, aggregates), worlds.left_out_each()
+    of_pairs, left_out = pair_worlds(read), worlds.left_out_each()
+    pairs = pair_rows(of_pairs)
     charts = {
         "gains": gains_chart(read, worlds, aggregates),
         "cost": cost_chart(read, aggregates),
@@ -88,8 +89,12 @@ def write(paths: Sequence[Path], out: Path, fresh_in: Path | None = None) -> tup
         }
     if fresh_aggregates:
         contents["fresh.csv"] = tables.fresh_csv(aggregates, fresh_aggregates)
-    if pairs:
-        contents["pairs.csv"] = tables.pairs_csv(pairs, aggregates)
+    if of_pairs:
+        contents |= {
+            "pairs.csv": tables.pairs_csv(pairs),
+            "pair_cells.csv": tables.cells_csv(of_pairs, Worlds([world.figures for world in of_pairs])),
+            "pair_runs.csv": tables.runs_csv(of_pairs),
+        }
     contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
     contents |= {f"{world.record.world}.json": world.file().model_dump_json() + "\n" for world in read}
     out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +108,7 @@ def league_page(
     worlds: Worlds,
     aggregates: dict[str, Aggregate],
     fresh_aggregates: dict[str, Aggregate],
-    pairs: Sequence[Pair],
+    pairs: Sequence[PairRow],
     left_out: dict[str, Estimate],
     charts: dict[str, dict[str, Any] | None],
 ) -> str:
@@ -133,7 +138,11 @@ def league_page(
             "counting alike."
         )
         sections.append(Section("Profiles", join(*_figure(charts["profiles"], "Profiles of gains", caption))))
-    sections += [*pair_section(pairs, aggregates), *_left_out(left_out), *search_section(read)]
+    sections += [
+        *pair_section(pairs, {world.record.world: world.record.title for world in read}),
+        *_left_out(left_out),
+        *search_section(read),
+    ]
     sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
     return page(
         "The league",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headwise.files.errors import StudyError
 from headwise.league.gains import Figures
-from headwise.league.world_file import FRESH, Contents, WorldFile, as_file, contents_of
-from headwise.league.world_folder import EntryRecord, LeagueRecord, is_ready
+from headwise.league.world_file import FRESH, PAIRS, Contents, WorldFile, as_file, contents_of, follow_up_of
+from headwise.league.world_folder import EntryRecord, LeagueRecord
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder
@@ -76,18 +76,19 @@ class WorldRead:
         return as_file(self.contents, [self.outcome.name, *others, STEP])
 
 
-def read_worlds(paths: Sequence[Path], fresh_in: Path | None = None) -> list[WorldRead]:
+def read_worlds(paths: Sequence[Path], follow_up_in: Path | None = None) -> list[WorldRead]:
     """Return the worlds in the order of their folders or files.
 
-    If the folder `fresh_in` contains runs on fresh seeds of a world, they replace those in its folder or file.
+    If the folder `follow_up_in` contains runs on fresh seeds or pairs of a world, they replace those in its own folder
+    or file.
 
     Raises:
         StudyError: for a path that is not a world of a league, one whose search of the plain model has not ended, two
             paths of the same world, and worlds searched with different numbers of trials.
     """
     contents = [contents_of(path) for path in paths]
-    if fresh_in is not None:
-        contents = [_with_fresh(one, fresh_in / one.record.world / FRESH) for one in contents]
+    if follow_up_in is not None:
+        contents = [_followed_up(one, follow_up_of(follow_up_in / one.record.world)) for one in contents]
     worlds = [read_world(one) for one in contents]
     names = [world.record.world for world in worlds]
     repeated = next((name for name in names if names.count(name) > 1), None)
@@ -102,8 +103,10 @@ def read_worlds(paths: Sequence[Path], fresh_in: Path | None = None) -> list[Wor
     return worlds
 
 
-def _with_fresh(contents: Contents, folder: Path) -> Contents:
-    return dataclasses.replace(contents, fresh=contents_of(folder)) if is_ready(folder) else contents
+def _followed_up(contents: Contents, parts: dict[str, Contents]) -> Contents:
+    return dataclasses.replace(
+        contents, fresh=parts.get(FRESH, contents.fresh), pairs=parts.get(PAIRS, contents.pairs)
+    )
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,11 +36,26 @@ def fresh_csv(aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggr
     return as_csv([head, *rows])
 
 
-def pairs_csv(pairs: Sequence[tuple[str, Sequence[Estimate]]], aggregates: dict[str, Aggregate]) -> str:
-    """Return a row per pair: its gain, and its differences from the gains of its first and second part."""
-    head = ["pair", *(f"{p}{end}" for p in ("gain", "over_first", "over_second") for end in ENDS)]
-    rows = [[name, *_ends(aggregates[name].gain), *(end for one in over for end in _ends(one))] for name, over in pairs]
-    return as_csv([head, *rows])
+@dataclasses.dataclass(frozen=True)
+class PairRow:
+    """A pair of entries in one world, or over "all": its gain, its parts' gains, and its differences from both."""
+
+    world: str
+    pair: str
+    worlds: int
+    gain: Estimate
+    first: Estimate
+    second: Estimate
+    over_first: Estimate
+    over_second: Estimate
+
+
+def pairs_csv(rows: Sequence[PairRow]) -> str:
+    """Return a row per pair and world, and per pair over all worlds."""
+    parts = ("gain", "first", "second", "over_first", "over_second")
+    head = ["world", "pair", "worlds", *(f"{part}{end}" for part in parts for end in ENDS)]
+    figures = ([end for part in parts for end in _ends(getattr(row, part))] for row in rows)
+    return as_csv([head, *([row.world, row.pair, row.worlds, *ends] for row, ends in zip(rows, figures))])
 
 
 def left_out_csv(estimates: dict[str, Estimate]) -> str:

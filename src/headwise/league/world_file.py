@@ -20,8 +20,8 @@ from headwise.league.world_folder import LeagueRecord, is_ready, step_times
 from headwise.results.folder import RunFolder, StudyFolder, read_study
 from headwise.results.records import Record, RunResult, StudyRecord
 
-# the subfolder of a world with its runs on fresh seeds
-FRESH = "fresh"
+# the subfolders of a world with its runs on fresh seeds, and with its pairs of methods
+FRESH, PAIRS = "fresh", "pairs"
 
 
 class RunFigures(Record):
@@ -42,8 +42,9 @@ class WorldFile(Record):
     runs: tuple[RunFigures, ...] = Field(strict=False)
     # time of a step of each entry as a ratio to the plain model's, if measured
     step_times: dict[str, float] = {}
-    # the winners on fresh seeds, if they were run
+    # the winners on fresh seeds and the pairs of methods, if they were run
     fresh: WorldFile | None = None
+    pairs: WorldFile | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Contents:
     study: StudyFolder
     step_times: dict[str, float]
     fresh: Contents | None = None
+    pairs: Contents | None = None
 
 
 def contents_of(path: Path) -> Contents:
@@ -73,8 +75,13 @@ def contents_of(path: Path) -> Contents:
         ) from None
     except ValueError as error:
         raise StudyError(str(error)) from error
-    fresh = path / FRESH
-    return Contents(record, study, step_times(path), contents_of(fresh) if is_ready(fresh) else None)
+    parts = follow_up_of(path)
+    return Contents(record, study, step_times(path), parts.get(FRESH), parts.get(PAIRS))
+
+
+def follow_up_of(folder: Path) -> dict[str, Contents]:
+    """Return the contents of a world's subfolders, by name: the runs on fresh seeds and the pairs that exist."""
+    return {name: contents_of(folder / name) for name in (FRESH, PAIRS) if is_ready(folder / name)}
 
 
 def as_file(contents: Contents, outcomes: Iterable[str]) -> WorldFile:
@@ -93,9 +100,14 @@ def as_file(contents: Contents, outcomes: Iterable[str]) -> WorldFile:
     ]
     # the list of run folders and the notes on each choice concern the folder
     bare = study.study.model_copy(update={"runs": [], "ledger": None, "notes": []})
-    fresh = as_file(contents.fresh, names) if contents.fresh is not None else None
+    fresh, pairs = (None if part is None else as_file(part, names) for part in (contents.fresh, contents.pairs))
     return WorldFile(
-        record=contents.record, study=bare, runs=tuple(figures), step_times=contents.step_times, fresh=fresh
+        record=contents.record,
+        study=bare,
+        runs=tuple(figures),
+        step_times=contents.step_times,
+        fresh=fresh,
+        pairs=pairs,
     )
 
 
@@ -119,5 +131,5 @@ def _opened(file: WorldFile, path: Path) -> Contents:
         )
         for run in file.runs
     }
-    fresh = _opened(file.fresh, path) if file.fresh is not None else None
-    return Contents(file.record, StudyFolder(path, file.study, runs), file.step_times, fresh)
+    fresh, pairs = (None if part is None else _opened(part, path) for part in (file.fresh, file.pairs))
+    return Contents(file.record, StudyFolder(path, file.study, runs), file.step_times, fresh, pairs)
