@@ -104,9 +104,7 @@ def read_worlds(paths: Sequence[Path], follow_up_in: Path | None = None) -> list
 
 
 def _followed_up(contents: Contents, parts: dict[str, Contents]) -> Contents:
-    return dataclasses.replace(
-        contents, fresh=parts.get(FRESH, contents.fresh), pairs=parts.get(PAIRS, contents.pairs)
-    )
+    return dataclasses.replace(contents, fresh=parts.get(FRESH, contents.fresh), pairs=parts.get(PAIRS, contents.pairs))
 
 
 def best_control(record: LeagueRecord, higher_is_better: bool) -> str:
