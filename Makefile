@@ -13,7 +13,7 @@ VERSIONS ?= oldest
 STUB := PYTHONPATH=tests
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test test-all lint types pytest bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: help compare demo docs test test-all form lint types pytest bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 # each target and its duration, from its own echo line
 help:
@@ -35,12 +35,17 @@ docs: $(VENV)/.docs
 	$(PY) docs/site/check_links.py build/docs
 
 # every promise once
-test: lint types
+test: form
 	@echo "make test: form, types, then every promise once: tens of minutes; result here"
 	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
 
-test-all: lint types pytest
+test-all: form pytest
 	@echo "make test-all: the whole grid, longer than make test; result here"
+
+# the linter and the type checker use one core each
+form: $(VENV)/.test
+	@echo "make form: lint and types side by side: a minute or two; result here"
+	$(MAKE) -j2 lint types
 
 lint: $(VENV)/.test
 	@echo "make lint: form and generated pages: a minute or two; result here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from examples_run import public
 
 from headwise import methods
 
@@ -28,7 +30,13 @@ def pages():
     sys.path.remove(str(ROOT / "docs"))
 
 
-def test_the_examples_of_the_docstrings_run_and_every_public_name_has_one():
+def test_every_public_name_has_an_example():
+    parser = doctest.DocTestParser()
+    assert [name for name, value in public().items() if not parser.get_examples(value.__doc__ or "")] == []
+
+
+@pytest.mark.grid
+def test_the_examples_of_the_docstrings_run():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, str(ROOT / "tests" / "examples_run.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environment)

@@ -59,6 +59,7 @@ def reports(tmp_path_factory):
     return done.stdout
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("left", FILES)
 def test_a_file_that_leaves_something_behind_fails_and_is_named(left, reports):
     name, words = f"test_{left.replace(' ', '_')}.py", FILES[left][1]

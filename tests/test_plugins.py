@@ -143,6 +143,7 @@ def test_its_method_is_listed_and_parsed(installed):
     assert "Did you mean 'HalvedWeights'" in installed("-c", "import headwise; headwise.parse('HalvdWeights')", code=1)
 
 
+@pytest.mark.grid
 def test_its_statistic_is_read_while_training(installed):
     output = installed(
         "-c",
@@ -158,6 +159,7 @@ print({record["statistic"] for record in watched.records()})
     assert "key_norm" in output
 
 
+@pytest.mark.grid
 def test_its_study_is_listed_and_runs(installed, tmp_path):
     output = installed("-m", "headwise", "studies")
     assert "brightness\n    Does halving the weights help to see light?" in output
@@ -181,6 +183,7 @@ def test_the_names_of_tasks_are_in_the_message_on_an_unknown_one(installed):
     )
 
 
+@pytest.mark.grid
 def test_a_broken_package_is_named(installed, tmp_path):
     wheel = write_wheel(
         tmp_path, "broken", "raise RuntimeError('no licence')", "[headwise.studies]\nbroken-study = broken\n"

@@ -22,11 +22,13 @@ def a_user_runs(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.grid
 def test_the_environment_of_the_tests_is_one_that_a_user_can_work_in():
     done = a_user_runs("-c", "from transformers import LlamaForCausalLM; print(LlamaForCausalLM.__name__)")
     assert done.stdout == "LlamaForCausalLM\n", done.stderr
 
 
+@pytest.mark.grid
 def test_make_demo_runs_the_example():
     code = (
         (ROOT / "README.md")

@@ -257,6 +257,7 @@ def test_pictures_in_the_documentation_name_the_command_that_makes_them():
         )
 
 
+@pytest.mark.grid
 def test_the_loop_of_the_first_screen_runs():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     screen = text.split("<!-- first screen: begin -->")[1].split("<!-- first screen: end -->")[0]

@@ -134,6 +134,7 @@ def images(monkeypatch):
     monkeypatch.setattr(contrast, "SOURCE", replace(contrast.SOURCE, classes=4))
 
 
+@pytest.mark.grid
 def test_contrast_then_probe_tells_the_classes(images, tmp_path):
     task = Contrast(**TINY, epochs=3, learning_rate=3e-3, probe_epochs=6, probe_learning_rate=3e-2)
     arms = ("baseline | frozen_patch=true", 'SigmaReparam(init="one", layers="all") | norm=none')

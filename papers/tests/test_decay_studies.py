@@ -100,6 +100,7 @@ def test_the_recall_model_sees_no_later_token():
     assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1], after[:, 1])
 
 
+@pytest.mark.grid
 def test_decay_recall_runs_and_fits_the_course_of_the_balance(tmp_path):
     study = smaller(
         "decay_recall",

@@ -74,6 +74,7 @@ def smoothing(tmp_path_factory):
     return findings
 
 
+@pytest.mark.grid
 def test_neutreno_keeps_tokens_apart_at_initialisation(smoothing):
     rows = [row for row in smoothing["tables"][0]["rows"] if row[1] == "final token cosine"]
     final = {row[0]: float(row[3].partition(" ")[0]) for row in rows}

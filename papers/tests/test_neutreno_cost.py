@@ -80,6 +80,7 @@ with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
 """
 
 
+@pytest.mark.grid
 def test_the_profiler_writes_nothing_to_the_terminal_of_the_command():
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
     done = subprocess.run(

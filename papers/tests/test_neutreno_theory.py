@@ -61,6 +61,7 @@ def test_the_findings_are_claims_with_verdicts_and_a_page(tmp_path):
     assert found["paragraphs"][0] == "Of 5 claims 5 as published."
 
 
+@pytest.mark.grid
 def test_a_claim_that_numbers_contradict_does_not_agree(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "LIMIT", 2)
     found = neutreno_theory.run(tmp_path, seeds=6)

@@ -142,6 +142,7 @@ assert not [name for name in sys.modules if name.startswith(("headwise.comparing
 """
 
 
+@pytest.mark.grid
 def test_an_audit_needs_none_of_the_packages_of_studies(tmp_path, data):
     blocked = [
         "accelerate",

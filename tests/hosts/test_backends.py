@@ -342,6 +342,7 @@ def test_removal_leaves_the_host_as_it_was(llama):
     assert all(layer.self_attn.config is twin.config for layer in twin.model.layers)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_a_compiled_model_keeps_the_kernel_in_one_graph(llama):
     # In half precision, as such kernels ask for: transformers' own cast of fp32 breaks the graph with a warning.

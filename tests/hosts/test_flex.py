@@ -208,6 +208,7 @@ def test_methods_act_on_flex_attention_wherever_it_is_named(inner):
         assert torch.allclose(model(x, None, masked()), naive(model, x, bias=False), atol=1e-5)
 
 
+@pytest.mark.grid
 def test_in_a_compiled_model_the_layer_leaves_the_graph_or_is_refused_where_it_may_not():
     torch._dynamo.reset()
     model, x = Model(), vectors()

@@ -114,6 +114,7 @@ def test_carrying_values_is_refused_where_token_order_or_count_differ(name):
     assert why[name] in str(caught.value)
 
 
+@pytest.mark.grid
 def test_a_subprocess_imports_timm_with_the_stub_on_its_path():
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     code = "import torchvision_stub, timm; print(timm.__version__)"

@@ -179,7 +179,7 @@ def test_a_whole_transformer_is_reached():
 COMPILED = [DropHead(p=0.3), EntropyPenalty(), DropKey(p=0.3), NeuTRENO(), InputNoise(scale=0.5, unit="std")]
 
 
-@pytest.mark.parametrize("method", part_of_grid(COMPILED, COMPILED[:2]), ids=repr)
+@pytest.mark.parametrize("method", part_of_grid(COMPILED, COMPILED[:1]), ids=repr)
 @pytest.mark.parametrize("mode", ["train", "no grad"])
 def test_compiled_models_have_one_graph_and_the_same_numbers(method, mode):
     torch._dynamo.reset()

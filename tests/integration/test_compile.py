@@ -65,6 +65,7 @@ def test_one_graph_and_the_same_numbers_over_steps_with_a_changing_strength(name
         assert len(set(losses)) == len(losses), "every step must draw anew"
 
 
+@pytest.mark.grid
 def test_noting_which_kernel_ran_costs_no_second_graph():
     """The note is written by the graph itself and changes with the first call: a graph that read it would be made
     again."""

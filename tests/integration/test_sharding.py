@@ -15,6 +15,8 @@ from headwise import DropHead, EntropyPenalty, NuclearDecay, ProductDecay, QKCli
 
 ON_WEIGHTS = [QKClip(threshold=0.01), ProductDecay(), NuclearDecay(), SigmaReparam()]
 NAMES = [type(method).__name__ for method in ON_WEIGHTS]
+# two processes that import everything take most of the time; test_distributed.py has the case of FSDP2
+pytestmark = pytest.mark.grid
 
 
 def _start(rank, port):

@@ -71,6 +71,7 @@ def test_a_launch_fits_cudas_grid_and_runs_on_the_device_of_its_tensors():
         assert line["device"] == "cpu"
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_every_kernel_compiles_within_the_shared_memory_of_its_gpu():
     compiled = lines("compile")

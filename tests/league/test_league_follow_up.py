@@ -35,6 +35,7 @@ def without_times(path):
     return [{**row, "cost": ""} for row in csv.DictReader(path.read_text().splitlines())]
 
 
+@pytest.mark.grid
 def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, capsys):
     request = {"sources": (write_source(tmp_path / "source", ENTRIES),), "trials": 1, "seeds": 2}
     request |= {"out": tmp_path / "out", "jobs": 1}

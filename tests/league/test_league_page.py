@@ -125,6 +125,7 @@ def test_what_none_beats_in_both_is_named():
     assert undominated(points) == {"cheap", "good", "twin"}
 
 
+@pytest.mark.grid
 def test_a_world_in_one_file_gives_the_same_page_as_its_folder(folders, tmp_path):
     finished_world(folders[0] / "fresh", "one", figures(2, {"decay": 0.02, "good": 0.05}), kinds=KINDS)
     write(folders, tmp_path / "of_folders")

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from grids import part_of_grid
 from methods.weight_hosts import ids, loss_of, model
 from small_models import Block, _llama
 from torch import nn
@@ -158,7 +157,8 @@ def test_state_dicts_copies_and_safetensors_carry_everything(method, tmp_path):
     handle.remove(discard=True)
 
 
-@pytest.mark.parametrize("method", part_of_grid(METHODS, METHODS[:1]), ids=repr)
+@pytest.mark.grid
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_one_compiled_graph_gives_the_same_numbers(method):
     torch._dynamo.reset()
     net = vision()

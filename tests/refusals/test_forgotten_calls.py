@@ -250,6 +250,7 @@ def test_a_running_average_of_the_model_is_not_looked_after_for_ever():
     assert not torch_optimizer._global_optimizer_pre_hooks
 
 
+@pytest.mark.grid
 def test_compiled_models_are_looked_after_without_a_recompilation():
     torch._dynamo.reset()
     model, handle = fitted(EntropyPenalty(), QKClip())

@@ -135,6 +135,7 @@ def test_nothing_serious_is_found_on_a_report(browser, axe, report):
     assert serious(browser, axe, report) == []
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["index", "start", "claims", "methods/DropHead", "search"])
 def test_nothing_serious_is_found_on_a_page_of_the_site(browser, axe, site, name):
     assert serious(browser, axe, site / f"{name}.html") == []

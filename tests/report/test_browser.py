@@ -294,6 +294,7 @@ def test_long_names_and_diverged_sweeps_leave_the_table_on_the_first_page(browse
     assert set(methods) <= {*names, *told}
 
 
+@pytest.mark.grid
 def test_of_thirty_arms_the_plot_is_printed_on_the_first_page(browser, tmp_path):
     arms = [f"DropHead(p=0.{at})" for at in range(10, 40)]
     seen = printed(browser, write_study(tmp_path, methods=("baseline", *arms), seeds=6, epochs=3))

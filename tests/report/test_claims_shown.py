@@ -133,6 +133,7 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     )
 
 
+@pytest.mark.grid
 def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
     made = write_study(tmp_path / "made", methods=ARMS, effects=(0, 0, 0), epochs=3)
     headwise.reporting.write(made)

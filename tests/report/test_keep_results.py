@@ -167,6 +167,7 @@ def test_what_a_claim_is_judged_by_is_drawn_by_step_where_it_was_watched(tmp_pat
     assert "token-cosine-cosine-by-step" in names and not any("entropy" in name for name in names)
 
 
+@pytest.mark.grid
 def test_findings_are_kept_with_their_tables(tmp_path):
     (tmp_path / "found").mkdir()
     shutil.copy(ROOT / "docs" / "results" / "low-rank-toy" / "findings.json", tmp_path / "found")

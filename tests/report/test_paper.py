@@ -150,6 +150,7 @@ def test_the_export_holds_what_a_paper_takes(folder, tmp_path, analysis):
     assert keys == set(re.findall(r"@misc\{(\w+),", bib))
 
 
+@pytest.mark.grid
 def test_a_long_name_is_folded_in_the_table_of_a_paper(tmp_path):
     """A row as wide as its name would leave the column; nothing in a name acts in LaTeX."""
     long = r'Mine(text="50% & $x_1$ #~^{}") @ 2-5 | learning_rate=0.001, weight_decay=0.1, clip=1'
@@ -161,6 +162,7 @@ def test_a_long_name_is_folded_in_the_table_of_a_paper(tmp_path):
     assert row.count(" & ") == 3 and not re.search(r"(?<![\\])[%#_]", row)
 
 
+@pytest.mark.grid
 def test_a_method_without_an_entry_is_named(tmp_path):
     made = write_study(tmp_path / "study", methods=("baseline", "Mine(p=0.1)"), seeds=2, epochs=3)
     export(made, tmp_path / "out")

@@ -42,6 +42,7 @@ def test_a_figure_that_was_changed_is_found(kept, field, capsys):
     assert "of DropHead(p=0.2) in test/accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_a_claim_whose_verdict_was_changed_is_found(kept, capsys):
     path = kept / "synthetic" / "claims.json"
     path.write_text(path.read_text().replace('"verdict": "contrary"', '"verdict": "as published"'))
@@ -147,6 +148,7 @@ def test_without_figures_by_seed_a_level_is_held_against_the_kept_interval(doses
     assert "interval of DropHead(p=0.2) in test/accuracy, 'Claim 4.'" in capsys.readouterr().out
 
 
+@pytest.mark.grid
 def test_every_figure_is_kept_by_seed_baseline_too(kept):
     lines = (kept / "synthetic" / "seeds.csv").read_text().splitlines()
     assert lines[0] == "outcome,arm,seed,value"

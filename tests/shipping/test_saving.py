@@ -92,6 +92,7 @@ def test_a_fresh_process_generates_the_same_tokens(tmp_path):
         assert torch.equal(there["tokens"], model.generate(IDS, max_new_tokens=12, do_sample=False))
 
 
+@pytest.mark.grid
 def test_what_a_process_without_headwise_is_told(tmp_path):
     stock, five, silent = (tmp_path / name for name in ("stock", "five", "silent"))
     model = llama()

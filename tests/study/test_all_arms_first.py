@@ -85,6 +85,7 @@ def test_semaphores_of_a_library_in_a_worker_leave_no_warning(tmp_path):
     assert done.returncode == 0 and "semaphore" not in said, said
 
 
+@pytest.mark.grid
 def test_a_mistake_in_model_is_told_once_in_one_sentence(tmp_path, place):
     command = (
         "compare",

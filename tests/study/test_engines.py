@@ -50,6 +50,7 @@ class Engine:
         self.engine.close()
 
 
+@pytest.mark.grid
 def test_the_number_of_jobs_changes_no_number(tmp_path):
     study = tiny_study(methods=ARMS, seeds=2)
     with Engine(2) as engine:
@@ -79,6 +80,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp
     assert all_numbers(tmp_path / "killed") == all_numbers(tmp_path / "whole")
 
 
+@pytest.mark.grid
 def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monkeypatch):
     import headwise.engines.local as local
 

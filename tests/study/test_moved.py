@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from grids import part_of_grid
 from small_studies import carry, orders, study_of, tiny_study
 from test_core import CORE
 
@@ -60,7 +59,8 @@ def test_over_phases_the_start_is_that_of_the_first_with_the_methods(tmp_path):
     assert 0 < first < last < 0.05 and 0 < alone < 0.05
 
 
-@pytest.mark.parametrize(("by", "holds"), part_of_grid([(1e-4, True), (0.9, False)], [(0.9, False)]))
+@pytest.mark.grid
+@pytest.mark.parametrize(("by", "holds"), [(1e-4, True), (0.9, False)])
 def test_the_premise_that_parameters_moved_is_judged_on_runs(tmp_path, by, holds):
     premise = parameters_moved(GAINS, by)
     study = tiny_study(methods=(GAINS, IDLE), seeds=6, epochs=1)

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from grids import part_of_grid
 from small_studies import all_numbers, carry, numbers, orders, study_of
 from test_core import CORE
 from test_resume import in_a_child, weights
@@ -50,7 +49,8 @@ def test_methods_switched_on_in_the_second_phase_leave_the_first_as_it_is(tmp_pa
     assert abs(losses(found[ARM], "adapt")[0] - losses(found["baseline"], "adapt")[0]) > 1e-4
 
 
-@pytest.mark.parametrize("way", part_of_grid(["on", "off", "both"], ["both"]))
+@pytest.mark.grid
+@pytest.mark.parametrize("way", ["on", "off", "both"])
 def test_a_run_of_two_phases_killed_anywhere_ends_with_the_same_bits(tmp_path, way):
     study = adapt((f"{ARM} + {LEARNING}",), way=way)
     order = orders(study, tmp_path / "whole")[1]

@@ -184,6 +184,7 @@ def test_processes_that_cannot_be_are_refused_before_anything_starts(monkeypatch
         check(Request(**options))
 
 
+@pytest.mark.grid
 def test_an_error_in_several_processes_is_told_and_gives_1(tmp_path):
     command = launched("--processes", "Still", tmp_path, "--method", "DropHed()")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -149,6 +149,7 @@ def test_an_array_of_slurm_is_queued_again_found_again_and_cancelled(tmp_path, c
     assert (tmp_path / "other" / "slurm" / "jobs.json").read_text().strip() == "{}"
 
 
+@pytest.mark.grid
 def test_ctrl_c_cancels_the_jobs_and_their_runs_can_go_on(tmp_path):
     out = tmp_path / "out"
     command = ["compare", "--task", f"{PLACE}:Slow", "--seeds", "1", "--method", ARM, "--engine", "slurm"]

@@ -51,6 +51,7 @@ def test_a_stop_while_libraries_are_imported_prints_one_line(tmp_path, number, l
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
 
 
+@pytest.mark.grid
 # a tuned study goes on in tests/study/test_storm.py, and Ctrl-C in several processes in test_several_processes.py
 @pytest.mark.parametrize(
     "extra",
@@ -85,6 +86,7 @@ def test_sigterm_to_a_whole_job_prints_one_line_and_loses_nothing(tmp_path, extr
         assert all_numbers(out) == all_numbers(tmp_path / "whole")
 
 
+@pytest.mark.grid
 def test_a_command_in_the_background_cancels_its_local_jobs(tmp_path):
     pytest.importorskip("submitit")
     out = tmp_path / "out"

@@ -35,6 +35,7 @@ def carried_out(task, out, jobs=2, **settings):
     return listener.said
 
 
+@pytest.mark.grid
 def test_what_a_task_prints_comes_through_the_display_once(tmp_path, capfd):
     said = carried_out("Talking", tmp_path)
     # where each arm is tried, a line comes once; runs that print it later add nothing

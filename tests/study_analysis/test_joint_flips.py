@@ -131,6 +131,7 @@ def test_many_pairs_use_random_flips_that_repeat():
     assert p == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), abs=0.01)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seeds", [6, 10])
 def test_the_intervals_of_all_arms_hold_together(seeds):
     rng, effects = np.random.default_rng(seeds), np.linspace(-2, 3, 8)

@@ -188,6 +188,7 @@ def test_a_layer_in_no_list_of_blocks_says_why():
     assert "list of blocks" in reasons["attn"]["stream_cosine"]
 
 
+@pytest.mark.grid
 def test_it_is_the_same_in_a_compiled_graph_and_under_checkpointing():
     model, args, given, _ = CASES["Llama"]()
     want, _ = read(model, args, given)
