@@ -103,8 +103,8 @@ def read_entries(folders: Sequence[Path]) -> dict[str, Entry]:
     """Return every entry of these folders by name: the plain model first, then controls and methods.
 
     Raises:
-        StudyError: for an invalid file, for two files with the same name or arm, for the file of a pair, and if there
-            is no plain model.
+        StudyError: for an invalid file, for two files with the same name or arm, for the file of a pair, and if the
+            plain model is missing.
     """
     entries = _read(folders, "entries", Entry)
     pair = next((name for name, entry in entries.items() if entry.kind == "pair"), None)

@@ -109,7 +109,7 @@ def pairs_of(
 def pair_cells(cells: Sequence[Cell], pairs: Sequence[Entry]) -> list[Cell]:
     """Return the cells of pairs and of the plain model in a subfolder of each world, on the world's own seeds.
 
-    Pairs are a family of their own: they were chosen by the results, and must not change the verdicts of the entries.
+    Pairs are a separate family: they were chosen by the results, and must not change the verdicts of the entries.
     The plain model keeps its chosen setting and is trained again, so that pairs have it from the same machine.
     """
     added = []
