@@ -17,6 +17,7 @@ import csv
 import json
 import re
 import shutil
+import statistics
 import tarfile
 from dataclasses import dataclass
 from importlib import resources
@@ -28,8 +29,8 @@ from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
-from headwise.league.world_file import FRESH, PAIRS, Contents, contents_of
-from headwise.league.world_folder import FILE
+from headwise.league.world_file import Contents, contents_of
+from headwise.league.world_folder import FILE, FRESH, PAIRS
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
 from headwise.results.answer import count
@@ -42,11 +43,13 @@ KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "R
 # the records of all runs of a world, packed
 RUNS = KEPT / "runs"
 MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
-TABLES = ("league", "runs", "trials", "aggregate", "left_out", "fresh", "fresh_cells", "fresh_runs", "pairs")
+TABLES = ("league", "runs", "trials", "aggregate", "left_out", "without", "fresh", "fresh_cells", "fresh_runs", "pairs")
 # subfolders of a world with archives of their own
 PARTS = FRESH, PAIRS
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
 NO_ROOM = 0.01
+# number of entries whose gains are shown without each world
+HIGHEST = 5
 # upper end of a rank correlation below which an order hardly predicts another
 HARDLY = 0.3
 WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
@@ -197,11 +200,13 @@ def page(league: League) -> str:
         "failed; colour: the gain in standard deviations of the plain model between seeds. Entries that miss a world "
         "come last. How it is measured: [the league](league.md); every figure: "
         "[league.csv](league/league.csv), [runs.csv](league/runs.csv), [trials.csv](league/trials.csv).",
-        *[part for world in done for part in _world(league, world)],
         "## Over all worlds",
         *_aggregate(league),
         "![Gain against the time of a step](league/cost.svg)",
         "![Share of runs whose gain exceeds a level, for the eight highest entries](league/profiles.svg)",
+        "## World by world",
+        *[part for world in done for part in _world(league, world)],
+        "## Again on other seeds, and in pairs",
         *_fresh(league),
         *_pairs(league),
         "## What helped in no world",
@@ -213,13 +218,14 @@ def page(league: League) -> str:
 
 
 def _lead(league: League) -> str:
-    entries = {row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")}
+    sizes = sorted({len(league.of(world)) for world in league.run})
+    entries = " or ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
         "Look up what goes wrong in your training; the first table shows what helped most against it. It comes from "
         "small models, each of which fails in one way: the *worlds*. "
-        f"In each, {len(entries)} entries (methods, and controls such as dropout and weight decay) were tuned with the "
+        f"In each, {entries} entries (methods, and controls such as dropout and weight decay) were tuned with the "
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
         "is shown with its interval, the time of a step, and the worlds in which the same entry was worse than the "
         "plain model."
@@ -234,14 +240,14 @@ def _no_winner(league: League) -> str:
         return ""
     return (
         "**No method is best everywhere.** The order of entries in all other worlds does not predict their order in "
-        f"the one left out (rank correlation {_ends(row, 'rank_correlation')}, mean over worlds; noise between seeds "
-        "lowers it). Look up your own failure, not the highest mean."
+        f"the one left out (rank correlation {_ends(row, 'rank_correlation')}, mean over worlds; the interval covers "
+        "seeds, not another choice of worlds). Look up your own failure, not the highest mean."
     )
 
 
 def _by_symptom(league: League) -> str:
     lines = [
-        f"| what goes wrong | what helped most [95 %] | best control [95 %] | {_try(league)} |",
+        f"| what goes wrong | what helped most in the league [95 %] | best control [95 %] | {_try(league)} |",
         "|---|---|---|---|",
     ]
     for world in league.run:
@@ -249,8 +255,8 @@ def _by_symptom(league: League) -> str:
         if not (methods or controls) and _room(league, world) is not None:
             worse = sum(row["verdict"] == "worse" for row in league.of(world))
             lines.append(
-                f"| {_symptom(league, world)} | nothing: the plain model leaves no room | nothing | tune its learning "
-                f"rate first: {worse} of {len(league.of(world))} entries are worse |"
+                f"| {_symptom(league, world)} | nothing: {_no_room(league, world)} | nothing | tune the plain model's "
+                f"learning rate first: {worse} of {len(league.of(world))} entries are worse |"
             )
             continue
         best = _told(league, world, methods[0]) if methods else "no method"
@@ -269,34 +275,36 @@ def _try(league: League) -> str:
 
 
 def _first(league: League, world: str, methods: list[Row], controls: list[Row]) -> str:
-    """Return what to try first, and its figure on fresh seeds: the best method only if it is also shown to be better
-    than the best control."""
-    above = [row for row in methods if row["control_verdict"] == "better"]
-    if above:
-        return f"**{above[0]['entry']}**: better than the best control too{_again(league, world, above[0])}"
-    if controls:
-        also = f"; no method is shown to beat it (highest: {methods[0]['entry']})" if methods else ""
-        return f"**{controls[0]['entry']}**{also}{_again(league, world, controls[0])}"
-    if methods:
-        return f"**{methods[0]['entry']}**: no control helps{_again(league, world, methods[0])}"
-    return "nothing helped: look elsewhere"
+    """Return what to try first: of the entries that were better, the best one that is better on fresh seeds too.
+
+    A method gives way to a confirmed control unless it is shown to be better than that control.
+    """
+    if not (methods or controls):
+        return "nothing helped: look elsewhere"
+    unit, higher, _ = league.unit(world)
+    again = {row["entry"]: row for row in league.tables["fresh_cells"] if row["world"] == world and row["difference"]}
+    better = sorted([*methods, *controls], key=lambda row: -(row.number("gain") or 0.0))
+    if not again:
+        return f"candidate: {better[0]['entry']}, not yet run on fresh seeds"
+    confirmed = [again[row["entry"]] for row in better if _is_better(again.get(row["entry"]))]
+    confirmed.sort(key=lambda row: (row.number("difference") or 0.0) * (-1 if higher else 1))
+    if not confirmed:
+        ran = [again[row["entry"]] for row in better if row["entry"] in again]
+        if not ran:
+            return f"candidate: {better[0]['entry']}, not yet run on fresh seeds"
+        return f"nothing is confirmed (candidate: {ran[0]['entry']} {difference_of(ran[0], unit)} on fresh seeds)"
+    first = confirmed[0]
+    confirmed_controls = [row for row in confirmed if row["kind"] == "control"]
+    if confirmed_controls and first["control_verdict"] != "better":
+        first = confirmed_controls[0]
+    figure = f"**{first['entry']}**: {difference_of(first, unit)} on fresh seeds"
+    if first["kind"] == "control":
+        return figure + ("; no method is shown to beat it" if methods else "")
+    return figure + ("" if controls else "; no control helps")
 
 
-def _again(league: League, world: str, row: Row) -> str:
-    """Return what became of an entry's gain on fresh seeds; "" if no world ran on any."""
-    if not league.tables["fresh_cells"]:
-        return ""
-    again = next(
-        (one for one in league.tables["fresh_cells"] if (one["world"], one["entry"]) == (world, row["entry"])), None
-    )
-    if again is None or not again["difference"]:
-        return "; not yet run on fresh seeds"
-    figure = difference_of(again, league.unit(world)[0])
-    if again["verdict"] != "better":
-        return f"; **not confirmed** on fresh seeds: {figure}"
-    if row["control_verdict"] == "better" and again["control_verdict"] != "better":
-        return f"; on fresh seeds {figure}, where it is not shown to beat the best control"
-    return f"; confirmed on fresh seeds: {figure}"
+def _is_better(row: Row | None) -> bool:
+    return row is not None and row["verdict"] == "better"
 
 
 def _world(league: League, world: str) -> list[str]:
@@ -313,35 +321,74 @@ def _world(league: League, world: str) -> list[str]:
         f"### {definition.title}",
         f"The plain model suffers from {definition.symptom}. {definition.reason} Outcome: {label} ({direction}). "
         + _of_plain(league, world),
+        f"![Differences of all entries in {definition.title}](league/forest-{world}.svg)",
         "\n".join(lines),
+        *_others(league, world),
     ]
 
 
+def _others(league: League, world: str) -> list[str]:
+    """Return the table of further outcomes of the plain model and the entries that are better: means over seeds."""
+    better = [row["entry"] for row in league.better(world, ("method", "control"))]
+    plain = {row["entry"] for row in league.tables["league"] if row["kind"] == "plain"}
+    runs = [row for row in league.tables["runs"] if row["world"] == world]
+    primary = runs[0]["outcome"].rpartition("/")[2]
+    columns = {
+        "figure": f"{league.unit(world)[2]}",
+        f"int8/{primary}": "the same with 8-bit weights",
+        "test/loss": "test loss",
+        "test/calibration": "calibration error",
+    }
+    columns = {name: words for name, words in columns.items() if name in runs[0].cells and runs[0][name]}
+    if not better:
+        return []
+    lines = [f"| entry | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
+    for name in (*sorted(plain), *better):
+        own = [row for row in runs if row["entry"] == name]
+        means = [sum(row.number(column) or 0.0 for row in own) / len(own) for column in columns]
+        lines.append(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return ["The entries that are better, in further outcomes (means over the league's seeds):", "\n".join(lines)]
+
+
 def _of_plain(league: League, world: str) -> str:
-    """Return the text on the plain model's figure after its own search, and on how little room it leaves if so."""
+    """Return the text on the plain model's figures after its own search, and on how little room they leave if so."""
     unit, _, _ = league.unit(world)
-    reached = f"{unit.number(_plain(league, world))} {unit.name}".rstrip()
-    text = f"The plain model, searched like the others, reaches {reached}."
-    if (room := _room(league, world)) is not None:
+    figures = _plain(league, world)
+    mean, low, high = (unit.number(value) for value in (sum(figures) / len(figures), min(figures), max(figures)))
+    text = (
+        f"The plain model, searched like the others, reaches {mean} {unit.name}".rstrip()
+        + f" ({low} to {high} over {count(len(figures), 'seed')})."
+    )
+    if _room(league, world) is not None:
         text += (
-            f" That leaves {unit.number(room)} {unit.difference} to gain: this world cannot show what helps, only "
-            "which entries keep a model from learning the task."
+            f" Here {_no_room(league, world)}: this world can hardly show what helps, only which entries keep a model "
+            "from learning the task."
         )
     return text
 
 
-def _plain(league: League, world: str) -> float:
-    """Return the mean figure of the plain model's final runs."""
+def _no_room(league: League, world: str) -> str:
+    """Return the words on a plain model that makes no errors, on most of its seeds or on all."""
+    figures = _plain(league, world)
+    failed = sum(1 - figure >= NO_ROOM for figure in figures)
+    if not failed:
+        return "the plain model leaves no room"
+    return f"the plain model leaves no room on {len(figures) - failed} of {len(figures)} seeds, and fails on {failed}"
+
+
+def _plain(league: League, world: str) -> list[float]:
+    """Return the figures of the plain model's final runs, those on fresh seeds too."""
     plain = {row["entry"] for row in league.tables["league"] if row["kind"] == "plain"}
-    figures = [row.number("figure") for row in league.tables["runs"] if row["world"] == world and row["entry"] in plain]
-    finite = [figure for figure in figures if figure is not None]
-    return sum(finite) / len(finite)
+    rows = [*league.tables["runs"], *league.tables["fresh_runs"]]
+    figures = [row.number("figure") for row in rows if row["world"] == world and row["entry"] in plain]
+    return [figure for figure in figures if figure is not None]
 
 
 def _room(league: League, world: str) -> float | None:
-    """Return the plain model's share of errors if it is too small for any gain to be shown, else None."""
+    """Return the plain model's share of errors if it is too small on most seeds for a gain to be shown, else None."""
     unit, higher, _ = league.unit(world)
-    left = 1 - _plain(league, world)
+    figures = sorted(_plain(league, world))
+    left = 1 - figures[len(figures) // 2]
     return left if higher and unit.factor == 100 and left < NO_ROOM else None
 
 
@@ -372,21 +419,22 @@ def _named(row: Row) -> str:
 
 def _aggregate(league: League) -> list[str]:
     lines = [
-        "| entry | worlds | gain in spreads [95 %] | share of pairs better than plain [95 %] | mean rank | step |",
-        "|---|---:|---|---|---|---:|",
+        "| entry | worlds | better in | worse in | gain in spreads [95 %] | share of pairs better than plain [95 %] | "
+        "mean rank | step |",
+        "|---|---:|---:|---:|---|---|---|---:|",
     ]
     for row in league.tables["aggregate"]:
         kind = "" if row["kind"] == "method" else f" ({row['kind']})"
         cost = row.number("cost")
-        lines.append(
-            f"| {row['entry']}{kind} | {row['worlds']} | {_ends(row, 'gain')} | {_ends(row, 'improvement')} | "
-            f"{_ends(row, 'rank')} | {'' if cost is None else f'{cost:.2f} ×'} |"
-        )
+        figures = (_ends(row, part) for part in ("gain", "improvement", "rank"))
+        cells = [f"{row['entry']}{kind}", row["worlds"], row["better_in"], row["worse_in"], *figures]
+        lines.append(f"| {' | '.join((*cells, '' if cost is None else f'{cost:.2f} ×'))} |")
     words = (
         "Gain: interquartile mean over all runs of all worlds, in standard deviations of the plain model between "
-        "seeds. Intervals: 1,000 resamples of the seeds within each world, not corrected over entries; they do "
-        "not extend to other worlds. Time: of a step, measured alternately with the plain model if available, else the "
-        "shortest of the seeds; mean over worlds."
+        "seeds, fresh ones included. It leaves out the lowest and the highest quarter of the runs, so an entry can "
+        "fail in one whole world and its gain does not show it: look at *worse in*. Intervals: 1,000 resamples of the "
+        "seeds within each world, not corrected over entries; they do not extend to other worlds. Time: of a step, "
+        "measured alternately with the plain model if available, else the shortest of the seeds; mean over worlds."
     )
     parts = [words, "\n".join(lines)]
     left_out = league.tables["left_out"]
@@ -397,7 +445,24 @@ def _aggregate(league: League) -> list[str]:
         parts.append(
             f"How well the other worlds predict the order of entries in the one left out (Spearman): {correlations}."
         )
+    if league.tables["without"]:
+        parts += [
+            "The gain of the highest entries without each world: where the order changes, it depends on that world.",
+            _without(league),
+        ]
     return parts
+
+
+def _without(league: League) -> str:
+    """Return the table of the highest entries' gains without each world."""
+    worlds = [name for name in league.run if f"without {name}" in league.tables["without"][0].cells]
+    by_name = {row["entry"]: row for row in league.tables["without"]}
+    lines = [f"| entry | all worlds | {' | '.join(f'without {_title(league, name)}' for name in worlds)} |"]
+    lines += [f"|---|---:|{'---:|' * len(worlds)}"]
+    for row in league.tables["aggregate"][:HIGHEST]:
+        gains = [row.number("gain"), *(by_name[row["entry"]].number(f"without {name}") for name in worlds)]
+        lines.append(f"| {row['entry']} | {' | '.join(estimate(Estimate(gain)) for gain in gains)} |")
+    return "\n".join(lines)
 
 
 def _fresh(league: League) -> list[str]:
@@ -439,38 +504,38 @@ def _pairs(league: League) -> list[str]:
         return []
     worlds = list(dict.fromkeys(row["world"] for row in rows if row["world"] != "all"))
     over_all = [row for row in rows if row["world"] == "all"] or rows
-    lines = ["| pair | worlds | gain | first alone | second alone | over the first | over the second |"]
-    lines += ["|---|---:|---|---|---|---|---|"]
-    parts = ("gain", "first", "second", "over_first", "over_second")
+    lines = [
+        "| pair | worlds | gain | first alone | second alone | over the first | over the second | over their sum |"
+    ]
+    lines += ["|---|---:|---|---|---|---|---|---|"]
+    parts = ("gain", "first", "second", "over_first", "over_second", "over_sum")
     lines += [
         f"| {' | '.join((row['pair'], row['worlds'], *(_ends(row, part) for part in parts)))} |" for row in over_all
     ]
     words = (
-        f"The five highest methods in pairs, and each with the highest control, in {count(len(worlds), 'world')}: each "
-        "pair was searched like any entry, over both strengths. Gains add up if a pair is above both of its parts. "
-        f"{_added_up(rows)} Intervals are not corrected over pairs; each world: [pairs.csv](league/pairs.csv)."
+        f"Five of the highest methods in pairs, and each with the best control of a world if that helped, in "
+        f"{', '.join(_title(league, name) for name in worlds)}. Each pair was searched like any entry, over both "
+        "strengths. It is better than either part alone if it is above both by their intervals; gains add up if it is "
+        f"not below their sum. {_added_up(rows)} Intervals are not corrected over pairs; each world: "
+        "[pairs.csv](league/pairs.csv)."
     )
     return ["### Pairs", words, "\n".join(lines)]
 
 
 def _added_up(rows: list[Row]) -> str:
-    """Return the sentences on how many pairs lie above both of their parts, and below their better one."""
-
-    def above(row: Row, end: str, sign: int) -> bool:
-        figures = [row.number(f"{part}{end}") for part in ("over_first", "over_second")]
-        known = [sign * figure for figure in figures if figure is not None]
-        return len(known) == 2 and min(known) > 0 if sign > 0 else any(figure > 0 for figure in known)
-
+    """Return the sentences on how many pairs are better than both parts, below one of them, and below their sum."""
     sentences = []
     for words, some in (
         ("Over all worlds", [row for row in rows if row["world"] == "all"]),
         ("World by world", [row for row in rows if row["world"] != "all"]),
     ):
         if some:
-            added = sum(above(row, "_low", 1) for row in some)
-            harmed = sum(above(row, "_high", -1) for row in some)
+            above = sum(all((row.number(f"over_{part}_low") or 0) > 0 for part in ("first", "second")) for row in some)
+            below = sum(any((row.number(f"over_{part}_high") or 0) < 0 for part in ("first", "second")) for row in some)
+            less = sum((row.number("over_sum_high") or 0) < 0 for row in some)
             sentences.append(
-                f"{words}, {added} of {len(some)} are above both parts by their intervals, and {harmed} below one."
+                f"{words}, {above} of {len(some)} are better than both parts, {below} are worse than one of them, and "
+                f"{less} are below the sum."
             )
     return " ".join(sentences)
 
@@ -501,13 +566,31 @@ def _limits(league: League) -> list[str]:
     return [
         "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. They do "
         "not cover failures that occur only in large models or after many steps.\n"
-        "- Each search has six trials of one run each; another search of an entry could have ended elsewhere. The best "
-        "and second best trial of each are in [league.csv](league/league.csv).\n"
+        f"- Each search has six trials of one run each. {_close_searches(league)} The best and second best trial of "
+        "each are in [league.csv](league/league.csv).\n"
         "- Verdicts are corrected over all entries of a world; the aggregate is not.\n"
         f"- Times are of one thread on this processor; on a GPU they differ. {_untimed(league)}",
         f"Made with `headwise league --run --jobs 2 --data DATA` on {', '.join(machines)}; Python "
         f"{versions['python']}, torch {versions['torch']}; this page by `python docs/which_method.py`.",
     ]
+
+
+def _close_searches(league: League) -> str:
+    """Return the sentence on searches that another seed could have ended otherwise: best and second best trial within
+    one standard deviation of the plain model."""
+    close: dict[str, tuple[int, int]] = {}
+    for world in league.run:
+        figures = _plain(league, world)
+        spread = statistics.stdev(figures) if len(figures) > 1 else 0.0
+        trials = [(row.number("validation"), row.number("second_validation")) for row in league.of(world)]
+        gaps = [abs(best - second) for best, second in trials if best is not None and second is not None]
+        close[world] = sum(gap < spread for gap in gaps), len(gaps)
+    within, searches = (sum(pair[at] for pair in close.values()) for at in (0, 1))
+    parts = ", ".join(f"{_title(league, name)} {one} of {every}" for name, (one, every) in close.items())
+    return (
+        f"In {within} of {searches} searches the best two trials are within one standard deviation of the plain model, "
+        f"so that another seed could have chosen the other ({parts})."
+    )
 
 
 def _untimed(league: League) -> str:

@@ -131,21 +131,35 @@ def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):
 @pytest.mark.parametrize(
     ("again", "words"),
     [
-        ({}, "good**: better than the best control too; confirmed on fresh seeds: +10.17 points [+9.00, +12.00]"),
+        ({}, "**good**: +10.17 points [+9.00, +12.00] on fresh seeds |"),
+        # not confirmed, and the control is
+        ({"good": FIGURES["plain"]}, "**decay**: +2.00 points [+1.00, +3.00] on fresh seeds; no method is shown to"),
+        # as good as the control, and no better
+        ({"decay": FIGURES["good"]}, "**decay**: +10.17 points [+8.56, +12.00] on fresh seeds; no method is shown to"),
         (
-            {"good": FIGURES["plain"]},
-            "good**: better than the best control too; **not confirmed** on fresh seeds: 0.00",
+            {"good": FIGURES["plain"], "decay": FIGURES["plain"]},
+            "nothing is confirmed (candidate: good 0.00 points [0.00, 0.00] on fresh seeds) |",
         ),
-        ({"decay": FIGURES["good"]}, "+10.17 points [+8.56, +12.00], where it is not shown to beat the best control"),
-        (None, "decay**; no method is shown"),
     ],
 )
-def test_a_recommendation_says_what_became_of_it_on_fresh_seeds(which, tmp_path, again, words):
-    figures = FIGURES if again is not None else FIGURES | {"decay": FIGURES["good"]}
-    folder = finished_world(tmp_path / "recall", "recall", figures, kinds=KINDS, validation={"decay": 0.5})
-    others = FIGURES | (again or {})
-    finished_world(folder / "fresh", "recall", others, kinds=KINDS, validation={"decay": 0.5})
+def test_what_to_try_first_is_what_fresh_seeds_confirm(which, tmp_path, again, words):
+    folder = finished_world(tmp_path / "recall", "recall", FIGURES, kinds=KINDS, validation={"decay": 0.5})
+    finished_world(folder / "fresh", "recall", FIGURES | again, kinds=KINDS, validation={"decay": 0.5})
     which.keep([folder])
     league = which.read(which.KEPT)
     assert words in which._by_symptom(league)
     assert words in which.short(league)
+
+
+def test_a_plain_model_that_fails_on_some_seeds_is_told(which, tmp_path):
+    perfect = {"plain": [1.0] * 5 + [0.999], "decay": [1.0] * 6, "good": [1.0] * 5 + [0.999]}
+    folder = finished_world(tmp_path / "recall", "recall", perfect, kinds=KINDS)
+    which.keep([folder])
+    league = which.read(which.KEPT)
+    assert "nothing: the plain model leaves no room |" in which._by_symptom(league)
+    failing = perfect | {"plain": [1.0, 0.3, 1.0, 1.0, 0.2, 1.0]}
+    finished_world(folder / "fresh", "recall", failing, kinds=KINDS)
+    which.keep([folder])
+    league = which.read(which.KEPT)
+    assert "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2 |" in which._by_symptom(league)
+    assert "reaches 87.49 % (20.00 to 100.00 over 12 seeds)" in which._of_plain(league, "recall")

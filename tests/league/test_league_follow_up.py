@@ -70,6 +70,11 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     assert set(times) == set(league) and times["plain"] == 1 and all(ratio > 0 for ratio in times.values())
     cells = csv.DictReader((tmp_path / "out" / "league.csv").read_text().splitlines())
     assert {row["entry"]: float(row["cost"]) for row in cells} == times
+    # timing one entry again keeps the times of the others
+    one = {"sources": request["sources"], "trials": 1, "seeds": 2, "entries": ("smaller",)}
+    command.run(LeagueRequest(out=tmp_path / "out", **one, time_steps=True))
+    again = json.loads((tmp_path / "out" / "dots" / "step_times.json").read_text())
+    assert set(again) == set(times) and again["drop-head"] == times["drop-head"]
 
     # pairs are trained next to a plain model of their own, and change no figure of the entries
     before = (tmp_path / "out" / "league.csv").read_text()

@@ -79,8 +79,8 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     )
     assert "fresh seeds" in lines[0]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("league.html", "league.csv", "runs.csv", "trials.csv", "aggregate.csv", "left_out.csv"),
-        *("gains.svg", "cost.svg", "profiles.svg", "one.json", "two.json"),
+        *("league.html", "league.csv", "runs.csv", "trials.csv", "aggregate.csv", "left_out.csv", "without.csv"),
+        *("gains.svg", "cost.svg", "profiles.svg", "forest-one.svg", "forest-two.svg", "one.json", "two.json"),
     }
     cells = rows_of(tmp_path / "out" / "league.csv")
     assert len(cells) == 10 and {row["verdict"] for row in cells if row["entry"] == "good"} == {"better"}
@@ -90,6 +90,12 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     assert [row["entry"] for row in aggregate] == ["good", "decay", "dropout", "bad"]
     assert float(aggregate[0]["gain_low"]) < float(aggregate[0]["gain"]) < float(aggregate[0]["gain_high"])
     assert [row["worlds"] for row in aggregate] == ["2", "2", "2", "1"] and aggregate[0]["rank"] == "1.0"
+    assert [(row["better_in"], row["worse_in"]) for row in aggregate] == [
+        ("2", "0"),
+        ("2", "0"),
+        ("0", "0"),
+        ("0", "1"),
+    ]
 
 
 def test_a_diverged_or_missing_run_is_no_number_of_its_own(tmp_path):
@@ -116,7 +122,7 @@ def test_folders_that_are_no_worlds_of_one_league_are_refused(folders, tmp_path)
     with pytest.raises(StudyError, match=r"contains no league.json"):
         read_worlds([tmp_path])
     (folders[1] / "study.json").unlink()
-    with pytest.raises(StudyError, match="the search of the plain model has not ended"):
+    with pytest.raises(StudyError, match="its searches are there and its final runs are not"):
         read_worlds(folders)
 
 

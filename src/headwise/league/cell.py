@@ -64,6 +64,7 @@ class Place:
             notes=(world.reason,),
         )
         self.comparison = Comparison(study, self.folder, engine, listener, data=data, trials=trials, command=command)
+        world_folder.check_seeds(self.folder, self.seeds)
         file = source_file(world.task)
         self.record = world_folder.begin(
             self.folder, world, self.task.model_dump(mode="json"), trials, source_digest(file) if file else None, record
@@ -156,9 +157,13 @@ class Cell:
         digest = world_folder.digest_of(entry, place.comparison.trials)
         fresh = EntryRecord(kind=entry.kind, arm=entry.arm, digest=digest)
         stored = place.record.entries.get(entry.name)
-        self.record = (
-            stored if stored is not None and stored.digest == digest and not (again and stored.over) else fresh
-        )
+        is_same = stored is not None and stored.digest == digest and not (again and stored.over)
+        # the kind is no part of the search, so that it may be corrected
+        self.record = stored.model_copy(update={"kind": entry.kind}) if stored is not None and is_same else fresh
+        if self.record.kind != getattr(stored, "kind", self.record.kind):
+            place.record = place.record.model_copy(
+                update={"entries": {**place.record.entries, entry.name: self.record}}
+            )
         self._search: Search | None = None
 
     @property
@@ -208,7 +213,7 @@ class Cell:
 
     def fail(self, why: str) -> None:
         """Record that a run of this entry ended with an error, which is the entry's result in this world."""
-        self._update(status="failed", why=" ".join(why.split()) or "no reason was given")
+        self.note(status="failed", why=" ".join(why.split()) or "no reason was given")
 
     def _next_trial(self) -> Order | None:
         search = self._search = self._search or self._begin()
@@ -223,7 +228,7 @@ class Cell:
         if order is None:
             self._choose(search)
         elif not self.record.tried and (why := _why_refused(order)):
-            self._update(status="refused", why=why)
+            self.note(status="refused", why=why)
             return None
         return order
 
@@ -233,14 +238,14 @@ class Cell:
             space, arm = Declared(self.entry, task), read_arm(self.entry.arm, task)
             check_arms((arm,), task)
         except StudyError as error:
-            self._update(status="refused", why=str(error).splitlines()[0])
+            self.note(status="refused", why=str(error).splitlines()[0])
             return None
         return Search(self.place.comparison, self.place.storage, arm.text, space)
 
     def _record_trials(self, search: Search) -> None:
         tried = tuple(Tried(arm=choice.label, rate=choice.rate, value=value) for choice, value in search.tried())
         if tried != self.record.tried:
-            self._update(tried=tried)
+            self.note(tried=tried)
 
     def _choose(self, search: Search) -> None:
         choice, _ = search.best()
@@ -254,14 +259,15 @@ class Cell:
                 f"its search chose {choice.label}, which {taken[choice.label]} chose too: give them ranges without a "
                 "common point"
             )
-            self._update(status="failed", why=why)
+            self.note(status="failed", why=why)
             return
         value = next(
             (one.value for one in self.record.tried if (one.arm, one.rate) == (choice.label, choice.rate)), None
         )
-        self._update(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
+        self.note(status="chosen", chosen=choice.label, rate=choice.rate, validation=value)
 
-    def _update(self, **changes: object) -> None:
+    def note(self, **changes: object) -> None:
+        """Change the record of this cell, and store it."""
         self.record = self.record.model_copy(update=changes)
         self.place.folder.mkdir(parents=True, exist_ok=True)
         self.place.put(self.entry.name, self.record)

@@ -1,4 +1,4 @@
-"""The chart that only a league has: gain against cost."""
+"""The charts that only a league has: gain against cost, and the forest plot of a world."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from headwise.files.optional_imports import load
 from headwise.pages.charts import Row, specification
 
 KINDS = ("control", "method", "pair")
+AGAINST = ("the plain model", "the best control")
 
 
 @specification
@@ -41,6 +42,40 @@ def pareto(rows: Sequence[Row]) -> Any:
         .encode(x=across, y=up, text=alt.Text("name", type="nominal"))
     )
     return alt.layer(intervals, points, names).properties(width="container", height=340)
+
+
+@specification
+def forest(rows: Sequence[Row], *, title: str, order: Sequence[str]) -> Any:
+    """Return the forest plot of one world: per entry its difference from the plain model and from the best control.
+
+    A row has entry, against, mean, low, high, verdict and words.
+    """
+    alt = load("altair", "study")
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    up = alt.Y(
+        "entry",
+        type="nominal",
+        sort=list(order),
+        title=None,
+        axis=alt.Axis(labelLimit=190),
+        scale=alt.Scale(padding=0.2),
+    )
+    beside = alt.YOffset("against", type="nominal", sort=list(AGAINST))
+    colour = alt.Color(
+        "against",
+        type="nominal",
+        scale=alt.Scale(domain=list(AGAINST), range=["var(--blue)", "var(--vermillion)"]),
+        legend=alt.Legend(title="against", orient="top"),
+    )
+    words = [alt.Tooltip(name, type="nominal") for name in ("entry", "against", "words", "verdict")]
+    across = alt.X("mean", type="quantitative", title=title)
+    intervals = base.mark_rule(strokeWidth=1.5).encode(
+        x=alt.X("low", type="quantitative", title=title), x2="high", y=up, yOffset=beside, color=colour
+    )
+    points = base.mark_point(filled=True, size=28).encode(x=across, y=up, yOffset=beside, color=colour, tooltip=words)
+    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}])).mark_rule(color="var(--ink)", opacity=0.5)
+    zero = zero.encode(x=alt.X("zero", type="quantitative", title=title))
+    return alt.layer(zero, intervals, points).properties(width="container", height=alt.Step(9))
 
 
 def undominated(points: dict[str, tuple[float, float]]) -> set[str]:

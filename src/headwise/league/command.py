@@ -25,7 +25,7 @@ from headwise.league.drive import COMPLETE, carry_out, plan_lines, read_budget
 from headwise.league.follow_up import on_fresh_seeds, pair_cells, pairs_of, recommended
 from headwise.league.reading import read_worlds
 from headwise.league.step_time import time_steps
-from headwise.league.world_folder import LeagueRecord, is_ready
+from headwise.league.world_folder import LeagueRecord, is_ready, why_not_ready
 
 OUT = Path("results") / "league"
 
@@ -71,6 +71,9 @@ def run(request: LeagueRequest) -> None:
         )
     if request.plan and request.run:
         raise StudyError("--plan only shows what --run would do. Give one of them.")
+    files.check_sources(request.sources)
+    if request.folders and not request.run and (request.worlds or request.entries):
+        raise StudyError("--worlds and --entries choose runs, and worlds that are given are only read. Leave them out.")
     if request.budget is not None and not request.run:
         raise StudyError("--budget needs --run: without it nothing is trained.")
     if follows_up and not request.run:
@@ -82,7 +85,7 @@ def run(request: LeagueRequest) -> None:
     elif request.plan or request.run:
         _work(request)
     else:
-        write_page(request.folders or tuple(_worlds_in(request.out)), request.out)
+        write_page(request.folders or tuple(_readable(request.out)), request.out)
 
 
 def named(texts: Sequence[str]) -> tuple[str, ...]:
@@ -200,8 +203,9 @@ def _pair_cells(request: LeagueRequest, cells: Sequence[Cell], display: Listener
     if not request.pairs:
         return []
     all_entries = files.read_entries([*files.installed_folders(), *request.sources])
-    pairs = pairs_of(read_worlds(request.folders or _ready(request.out)), all_entries, request.pairs, display.say)
-    display.say(f"pairs: {', '.join(pair.name for pair in pairs)}")
+    among = files.chosen(all_entries, request.entries, "--entries")
+    pairs = pairs_of(read_worlds(request.folders or _ready(request.out)), among, request.pairs, display.say)
+    display.say(f"pairs: {', '.join(dict.fromkeys(pair.name for some in pairs.values() for pair in some))}")
     return pair_cells(cells, pairs)
 
 
@@ -213,6 +217,15 @@ def _time_steps(request: LeagueRequest) -> None:
         [cell for cell in cells_of(request, HereEngine(), PlainLines()) if cell.place.folder.name in ready], print
     )
     write_page(_ready(request.out), request.out)
+
+
+def _readable(out: Path) -> list[Path]:
+    """Return the worlds in a folder of which a page can be written; print why others are left out."""
+    ready = _ready(out)
+    for folder in _worlds_in(out):
+        if folder not in ready:
+            print(f"{folder} is left out: {why_not_ready(folder)}", file=sys.stderr)
+    return ready
 
 
 def _ready(out: Path) -> list[Path]:

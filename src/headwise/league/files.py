@@ -146,6 +146,24 @@ def chosen(known: dict[str, N], requested: Sequence[str], option: str) -> dict[s
     return {name: one for name, one in known.items() if not requested or name in requested}
 
 
+def _located(text: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a world's text with the path of its task's file, which may be relative to the source folder."""
+    place, colon, name = str(text.get("task", "")).rpartition(":")
+    beside = path.parent.parent / place
+    if place.endswith(".py") and not Path(place).is_absolute() and not Path(place).exists() and beside.exists():
+        return text | {"task": f"{beside}{colon}{name}"}
+    return text
+
+
+def check_sources(folders: Sequence[Path]) -> None:
+    """Raise StudyError for a folder of the user without `entries/` and `worlds/`."""
+    for folder in folders:
+        if not any((folder / part).is_dir() for part in ("entries", "worlds")):
+            raise StudyError(
+                f"--source {folder} contains neither entries/ nor worlds/. Give the folder that contains them."
+            )
+
+
 def _read(folders: Sequence[Path], part: str, kind: type[N]) -> dict[str, N]:
     places: dict[str, Path] = {}
     read: dict[str, N] = {}
@@ -155,7 +173,7 @@ def _read(folders: Sequence[Path], part: str, kind: type[N]) -> dict[str, N]:
             raise StudyError(f"{places[name]} and {path} have one name, {name}. Rename one of them.")
         places[name] = path
         try:
-            text = tomllib.loads(path.read_text(encoding="utf-8"))
+            text = _located(tomllib.loads(path.read_text(encoding="utf-8")), path)
             read[name] = kind.model_validate({"name": name, **text})
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise StudyError(f"{path} is not valid TOML: {error}. Repair the file.") from error

@@ -12,17 +12,20 @@ from headwise.league.files import RATE, Axis, Choices, Entry
 from headwise.league.gains import Worlds
 from headwise.league.reading import WorldRead
 from headwise.league.tables import kinds_of, ordered
-from headwise.league.world_file import FRESH, PAIRS
+from headwise.league.world_folder import FRESH, PAIRS
 
 
-def winners(read: Sequence[WorldRead], count: int) -> tuple[list[str], str]:
+def winners(read: Sequence[WorldRead], count: int, among: Collection[str] = ()) -> tuple[list[str], str]:
     """Return the `count` methods with the highest gain over all worlds, and the highest control, "" if none has a gain.
+
+    Only entries `among` these count, if any are given.
 
     Raises:
         StudyError: if no method has a gain yet.
     """
     aggregates, kinds = Worlds([world.figures for world in read]).aggregates(), kinds_of(read)
     names = [name for name in ordered(aggregates) if aggregates[name].gain.value is not None]
+    names = [name for name in names if not among or name in among]
     methods = [name for name in names if kinds[name] == "method"]
     if not methods:
         raise StudyError("no method has a gain yet. Run the league first: headwise league --run.")
@@ -82,32 +85,36 @@ def on_fresh_seeds(
 
 def pairs_of(
     read: Sequence[WorldRead], entries: Mapping[str, Entry], count: int, say: Callable[[str], None]
-) -> list[Entry]:
-    """Return the pairs of the `count` highest methods, and of each of them with the highest control.
+) -> dict[str, list[Entry]]:
+    """Return each world's pairs: the `count` highest of these methods two by two, and each with the best control.
 
-    `say` is told why two entries cannot be paired.
+    The best control is the world's own, chosen on validation data; it is left out where it is not better than the plain
+    model. `say` is told why two entries cannot be paired.
 
     Raises:
-        StudyError: if no method has a gain yet, or if the file of an entry is missing.
+        StudyError: if none of these methods has a gain yet.
     """
-    methods, control = winners(read, count)
-    requested = [*combinations(methods, 2), *((name, control) for name in methods if control)]
-    missing = [name for names in requested for name in names if name not in entries]
-    if missing:
-        raise StudyError(
-            f"the entry {missing[0]} has no file in the given folders. Give its folder with --source FOLDER."
-        )
-    pairs = []
-    for one, other in requested:
-        try:
-            pairs.append(pair_of(entries[one], entries[other]))
-        except StudyError as error:
-            say(str(error))
+    methods, _ = winners(read, count, entries)
+    pairs: dict[str, list[Entry]] = {}
+    refused: dict[str, None] = {}
+    for world in read:
+        control = world.control if world.control and world.cells[world.control].verdict == "better" else ""
+        in_world = [name for name in methods if name in world.record.entries]
+        requested = [*combinations(in_world, 2), *((name, control) for name in in_world if control in entries)]
+        for one, other in requested:
+            try:
+                pair = pair_of(entries[one], entries[other])
+            except StudyError as error:
+                refused[str(error)] = None
+            else:
+                pairs.setdefault(world.record.world, []).append(pair)
+    for reason in refused:
+        say(reason)
     return pairs
 
 
-def pair_cells(cells: Sequence[Cell], pairs: Sequence[Entry]) -> list[Cell]:
-    """Return the cells of pairs and of the plain model in a subfolder of each world, on the world's own seeds.
+def pair_cells(cells: Sequence[Cell], pairs: Mapping[str, Sequence[Entry]]) -> list[Cell]:
+    """Return the cells of each world's pairs, and of its plain model, in a subfolder, on the world's own seeds.
 
     Pairs are a separate family: they were chosen by the results, and must not change the verdicts of the entries.
     The plain model keeps its chosen setting and is trained again, so that pairs have it from the same machine.
@@ -121,8 +128,13 @@ def pair_cells(cells: Sequence[Cell], pairs: Sequence[Entry]) -> list[Cell]:
         place.record = place.record.model_copy(
             update={"entries": {**place.record.entries, cell.entry.name: cell.record}}
         )
-        in_world = [pair for pair in pairs if not pair.worlds or base.world.name in pair.worlds]
-        added += [Cell(entry, place) for entry in (cell.entry, *in_world)]
+        added.append(Cell(cell.entry, place))
+        for pair in pairs.get(base.world.name, ()):
+            one = Cell(pair, place)
+            parts = {part: base.record.entries[part].digest for part in pair.name.split("+")}
+            if one.record.parts != parts:
+                one.note(parts=parts)
+            added.append(one)
     return added
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headwise.league.gains import Aggregate, Estimate, Figures, Worlds
-from headwise.league.reading import WorldRead, read_world
+from headwise.league.reading import WorldRead, current_part, read_world
 from headwise.league.tables import PairRow
 from headwise.pages.formats import MINUS
 from headwise.pages.shell import Cell as Shown
@@ -20,8 +20,9 @@ def fresh_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     """Return the worlds with runs on fresh seeds, read from these runs, with gains in the league's own units."""
     fresh = []
     for world in read:
-        if world.contents.fresh is not None:
-            again = read_world(world.contents.fresh)
+        part, _ = current_part(world.contents, world.contents.fresh)
+        if part is not None:
+            again = read_world(part)
             figures = dataclasses.replace(again.figures, unit=world.figures.spread)
             fresh.append(dataclasses.replace(again, figures=figures))
     return fresh
@@ -55,9 +56,10 @@ def pair_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
     """
     worlds = []
     for world in read:
-        if world.contents.pairs is None:
+        part, _ = current_part(world.contents, world.contents.pairs)
+        if part is None:
             continue
-        again = read_world(world.contents.pairs)
+        again = read_world(part)
         place = {seed: at for at, seed in enumerate(again.study.seeds)}
         at = np.array([place.get(seed, -1) for seed in world.study.seeds])
 
@@ -68,7 +70,7 @@ def pair_worlds(read: Sequence[WorldRead]) -> list[WorldRead]:
         pairs = {name: on_its_seeds(values) + moved for name, values in again.figures.entries.items()}
         parts = {part for name in pairs for part in name.split("+")}
         entries = {name: values for name, values in world.figures.entries.items() if name in parts}
-        figures = Figures(world.record.world, world.figures.plain, {**entries, **pairs})
+        figures = Figures(world.record.world, world.figures.plain, {**entries, **pairs}, world.figures.spread)
         worlds.append(dataclasses.replace(again, figures=figures))
     return worlds
 
@@ -100,11 +102,18 @@ def _rows_of(worlds: Sequence[WorldRead], title: str) -> list[PairRow]:
         if not over.worlds:
             continue
         aggregates = over.aggregates()
-        differences = iter(over.differences([(name, part) for name in names for part in name.split("+")]))
+        against = [
+            (name, others)
+            for name in names
+            for one, other in [name.split("+")]
+            for others in ([one], [other], [one, other])
+        ]
+        differences = iter(over.differences(against))
         for name in names:
             gain, first, second = (aggregates[part].gain for part in (name, *name.split("+")))
             counted = aggregates[name].worlds
-            rows.append(PairRow(title, name, counted, gain, first, second, next(differences), next(differences)))
+            over_each = (next(differences), next(differences), next(differences))
+            rows.append(PairRow(title, name, counted, gain, first, second, *over_each))
     return sorted(rows, key=lambda row: (-row.worlds, -(row.gain.value or 0.0), row.pair))
 
 
@@ -115,21 +124,21 @@ def pair_section(rows: Sequence[PairRow], titles: dict[str, str]) -> list[Sectio
     columns = [Column("world"), Column("pair"), Column("worlds", number=True)]
     columns += [
         Column(name, unit="spreads", number=True)
-        for name in ("gain", "first alone", "second alone", "over the first", "over the second")
+        for name in ("gain", "first alone", "second alone", "over the first", "over the second", "over their sum")
     ]
     cells = [
         [
             titles.get(row.world, "all worlds"),
             row.pair,
             row.worlds,
-            *map(shown, (row.gain, row.first, row.second, row.over_first, row.over_second)),
+            *map(shown, (row.gain, row.first, row.second, row.over_first, row.over_second, row.over_sum)),
         ]
         for row in rows
     ]
     words = (
-        "Each pair was searched like any entry, over both strengths. A gain adds up where the pair lies above both of "
-        "its parts by the intervals of the last two columns (paired seeds, the worlds in which the pair ran; not "
-        "corrected over pairs)."
+        "Each pair was searched like any entry, over both strengths. It is better than either part alone where the "
+        "intervals over the first and over the second are above 0; gains add up where it is not below their sum. "
+        "Paired seeds, the worlds in which the pair ran; not corrected over pairs."
     )
     return [Section("Pairs", table(columns, cells), words)]
 

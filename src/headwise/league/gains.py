@@ -1,9 +1,9 @@
 """The gains of entries over worlds, with intervals from resampling seeds within worlds.
 
 A gain is the paired difference from the plain model in the primary outcome, with the sign that makes more better, in
-units of the plain model's standard deviation between seeds in that world. The aggregates are those of Agarwal et al.
-2021 (arXiv 2108.13264). The intervals hold for these worlds only; leaving out one world at a time shows how far the
-order of entries carries over to others.
+units of the plain model's standard deviation between seeds in that world, fresh seeds included. The aggregates are
+those of Agarwal et al. 2021 (arXiv 2108.13264). The intervals hold for these worlds only; leaving out one world at a
+time shows how far the order of entries carries over to others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from headwise.results.joint_flips import seeds_for_a_verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +34,7 @@ class Figures:
     name: str
     plain: Array
     entries: dict[str, Array]
-    # the unit of gains, if it is not the plain model's own spread in this world
+    # the unit of gains, if it is not the spread of `plain`: that over fresh seeds too, or the league's own
     unit: float | None = None
 
     @property
@@ -132,6 +134,11 @@ class Worlds:
         self.names = list(dict.fromkeys(name for world in self.worlds for name in world.entries))
         self._tables = [self._table(world) for world in self.worlds]
         self._has_runs = np.array([[np.isfinite(row).any() for row in table] for table in self._tables], dtype=bool)
+        # an interval from fewer seeds than any verdict needs would say more than they can
+        runs = np.array([[np.isfinite(row).sum() for row in table] for table in self._tables], dtype=int)
+        self._enough = (
+            np.where(runs > 0, runs, seeds_for_a_verdict()).min(0) >= seeds_for_a_verdict() if len(runs) else []
+        )
         self._drawn = self._draw()
 
     def aggregates(self) -> dict[str, Aggregate]:
@@ -142,11 +149,15 @@ class Worlds:
             return {}
         gain, improvement = self._estimates(self._gain), self._estimates(self._improvement)
         rank, profile = self._estimates(self._rank), self._estimates(self._profile)
-        counted = self._has_runs.sum(0)
+        counted, enough = self._has_runs.sum(0), self._enough
         width = len(LEVELS)
         return {
             name: Aggregate(
-                int(counted[at]), gain[at], improvement[at], rank[at], tuple(profile[at * width : (at + 1) * width])
+                int(counted[at]),
+                _if(enough[at], gain[at]),
+                _if(enough[at], improvement[at]),
+                _if(enough[at], rank[at]),
+                tuple(profile[at * width : (at + 1) * width]),
             )
             for at, name in enumerate(self.names)
             if counted[at] or not np.isnan(gain[at].value or 0.0)
@@ -159,18 +170,38 @@ class Worlds:
             for world, table in zip(self.worlds, self._tables)
         }
 
-    def differences(self, pairs: Sequence[tuple[str, str]]) -> list[Estimate]:
-        """Return, for each pair of names, the interquartile mean of the paired differences of their gains.
+    def gains_without_each(self) -> dict[str, dict[str, float | None]]:
+        """Return the gain of every entry over all worlds but one, for each world left out."""
+        return {
+            left_out.name: {
+                name: _known(value)
+                for name, value in zip(
+                    self.names,
+                    self._gain(
+                        [
+                            (world, table, world.plain)
+                            for world, table in zip(self.worlds, self._tables)
+                            if world is not left_out
+                        ]
+                    ),
+                )
+            }
+            for left_out in (self.worlds if len(self.worlds) > 1 else [])
+        }
 
-        The mean is over the worlds in which both entries ran.
+    def differences(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Estimate]:
+        """Return, for a name and others, the interquartile mean of its gain minus the sum of theirs, seed by seed.
+
+        The mean is over the worlds in which all of them ran.
         """
-        ones, others = ([self.names.index(names[at]) for names in pairs] for at in (0, 1))
+        ones = [self.names.index(name) for name, _ in pairs]
 
         def figure(parts: list[tuple[Figures, Array, Array]]) -> Array:
             import numpy as np
 
             gains = np.concatenate([_gains(world, table, plain) for world, table, plain in parts], axis=1)
-            return interquartile_mean(gains[ones] - gains[others])
+            sums = [sum(gains[self.names.index(name)] for name in others) for _, others in pairs]
+            return interquartile_mean(gains[ones] - np.array(sums))
 
         return self._estimates(figure)
 
@@ -268,6 +299,10 @@ def _mean(values: Array, axis: int | tuple[int, ...]) -> Any:
     finite = np.isfinite(values)
     count = finite.sum(axis)
     return np.where(count > 0, np.where(finite, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)
+
+
+def _if(enough: bool, estimate: Estimate) -> Estimate:
+    return estimate if enough else Estimate(estimate.value)
 
 
 def _known(value: float) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.files.durable import write_bytes
 from headwise.league import tables
-from headwise.league.charts import pareto, undominated
+from headwise.league.charts import AGAINST, forest, pareto, undominated
 from headwise.league.follow_up_page import (
     estimate,
     fresh_section,
@@ -20,8 +20,8 @@ from headwise.league.follow_up_page import (
     shown,
 )
 from headwise.league.gains import LEVELS, RESAMPLES, Aggregate, Estimate, Worlds
-from headwise.league.reading import Cell, WorldRead, read_worlds
-from headwise.league.tables import PairRow, costs_of, kinds_of, ordered
+from headwise.league.reading import Cell, WorldRead, current_part, read_worlds
+from headwise.league.tables import PairRow, costs_of, kinds_of, ordered, worlds_of
 from headwise.pages.charts import heat_map
 from headwise.pages.formats import unit_named
 from headwise.pages.line_charts import lines
@@ -68,19 +68,21 @@ def write(paths: Sequence[Path], out: Path, follow_up_in: Path | None = None) ->
         name: one for name, one in over_fresh.aggregates().items() if one.worlds == aggregates[name].worlds
     }
     of_pairs, left_out = pair_worlds(read), worlds.left_out_each()
-    pairs = pair_rows(of_pairs)
-    charts = {
+    pairs, without = pair_rows(of_pairs), worlds.gains_without_each()
+    charts: dict[str, dict[str, Any] | None] = {
         "gains": gains_chart(read, worlds, aggregates),
         "cost": cost_chart(read, aggregates),
         "profiles": profile_chart(aggregates),
+        **{f"forest-{world.record.world}": forest_chart(world) for world in read},
     }
     contents = {
-        "league.html": league_page(read, worlds, aggregates, fresh_aggregates, pairs, left_out, charts),
+        "league.html": league_page(read, worlds, aggregates, fresh_aggregates, pairs, left_out, without, charts),
         "league.csv": tables.cells_csv(read, worlds),
         "runs.csv": tables.runs_csv(read),
         "trials.csv": tables.trials_csv(read),
         "aggregate.csv": tables.aggregate_csv(read, aggregates),
         "left_out.csv": tables.left_out_csv(left_out),
+        "without.csv": tables.without_csv(without),
     }
     if fresh:
         contents |= {
@@ -110,6 +112,7 @@ def league_page(
     fresh_aggregates: dict[str, Aggregate],
     pairs: Sequence[PairRow],
     left_out: dict[str, Estimate],
+    without: dict[str, dict[str, float | None]],
     charts: dict[str, dict[str, Any] | None],
 ) -> str:
     """Return the page as HTML."""
@@ -140,10 +143,13 @@ def league_page(
         sections.append(Section("Profiles", join(*_figure(charts["profiles"], "Profiles of gains", caption))))
     sections += [
         *pair_section(pairs, {world.record.world: world.record.title for world in read}),
-        *_left_out(left_out),
+        *_left_out(left_out, without, aggregates),
         *search_section(read),
     ]
-    sections += [Section(world.record.title, _world_table(world, worlds), _world_words(world)) for world in read]
+    for world in read:
+        caption = "Difference and 95 % interval, corrected over the entries of this world."
+        plot = _figure(charts[f"forest-{world.record.world}"], f"{world.record.title}: all entries", caption)
+        sections.append(Section(world.record.title, join(*plot, _world_table(world, worlds)), _world_words(world)))
     return page(
         "The league",
         sections,
@@ -222,6 +228,32 @@ def cost_chart(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]) -> d
     )
 
 
+def forest_chart(world: WorldRead) -> dict[str, Any] | None:
+    """Return the forest plot of a world's entries, the best first; None without a difference."""
+    unit = unit_named(world.outcome.unit)
+    rows = []
+    for name, cell in world.cells.items():
+        for against, difference in zip(AGAINST, (cell.to_plain, cell.to_control)):
+            if difference is None or difference.mean is None or not difference.n:
+                continue
+            ends = {end: getattr(difference, end) for end in ("mean", "low", "high")}
+            shown_ends = {end: None if value is None else value * unit.factor for end, value in ends.items()}
+            words = _difference(difference, world).text
+            rows.append({"entry": name, "against": against, "verdict": difference.verdict, "words": words} | shown_ends)
+    if not rows:
+        return None
+    higher = world.outcome.higher_is_better is not False
+    own = {row["entry"]: row["mean"] for row in rows if row["against"] == AGAINST[0]}
+    order = sorted(own, key=lambda name: -own[name] if higher else own[name])
+    return forest(
+        rows,
+        title=f"difference in {world.outcome.label} ({unit.difference})"
+        if unit.difference
+        else f"difference in {world.outcome.label}",
+        order=order,
+    )
+
+
 def profile_chart(aggregates: dict[str, Aggregate]) -> dict[str, Any] | None:
     """Return the profiles of the entries with the highest gain."""
     best = ordered(aggregates)[:PROFILES]
@@ -245,6 +277,19 @@ def _warnings(read: Sequence[WorldRead], worlds: Worlds) -> list[Any]:
         for name in worlds.left_out
     ]
     for world in read:
+        environments = [(one.versions or {}, one.hardware or {}) for one in world.study.study.environments]
+        if any(one != environments[0] for one in environments):
+            warnings.append(
+                f"{world.record.title}: its runs are from several machines or versions of libraries, so a difference "
+                "may be theirs (headwise report on its folder lists them)."
+            )
+        for what, part in (("runs on fresh seeds", world.contents.fresh), ("pairs", world.contents.pairs)):
+            _, replaced = current_part(world.contents, part)
+            if replaced:
+                warnings.append(
+                    f"{world.record.title}: the {what} of {', '.join(replaced)} are of an earlier search and are left "
+                    "out. Run them again."
+                )
         missing = len(world.study.missing())
         if missing:
             warnings.append(
@@ -284,36 +329,48 @@ def _aggregate_table(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]
         Column("gain", unit="spreads", number=True),
         Column("better than plain", unit="share of pairs", number=True),
     ]
+    columns += [Column(f"{verdict} in", unit="worlds", number=True) for verdict in ("better", "worse")]
     columns += [Column("mean rank", number=True), Column("time of a step", unit="× plain", number=True)]
-    rows = [
-        [name, kinds[name], one.worlds, *map(shown, (one.gain, one.improvement, one.rank)), costs.get(name)]
-        for name in ordered(aggregates)
-        for one in (aggregates[name],)
-    ]
+    rows = []
+    for name in ordered(aggregates):
+        one = aggregates[name]
+        counts = [len(worlds_of(read, name, verdict)) for verdict in ("better", "worse")]
+        rows.append([name, kinds[name], one.worlds, shown(one.gain), shown(one.improvement), *counts, shown(one.rank)])
+        rows[-1].append(costs.get(name))
     return table(columns, rows)
 
 
 def _words(read: Sequence[WorldRead]) -> str:
     return (
         "Gain: interquartile mean, over all runs of all worlds, of the paired difference to the plain model in units "
-        "of its standard deviation between seeds (a fixed unit of each world). Better than plain: share of pairs of "
+        "of its standard deviation between seeds (a fixed unit of each world, fresh seeds included). The mean leaves "
+        "out the lowest and the highest quarter of the runs, so an entry may fail in one whole world without its gain "
+        "showing it: look at the number of worlds in which it is worse. Better than plain: share of pairs of "
         f"runs, mean over worlds. Rank: of the mean within a world, 1 is best. Intervals: 95 %, {RESAMPLES:,} "
         "resamples of the seeds within each world, percentiles; they do not cover other worlds, and are not "
         "corrected over entries. An entry that was refused or failed somewhere has fewer worlds, and no figure there."
     )
 
 
-def _left_out(estimates: dict[str, Estimate]) -> list[Section]:
+def _left_out(
+    estimates: dict[str, Estimate], without: dict[str, dict[str, float | None]], aggregates: dict[str, Aggregate]
+) -> list[Section]:
     if not estimates:
         return []
     rows = [[name, shown(one)] for name, one in estimates.items()]
     words = (
-        "How well the other worlds predict the order of entries in the one left out: Spearman's rank correlation. "
-        "Noise of the seeds lowers it, so its interval tends to be too low."
+        "How well the other worlds predict the order of entries in the one left out: Spearman's rank correlation, "
+        "which noise of the seeds pulls towards 0. Below it, the gain of the highest entries without each world: does "
+        "their order depend on one?"
     )
-    return [
-        Section("One world left out", table([Column("left out"), Column("rank correlation", number=True)], rows), words)
+    highest = [
+        [name, shown(Estimate(aggregates[name].gain.value)), *(by_name.get(name) for by_name in without.values())]
+        for name in ordered(aggregates)[:PROFILES]
     ]
+    columns = [Column("entry"), Column("gain", unit="spreads", number=True)]
+    columns += [Column(f"without {world}", number=True) for world in without]
+    correlations = table([Column("left out"), Column("rank correlation", number=True)], rows)
+    return [Section("One world left out", join(correlations, table(columns, highest)), words)]
 
 
 def _world_words(world: WorldRead) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headwise.files.errors import StudyError
 from headwise.league.gains import Figures
-from headwise.league.world_file import FRESH, PAIRS, Contents, WorldFile, as_file, contents_of, follow_up_of
-from headwise.league.world_folder import EntryRecord, LeagueRecord
+from headwise.league.world_file import Contents, WorldFile, as_file, contents_of, follow_up_of
+from headwise.league.world_folder import FRESH, PAIRS, EntryRecord, LeagueRecord
 from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder
@@ -94,6 +94,7 @@ def read_worlds(paths: Sequence[Path], follow_up_in: Path | None = None) -> list
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise StudyError(f"the world {repeated} was given twice. Give one folder or file for each world.")
+    _check_names(worlds)
     trials = {world.record.trials for world in worlds}
     if len(trials) > 1:
         raise StudyError(
@@ -101,6 +102,42 @@ def read_worlds(paths: Sequence[Path], follow_up_in: Path | None = None) -> list
             "number. Give only worlds with the same number."
         )
     return worlds
+
+
+def _check_names(worlds: Sequence[WorldRead]) -> None:
+    """Raise StudyError if one name stands for different searches, or kinds, in different worlds."""
+    seen: dict[str, tuple[str, EntryRecord]] = {}
+    for world in worlds:
+        for name, one in world.record.entries.items():
+            where, first = seen.setdefault(name, (world.record.world, one))
+            if (first.digest, first.kind) != (one.digest, one.kind):
+                what = "another kind" if first.kind != one.kind else "another arm, other ranges or other trials"
+                raise StudyError(
+                    f"the entry {name} has {what} in {world.record.world} than in {where}, so its gains cannot be "
+                    "aggregated. Rename one of the two, or run the older again: headwise league --run."
+                )
+
+
+def current_part(contents: Contents, part: Contents | None) -> tuple[Contents | None, list[str]]:
+    """Return a world's runs on fresh seeds, or its pairs, without the cells of searches that the league has replaced.
+
+    Return the names of what was left out too.
+    """
+    if part is None:
+        return None, []
+    league = contents.record.entries
+
+    def is_current(name: str, one: EntryRecord) -> bool:
+        if one.kind == "pair":
+            return all(part in league and league[part].digest == digest for part, digest in one.parts.items())
+        return name in league and (one.chosen, one.rate) == (league[name].chosen, league[name].rate)
+
+    kept = {name: one for name, one in part.record.entries.items() if is_current(name, one)}
+    replaced = [name for name in part.record.entries if name not in kept]
+    if not any(one.kind == "plain" for one in kept.values()):
+        return None, replaced
+    record = part.record.model_copy(update={"entries": kept})
+    return dataclasses.replace(part, record=record), replaced
 
 
 def _followed_up(contents: Contents, parts: dict[str, Contents]) -> Contents:
@@ -167,7 +204,26 @@ def read_world(contents: Contents) -> WorldRead:
             others=_others(study, arm, outcome.name),
         )
     entries = {name: figures(arm) for name, arm in chosen.items() if name != plain}
-    return WorldRead(contents, outcome, control, cells, Figures(record.world, figures(study.baseline), entries))
+    ours = Figures(record.world, figures(study.baseline), entries, _unit(contents, outcome.name))
+    return WorldRead(contents, outcome, control, cells, ours)
+
+
+def plain_figures(contents: Contents, outcome: str) -> list[float]:
+    """Return the figures of the plain model on all its seeds: those of the league, and fresh ones."""
+    studies = [contents.study, *([contents.fresh.study] if contents.fresh is not None else [])]
+    values = [study.figure(study.baseline, seed, outcome) for study in studies for seed in study.seeds]
+    return [value for value in values if value is not None and value == value]
+
+
+def _unit(contents: Contents, outcome: str) -> float | None:
+    """Return the plain model's standard deviation over all its seeds, if some are fresh: eight alone may miss that it
+    fails on some seeds."""
+    import numpy as np
+
+    if contents.fresh is None:
+        return None
+    values = plain_figures(contents, outcome)
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def _others(study: StudyFolder, arm: str, primary: str) -> dict[str, float]:

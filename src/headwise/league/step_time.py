@@ -11,7 +11,7 @@ import torch
 from headwise.experiments.arm import read_arm
 from headwise.files.durable import write_json
 from headwise.league.cell import Cell
-from headwise.league.world_folder import STEP_TIMES
+from headwise.league.world_folder import STEP_TIMES, step_times
 from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.fit import fit
 from headwise.training.job import Order
@@ -45,7 +45,7 @@ def time_steps(cells: Sequence[Cell], tell: Callable[[str], None]) -> None:
             ratios = {
                 cell.entry.name: _ratio(plain_step, _stepper(_order(cell))) for cell in in_world if cell is not plain
             }
-            write_json(folder / STEP_TIMES, {plain.entry.name: 1.0, **ratios})
+            write_json(folder / STEP_TIMES, {**step_times(folder), plain.entry.name: 1.0, **ratios})
             tell(f"{plain.place.world.name}: the steps of {len(ratios)} entries were timed")
     finally:
         torch.set_num_threads(threads)

@@ -38,7 +38,8 @@ def fresh_csv(aggregates: dict[str, Aggregate], fresh_aggregates: dict[str, Aggr
 
 @dataclasses.dataclass(frozen=True)
 class PairRow:
-    """A pair of entries in one world, or over "all": its gain, its parts' gains, and its differences from both."""
+    """A pair of entries in one world, or over "all": its gain, its parts' gains, and its differences from each of them
+    and from their sum."""
 
     world: str
     pair: str
@@ -48,14 +49,27 @@ class PairRow:
     second: Estimate
     over_first: Estimate
     over_second: Estimate
+    over_sum: Estimate
 
 
 def pairs_csv(rows: Sequence[PairRow]) -> str:
     """Return a row per pair and world, and per pair over all worlds."""
-    parts = ("gain", "first", "second", "over_first", "over_second")
+    parts = ("gain", "first", "second", "over_first", "over_second", "over_sum")
     head = ["world", "pair", "worlds", *(f"{part}{end}" for part in parts for end in ENDS)]
     figures = ([end for part in parts for end in _ends(getattr(row, part))] for row in rows)
     return as_csv([head, *([row.world, row.pair, row.worlds, *ends] for row, ends in zip(rows, figures))])
+
+
+def worlds_of(read: Sequence[WorldRead], name: str, verdict: str) -> list[str]:
+    """Return the titles of the worlds in which an entry has this verdict against the plain model."""
+    return [world.record.title for world in read if name in world.cells and world.cells[name].verdict == verdict]
+
+
+def without_csv(gains: dict[str, dict[str, float | None]]) -> str:
+    """Return a row per entry: its gain over all worlds but one, for each world left out."""
+    names = list(dict.fromkeys(name for by_name in gains.values() for name in by_name))
+    rows = ([name, *(by_name.get(name) for by_name in gains.values())] for name in names)
+    return as_csv([["entry", *(f"without {world}" for world in gains)], *rows])
 
 
 def left_out_csv(estimates: dict[str, Estimate]) -> str:
@@ -94,16 +108,18 @@ def cells_csv(read: Sequence[WorldRead], worlds: Worlds) -> str:
 
 
 def aggregate_csv(read: Sequence[WorldRead], aggregates: dict[str, Aggregate]) -> str:
-    """Return a row per entry: its aggregate, each figure with its interval."""
+    """Return a row per entry: its aggregate, each figure with its interval, and in how many worlds it is better and
+    worse than the plain model."""
     kinds, costs = kinds_of(read), costs_of(read)
     parts = ("gain", "improvement", "rank")
     rows: list[list[Any]] = [
-        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ("", "_low", "_high")), "cost"]
+        ["entry", "kind", "worlds", *(f"{p}{end}" for p in parts for end in ENDS), "cost", "better_in", "worse_in"]
     ]
     for name in ordered(aggregates):
         one = aggregates[name]
         figures = [value for part in parts for value in _ends(getattr(one, part))]
-        rows.append([name, kinds[name], one.worlds, *figures, costs.get(name)])
+        counts = [len(worlds_of(read, name, verdict)) for verdict in ("better", "worse")]
+        rows.append([name, kinds[name], one.worlds, *figures, costs.get(name), *counts])
     return as_csv(rows)
 
 

@@ -16,12 +16,9 @@ from pydantic import Field
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 from headwise.league import world_folder
-from headwise.league.world_folder import LeagueRecord, is_ready, step_times
+from headwise.league.world_folder import FRESH, PAIRS, LeagueRecord, is_ready, step_times
 from headwise.results.folder import RunFolder, StudyFolder, read_study
 from headwise.results.records import Record, RunResult, StudyRecord
-
-# the subfolders of a world with its runs on fresh seeds, and with its pairs of methods
-FRESH, PAIRS = "fresh", "pairs"
 
 
 class RunFigures(Record):
@@ -70,9 +67,7 @@ def contents_of(path: Path) -> Contents:
     try:
         study = read_study(path)
     except FileNotFoundError:
-        raise StudyError(
-            f"{path}: the search of the plain model has not ended, so nothing can be compared. Resume the league."
-        ) from None
+        raise StudyError(f"{path} cannot be read: {world_folder.why_not_ready(path)}") from None
     except ValueError as error:
         raise StudyError(str(error)) from error
     parts = follow_up_of(path)

@@ -15,6 +15,8 @@ from headwise.league.files import Entry, World
 from headwise.results.records import Record
 
 FILE = "league.json"
+# the subfolders of a world with its runs on fresh seeds, and with its pairs of methods
+FRESH, PAIRS = "fresh", "pairs"
 # the file with the time of a step of every entry, as a ratio to the plain model's
 STEP_TIMES = "step_times.json"
 
@@ -44,6 +46,8 @@ class EntryRecord(Record):
     validation: float | None = None
     tried: tuple[Tried, ...] = Field(default=(), strict=False)
     why: str = ""
+    # of a pair: the digests of its two parts
+    parts: dict[str, str] = {}
 
     @property
     def over(self) -> bool:
@@ -63,6 +67,26 @@ class LeagueRecord(Record):
     settings: dict[str, Any]
     trials: int
     entries: dict[str, EntryRecord] = {}
+
+
+def check_seeds(folder: Path, seeds: range) -> None:
+    """Raise StudyError if the final runs of a world are on other seeds, or its fresh seeds would not be fresh."""
+    stored, fresh = (_seeds_of(place) for place in (folder, folder / FRESH))
+    if not set(stored) <= set(seeds):
+        raise StudyError(
+            f"{folder} contains final runs on seeds {min(stored)} to {max(stored)}, and --seeds {len(seeds)} would "
+            f"leave some of them out. Give --seeds {len(stored)}, or choose another --out."
+        )
+    if set(fresh) & set(seeds):
+        raise StudyError(
+            f"{folder / FRESH} contains runs on seeds {min(fresh)} to {max(fresh)}, which would not be fresh with "
+            f"--seeds {len(seeds)}. Give fewer seeds, or delete that folder and run --fresh again."
+        )
+
+
+def _seeds_of(folder: Path) -> list[int]:
+    study: Any = read_json(folder / "study.json")
+    return [] if study is None else [int(seed) for seed in study.get("seeds", [])]
 
 
 def digest_of(entry: Entry, trials: int) -> str:
@@ -137,6 +161,16 @@ def read(folder: Path) -> LeagueRecord:
 def is_ready(folder: Path) -> bool:
     """Return whether a folder contains a readable world: the search of its plain model has ended."""
     return (folder / FILE).is_file() and (folder / "study.json").is_file()
+
+
+def why_not_ready(folder: Path) -> str:
+    """Return why a folder with a league.json is not readable, and what to do about it."""
+    plain = next((one for one in read(folder).entries.values() if one.kind == "plain"), None)
+    if plain is None or plain.status == "searching":
+        return "the search of its plain model has not ended. Resume the league: headwise league --run."
+    if plain.status == "chosen":
+        return "its searches are there and its final runs are not. Run them: headwise league --run."
+    return f"its plain model {plain.status} ({plain.why}). Run it again: headwise league --run --again."
 
 
 def write(folder: Path, record: LeagueRecord) -> None:
