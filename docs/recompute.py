@@ -552,18 +552,38 @@ def allowed(test: dict, holds: bool) -> tuple[str, ...]:
     return ("same direction, smaller",) if high < effect else ("same direction, larger",)
 
 
-def league_mismatches(folder: Path) -> tuple[int, list[str]]:
-    """Compare a league's gains by world and their interquartile means with ones recomputed from its runs and trials."""
-    if not (folder / "runs.csv").exists():
-        return 0, []
-    tables = {
-        name: list(csv.DictReader((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
-        for name in ("league", "runs", "trials", "aggregate")
-    }
+def _by_seed(rows: list[dict[str, str]]) -> dict[str, dict[str, dict[int, float]]]:
     figures: dict[str, dict[str, dict[int, float]]] = {}
-    for row in tables["runs"]:
+    for row in rows:
         by_seed = figures.setdefault(row["world"], {}).setdefault(row["entry"], {})
         by_seed[int(row["seed"])] = float(row["figure"]) if row["figure"] else np.nan
+    return figures
+
+
+def _spread(*figures: dict[int, float]) -> float:
+    """Return the standard deviation of the plain model over all its seeds."""
+    return float(np.nanstd([value for by_seed in figures for value in by_seed.values()], ddof=1))
+
+
+def _middle(values: np.ndarray) -> float:
+    """Return the interquartile mean."""
+    ordered = np.sort(values)
+    ordered = ordered[np.isfinite(ordered)]
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def league_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare a league's gains by world, over all worlds and of pairs with ones recomputed from its runs and trials."""
+    if not (folder / "runs.csv").exists():
+        return 0, []
+    names = ("league", "runs", "trials", "aggregate", "fresh_runs", "pair_runs", "pairs")
+    tables = {
+        name: list(csv.DictReader((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines()))
+        for name in names
+        if (folder / f"{name}.csv").exists()
+    }
+    figures, fresh, of_pairs = (_by_seed(tables.get(name, [])) for name in ("runs", "fresh_runs", "pair_runs"))
     plain = {row["world"]: row["entry"] for row in tables["league"] if row["kind"] == "plain"}
     # for a loss, an error or a perplexity, less is better
     signs = {
@@ -587,16 +607,28 @@ def league_mismatches(folder: Path) -> tuple[int, list[str]]:
         if entry not in figures[world] or entry == plain[world]:
             continue
         own, plain_figures = figures[world][entry], figures[world][plain[world]]
-        spread = np.nanstd(list(plain_figures.values()), ddof=1)
+        spread = _spread(plain_figures, fresh.get(world, {}).get(plain[world], {}))
         pairs = np.array([own[seed] - plain_figures[seed] for seed in own])
         gains.setdefault(entry, []).append(signs[world] * pairs / spread)
         checked.append((f"{world}, {entry}: difference", float(row["difference"]), np.nanmean(pairs)))
         checked.append((f"{world}, {entry}: gain", float(row["gain"]), np.nanmean(gains[entry][-1])))
     for row in tables["aggregate"]:
-        ordered = np.sort(np.concatenate(gains[row["entry"]]))
-        ordered = ordered[np.isfinite(ordered)]
-        cut = len(ordered) // 4
-        checked.append((f"aggregate, {row['entry']}", float(row["gain"]), ordered[cut : len(ordered) - cut].mean()))
+        checked.append((f"aggregate, {row['entry']}", float(row["gain"]), _middle(np.concatenate(gains[row["entry"]]))))
+    for row in tables.get("pairs", []):
+        if row["world"] == "all":
+            continue
+        world, parts = row["world"], row["pair"].split("+")
+        spread = _spread(figures[world][plain[world]], fresh.get(world, {}).get(plain[world], {}))
+        own, own_plain = of_pairs[world][row["pair"]], of_pairs[world][plain[world]]
+        gain = np.array([own[seed] - own_plain[seed] for seed in sorted(own)]) * signs[world] / spread
+        sums = sum(
+            np.array([figures[world][part][seed] - figures[world][plain[world]][seed] for seed in sorted(own)])
+            * signs[world]
+            / spread
+            for part in parts
+        )
+        checked.append((f"{world}, {row['pair']}: gain", float(row["gain"]), _middle(gain)))
+        checked.append((f"{world}, {row['pair']}: over the sum", float(row["over_sum"]), _middle(gain - sums)))
     wrong = [
         f"league: {figure}: kept {kept}, again {again}"
         for figure, kept, again in checked
