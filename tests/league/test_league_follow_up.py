@@ -11,7 +11,7 @@ from headwise.files.errors import StudyError
 from headwise.league import command, files
 from headwise.league.command import LeagueRequest
 from headwise.league.files import Entry, read_entries
-from headwise.league.follow_up import first_in, pair_of, recommended
+from headwise.league.follow_up import first_in, pair_of, pairs_of, recommended
 from headwise.league.follow_up_page import pair_rows, pair_worlds
 from headwise.league.gains import Worlds
 from headwise.league.reading import read_worlds
@@ -81,7 +81,10 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     command.run(LeagueRequest(**request, run=True, pairs=2))
     assert (tmp_path / "out" / "league.csv").read_text() == before
     rows = list(csv.DictReader((tmp_path / "out" / "pair_cells.csv").read_text().splitlines()))
-    assert [row["runs"] for row in rows] == ["2", "2", "2", "2"] and [row["kind"] for row in rows[1:]] == ["pair"] * 3
+    # the control does not help here
+    assert [(row["entry"], row["runs"]) for row in rows] == [("plain", "2"), ("drop-head+drop-key", "2")]
+    stored = json.loads((tmp_path / "out" / "dots" / "pairs" / "league.json").read_text())["entries"]
+    assert stored["drop-head+drop-key"]["parts"] == {name: league[name]["digest"] for name in ("drop-head", "drop-key")}
     pairs = read_study(tmp_path / "out" / "dots" / "pairs")
     assert pairs.seeds == [0, 1] and not pairs.missing()
     assert "over the first" in (tmp_path / "out" / "league.html").read_text()
@@ -125,6 +128,30 @@ def test_a_pair_is_measured_from_the_plain_model_it_was_trained_next_to(tmp_path
     # a family of their own: the verdicts of the entries do not change
     assert all("good+lower" not in world.cells for world in alone)
     assert "good+lower" not in gains
+
+
+def test_a_worlds_best_control_is_paired_where_it_helps(tmp_path):
+    kinds, validation = {"plain": "plain", "decay": "control"}, {"decay": 0.6}
+    helps = finished_world(tmp_path / "one", "one", FIGURES, kinds=kinds, validation=validation)
+    useless = FIGURES | {"decay": FIGURES["plain"]}
+    read = read_worlds([helps, finished_world(tmp_path / "two", "two", useless, kinds=kinds, validation=validation)])
+    entries = {
+        "good": entry("good", "DropHead(p=0.2)", p=(0.1, 0.5)),
+        "lower": entry("lower", "DropKey(p=0.3)", p=(0.1, 0.5)),
+        "useless": entry("useless", "XSA()"),
+        "decay": entry("decay", "baseline | weight_decay=0.1", weight_decay=(0.01, 1.0)),
+    }
+    pairs = pairs_of(read, entries, 2, print)
+    assert [one.name for one in pairs["one"]] == ["good+lower", "good+decay", "lower+decay"]
+    assert [one.name for one in pairs["two"]] == ["good+lower"]
+    # of named entries only
+    named = {name: entries[name] for name in ("good", "useless")}
+    assert [one.name for one in pairs_of(read, named, 5, print)["one"]] == ["good+useless"]
+    # what cannot be paired is told, and the others are
+    told = []
+    entries["lower"] = entry("lower", "DropHead(p=0.3)", p=(0.1, 0.5))
+    pairs = pairs_of(read, entries, 2, told.append)
+    assert [one.name for one in pairs["one"]] == ["good+decay", "lower+decay"] and "both search DropHead.p" in told[0]
 
 
 def test_a_pair_is_searched_over_both_strengths(tmp_path):

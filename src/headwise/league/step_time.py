@@ -12,6 +12,7 @@ from headwise.experiments.arm import read_arm
 from headwise.files.durable import write_json
 from headwise.league.cell import Cell
 from headwise.league.world_folder import STEP_TIMES, step_times
+from headwise.results.answer import count
 from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.fit import fit
 from headwise.training.job import Order
@@ -46,7 +47,7 @@ def time_steps(cells: Sequence[Cell], tell: Callable[[str], None]) -> None:
                 cell.entry.name: _ratio(plain_step, _stepper(_order(cell))) for cell in in_world if cell is not plain
             }
             write_json(folder / STEP_TIMES, {**step_times(folder), plain.entry.name: 1.0, **ratios})
-            tell(f"{plain.place.world.name}: the steps of {len(ratios)} entries were timed")
+            tell(f"{plain.place.world.name}: {count(len(ratios), 'step')} timed against the plain model's")
     finally:
         torch.set_num_threads(threads)
 
