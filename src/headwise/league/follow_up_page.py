@@ -117,8 +117,8 @@ def _rows_of(worlds: Sequence[WorldRead], title: str) -> list[PairRow]:
     return sorted(rows, key=lambda row: (-row.worlds, -(row.gain.value or 0.0), row.pair))
 
 
-def pair_section(rows: Sequence[PairRow], titles: dict[str, str]) -> list[Section]:
-    """Return the table of pairs and their parts; empty without pairs. `titles` has the titles of worlds by name."""
+def pair_section(rows: Sequence[PairRow]) -> list[Section]:
+    """Return the table of pairs and their parts; empty without pairs."""
     if not rows:
         return []
     columns = [Column("world"), Column("pair"), Column("worlds", number=True)]
@@ -128,7 +128,7 @@ def pair_section(rows: Sequence[PairRow], titles: dict[str, str]) -> list[Sectio
     ]
     cells = [
         [
-            titles.get(row.world, "all worlds"),
+            row.world,
             row.pair,
             row.worlds,
             *map(shown, (row.gain, row.first, row.second, row.over_first, row.over_second, row.over_sum)),

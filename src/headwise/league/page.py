@@ -142,7 +142,7 @@ def league_page(
         )
         sections.append(Section("Profiles", join(*_figure(charts["profiles"], "Profiles of gains", caption))))
     sections += [
-        *pair_section(pairs, {world.record.world: world.record.title for world in read}),
+        *pair_section(pairs),
         *_left_out(left_out, without, aggregates),
         *search_section(read),
     ]
@@ -171,7 +171,8 @@ def gains_chart(read: Sequence[WorldRead], worlds: Worlds, aggregates: dict[str,
     rows: list[dict[str, Any]] = [
         {
             "entry": name,
-            "world": world.record.title,
+            # the titles would hide each other's labels
+            "world": world.record.world,
             "gain": gains.get(world.record.world, {}).get(name),
             "glyph": GLYPHS[world.cells[name].verdict],
             "verdict": world.cells[name].verdict,
@@ -364,7 +365,11 @@ def _left_out(
         "their order depend on one?"
     )
     highest = [
-        [name, shown(Estimate(aggregates[name].gain.value)), *(by_name.get(name) for by_name in without.values())]
+        [
+            name,
+            shown(Estimate(aggregates[name].gain.value)),
+            *(shown(Estimate(by_name.get(name))) for by_name in without.values()),
+        ]
         for name in ordered(aggregates)[:PROFILES]
     ]
     columns = [Column("entry"), Column("gain", unit="spreads", number=True)]
