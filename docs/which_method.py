@@ -526,7 +526,7 @@ def _added_up(rows: list[Row]) -> str:
     """Return the sentences on how many pairs are better than both parts, below one of them, and below their sum."""
     sentences = []
     for words, some in (
-        ("Over all worlds", [row for row in rows if row["world"] == "all"]),
+        ("Over the worlds in which each ran", [row for row in rows if row["world"] == "all"]),
         ("World by world", [row for row in rows if row["world"] != "all"]),
     ):
         if some:

@@ -140,7 +140,8 @@ def claims(keys: list[str]) -> list[Claim]:
             tests=(*each([CONVERGED], "change", "lower", FLAT),),
         ),
         Claim(
-            text="With one power iteration per step, as in the authors' code, the change does not grow with the width either.",
+            text="With one power iteration per step, as in the authors' code, the change does not grow with the width "
+            "either.",
             source="ours: what the estimate of the largest singular value costs",
             tests=(*each([ONCE], "change", "lower", FLAT),),
         ),
