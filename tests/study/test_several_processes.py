@@ -8,7 +8,6 @@ import sys
 
 import psutil
 import pytest
-from grids import part_of_grid
 from small_studies import PLACE, all_numbers, carry, study_of, tiny_study
 from test_engines import lines, wait_for
 
@@ -102,7 +101,8 @@ def test_ctrl_c_under_torchrun_ends_the_ranks_without_a_traceback_of_theirs(tmp_
     gone(family)
 
 
-@pytest.mark.parametrize("form", part_of_grid(["torchrun", "--processes"], ["--processes"]))
+@pytest.mark.grid
+@pytest.mark.parametrize("form", ["torchrun", "--processes"])
 def test_the_processes_end_with_the_one_that_launched_them(tmp_path, form):
     process, family = started(form, tmp_path)
     process.kill()

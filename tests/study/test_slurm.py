@@ -111,6 +111,7 @@ def pids(state):
     return [int(line) for path in state.glob("*.begun") for line in path.read_text().split()]
 
 
+@pytest.mark.grid
 def test_an_array_of_slurm_is_queued_again_found_again_and_cancelled(tmp_path, cluster):
     study, out = tiny_study("Slow", methods=(ARM,), pause=0.1), tmp_path / "out"
     options = read_slurm_options(("partition=gpu,timeout_min=7",))
