@@ -36,7 +36,7 @@ docs: $(VENV)/.docs
 
 # every promise once
 test: form
-	@echo "make test: form, types, then every promise once: tens of minutes; result here"
+	@echo "make test: form, types, then every promise once: about ten minutes; result here"
 	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
 
 test-all: form pytest

@@ -281,7 +281,7 @@ def league(
         int,
         typer.Option(
             min=0,
-            help="With --run: finally run this many of the top methods in pairs, and each with the top control; of "
+            help="With --run: finally run this many top methods in pairs, and each with a control that helps; of "
             "given worlds, only these runs.",
         ),
     ] = 0,
