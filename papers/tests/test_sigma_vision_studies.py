@@ -57,9 +57,22 @@ def test_sigma_vit_reads_every_matrix_and_judges_its_claims(tmp_path):
     assert spectral.metrics["watched/matrix_norm/last"].mean == pytest.approx(1, rel=0.01)
     assert {claim.verdict for claim in found.claims} <= {"undecided", "not testable here"}
     assert "blocks.0.attn.qkv q" in " ".join(found.outcomes)
+    assert "fails without norms" in [premise.name for premise in found.premises]
     bare = next(arm for arm in found.arms if arm.label.startswith("baseline | norm=none"))
     norms = 2 * 2 * TINY["dim"] + 2 * TINY["dim"]
     assert found.arms[0].costs["parameters"] - bare.costs["parameters"] == norms
+
+
+def test_initial_weights_have_the_size_that_is_set():
+    task = build_task(type(sigma_vit.STUDY.task), sigma_vit.STUDY.task.model_dump() | {"initial_std": 0.1, "dim": 96})
+    model = task.model()
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear | torch.nn.Conv2d)]
+    assert len(linear) == 4 * 12 + 2
+    for module in linear:
+        assert float(module.weight.detach().std()) == pytest.approx(0.1, rel=0.15)
+        assert module.bias is None or not module.bias.any()
+    own = build_task(type(task), task.model_dump() | {"initial_std": None}).model()
+    assert own.blocks[0].mlp[0].bias.any()
 
 
 def test_sigma_robust_counts_diverged_runs_along_each_axis(tmp_path):
@@ -79,3 +92,4 @@ def test_sigma_temperature_sees_the_entropy_fall_and_reads_the_sharpness(tmp_pat
     early = by_arm[sigma_temperature.EARLY]
     assert early[entropy].mean < by_arm["baseline"][entropy].mean
     assert early["watched/sharpness/greatest"].mean > 0 and early["watched/sharpness_share/last"].n == 1
+    assert early["watched/sharpness_share/beyond"].mean == float(early["watched/sharpness_share/greatest"].mean > 1)

@@ -14,8 +14,8 @@ from headwise_papers.tasks.short_cifar import ShortCifar
 SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
 EARLY, *LATE = (f"Temperature(value=1.0 -> 0.1 at {at}%)" for at in (10, 20, 30, 50, 80))
 
-# without layer norms, near the highest learning rate at which the plain model is stable
-BARE = " | learning_rate=0.006, norm=none, weight_decay=0.0"
+# without layer norms, near the highest learning rate at which the plain model is stable; few steps decide that
+BARE = " | learning_rate=0.006, norm=none, steps=200, weight_decay=0.0"
 BARE_PLAIN, BARE_EARLY, BARE_LATE = (f"{arm}{BARE}" for arm in ("baseline", EARLY, LATE[-1]))
 
 
@@ -34,11 +34,11 @@ STUDY = Study(
         depth=4,
         heads=3,
         mlp_dim=96,
-        steps=200,
-        train_size=6400,
+        steps=2000,
+        train_size=None,
         warmup=0.2,
-        learning_rate=1e-2,
-        watch_every=10,
+        learning_rate=3e-3,
+        watch_every=100,
         watch_examples=32,
         watch_statistics=("attention_entropy", "sharpness", "sharpness_share"),
     ),
@@ -57,8 +57,8 @@ STUDY = Study(
         Claim(
             text="Where the entropy falls the sharpness rises beyond the optimizer's threshold of stability.",
             source=SOURCE,
-            # a share of 1 is the threshold of stability
-            tests=each("watched/sharpness_share/greatest", "higher", [EARLY, *LATE], level=1.0),
+            # 1 in a run whose sharpness exceeded the threshold: in more than half of the runs
+            tests=each("watched/sharpness_share/beyond", "higher", [EARLY, *LATE], level=0.5),
         ),
         Claim(
             text="Interventions at 20, 30, 50 and 80 % of training cause no instability.",
@@ -73,9 +73,24 @@ STUDY = Study(
             tests=each("diverged", "higher", [EARLY], margin=0.5),
         ),
         Claim(
-            text="After an intervention behind the warm-up the model recovers.",
+            text="After an intervention behind the warm-up the model becomes as accurate as the plain one.",
             source="ours: the source says of them that they cause no instability",
             tests=each("test/accuracy", "same", LATE),
+        ),
+        Claim(
+            text="After an intervention behind the warm-up the attention entropy rises again, by 0.1 nats and more.",
+            source="ours: from the lowest reading, which follows the intervention, to the last",
+            tests=tuple(
+                ClaimTest(
+                    arm=arm,
+                    outcome="watched/attention_entropy/last",
+                    says="higher",
+                    against=arm,
+                    against_outcome="watched/attention_entropy/least",
+                    margin=0.1,
+                )
+                for arm in LATE
+            ),
         ),
         Claim(
             text="Without layer norms an intervention in the warm-up ends in divergence, and one at 80 % of training "

@@ -19,6 +19,7 @@ from headwise.results.records import (
     ClaimTest,
     Premise,
 )
+from headwise.training.heads import watched_kinds
 from headwise.training.preflight import evaluations_of
 
 
@@ -139,7 +140,7 @@ def _check_outcome(name: str, study: Study) -> None:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
         _refuse_unless(name, [f"rates/{rate}/{figure}" for rate in task.head_rates for figure in ("rate", "fit")])
     elif kind == "watched":
-        known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in ("least", "greatest", "last")]
+        known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in watched_kinds(one)]
         _refuse_unless(name, known)
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")

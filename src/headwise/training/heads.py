@@ -37,7 +37,7 @@ from headwise.watching.figures import Figures
 from headwise.watching.places import Places
 from headwise.watching.recorder import Recorder, SiteObserver
 from headwise.watching.weights import Matrices, Weights, norm_in
-from headwise.watching.whole_model import MATRIX_NORM, OF_LOSS
+from headwise.watching.whole_model import MATRIX_NORM, OF_LOSS, SHARE
 
 if TYPE_CHECKING:
     from headwise.watching.watch import Watch
@@ -80,10 +80,16 @@ def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callab
     return loss
 
 
+def watched_kinds(statistic: str) -> list[str]:
+    """Return the last parts of the names of a watched statistic's outcomes."""
+    return ["least", "greatest", "last", *(["beyond"] if statistic == SHARE else [])]
+
+
 def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) -> dict[str, float]:
     """Return watched/<statistic>/least, /greatest and /last of the task's statistics: means over heads or matrices.
 
-    For a run that diverged, only readings before its divergence count; non-finite readings are left out.
+    sharpness_share has /beyond too: 1 if it exceeded the optimizer's threshold, else 0, whose mean over seeds is a
+    share of runs. For a run that diverged, only readings before its divergence count; non-finite ones are left out.
     """
     wanted = set(task.watch_statistics)
     last = math.inf if divergence is None else divergence.step - 1
@@ -97,6 +103,8 @@ def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) ->
         means = [math.fsum(v) / len(v) for _, v in sorted(values[name].items()) if all(map(math.isfinite, v))]
         if means:
             kinds = {"least": min(means), "greatest": max(means), "last": means[-1]}
+            if name == SHARE:
+                kinds["beyond"] = float(kinds["greatest"] > 1)
             outcomes |= {f"watched/{name}/{kind}": value for kind, value in kinds.items()}
     return outcomes
 

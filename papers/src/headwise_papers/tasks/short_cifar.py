@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from headwise.study import Evaluation
+from pydantic import Field
+from torch import nn
+
+from headwise.study import Evaluation, VisionTransformer
 from headwise_papers.tasks.cifar import Cifar
 
 
@@ -36,3 +39,22 @@ class ShortCifar(Cifar):
     def evaluations(self) -> list[Evaluation]:
         """Return the evaluations without the training split."""
         return [Evaluation("train", when="never")]
+
+
+class WeightedCifar(ShortCifar):
+    """The same with initial weights of a given size, for models without norms: torch's own depend on the width."""
+
+    initial_std: float | None = Field(
+        None, gt=0, description="standard deviation of the initial weights, whose biases are 0; none: torch's own"
+    )
+
+    def model(self) -> VisionTransformer:
+        """Return the ViT, with the weights of its linear layers and patches drawn from N(0, initial_std²)."""
+        model = super().model()
+        if self.initial_std is not None:
+            for module in model.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d):
+                    nn.init.trunc_normal_(module.weight, std=self.initial_std)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+        return model
