@@ -59,7 +59,7 @@ def metrics_of(results, arm):
 def test_claims_arms_and_scales_exist(name):
     study = study_of(name)
     canonical_claims(study)
-    assert study.seeds == 10 and study.scales["small"].seeds == 10
+    assert study.seeds == study.scales["small"].seeds >= 8
     for scale in study.scales.values():
         type(study.task)(**study.task.model_dump() | scale.settings)
     assert all("baseline" in axis.arms for axis in study.axes)
@@ -230,7 +230,7 @@ def test_stories_are_read_as_llama2c_lays_them_out(tmp_path):
         stories260k.read(tmp_path)
 
 
-def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_them(tmp_path, monkeypatch):
+def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_no_claim(tmp_path, monkeypatch):
     from headwise_papers import decay_pretrained
     from headwise_papers.decay_pretrained.models import rotated
 
@@ -246,13 +246,11 @@ def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_them(tmp_pat
     apart = {row[0]: row[3] for row in found["tables"][0]["rows"] if row[1].startswith("mean difference, share")}
     # |1 − 3| over their mean, and (1 + 9)/2 against 3
     assert [float(f"{float(value):.3g}") for value in apart.values()] == [pytest.approx(0, abs=1e-6)] * 2 + [1.0, 0.5]
-    verdicts = [claim["verdict"] for claim in found["claims"]]
-    assert verdicts[:3] == ["contrary"] * 3
     turned = rotated(products["stories260K"][0], 0, 0)
     torch.testing.assert_close(turned.shared_gram.diagonal(dim1=1, dim2=2).sum(1), rows.square().sum((1, 2)))
     assert not torch.allclose(turned.spectrum, products["stories260K"][0].spectrum)
     (tmp_path / "findings.json").write_text(json.dumps(found))
-    assert checked_findings(tmp_path / "findings.json").claims[0].verdict == "contrary"
+    assert not checked_findings(tmp_path / "findings.json").claims and "decay-vit" in found["paragraphs"][-1]
 
 
 def test_decoupled_decay_moves_each_group_by_its_own_decay(tmp_path, text):

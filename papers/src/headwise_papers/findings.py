@@ -44,7 +44,7 @@ def findings(
         "scale": "small",
         "title": title,
         "question": question,
-        "paragraphs": [answer(judged), *notes],
+        "paragraphs": [*([answer(judged)] if judged else []), *notes],
         "claims": [claim.model_dump(mode="json") for claim in judged],
         "tables": [_table(figures, labels), *tables],
         "charts": list(charts),
