@@ -13,7 +13,7 @@ VERSIONS ?= oldest
 STUB := PYTHONPATH=tests
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test test-all form lint types pytest bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: help compare demo docs test test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 # each target and its duration, from its own echo line
 help:
@@ -69,6 +69,12 @@ types: $(VENV)/.test
 pytest: $(VENV)/.test
 	@echo "make pytest: the tests that ARGS leaves: tens of minutes; result here"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+
+# which lines make test does not run, in the processes that it starts too
+coverage: $(VENV)/.test
+	@echo "make coverage: make test's tests under coverage: tens of minutes; result: build/coverage/index.html"
+	$(PIP) install -c $(CONSTRAINTS) pytest-cov
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
 
 # make test runs the machine's best instructions; the others must give the same bits.
 bits: $(VENV)/.test
