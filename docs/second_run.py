@@ -1,0 +1,93 @@
+"""Compare a second run of a study with its kept results, on the seeds that both have.
+
+python docs/second_run.py results/blog-cifar10 docs/results/blog-cifar10
+
+Prints a Markdown row for each outcome with kept differences: how many differences from the baseline are equal to the
+bit, the largest change of a mean over seeds, and for scale the standard error of the kept mean over as many seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from headwise.files.errors import StudyError
+from headwise.reporting.outcome_texts import unit_of
+from headwise.results.folder import StudyFolder, read_study
+
+HEADER = (
+    "| outcome | arms | equal to the bit | largest change of a mean | its standard error over these seeds |\n"
+    "| --- | --- | --- | --- | --- |"
+)
+
+
+def kept_differences(kept: Path) -> dict[str, dict[str, dict[int, float]]]:
+    """Return the kept differences from the baseline by outcome, arm and seed."""
+    by_outcome: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    with (kept / "differences.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            if row["difference"]:
+                by_outcome[row["outcome"]][row["arm"]][int(row["seed"])] = float(row["difference"])
+    return by_outcome
+
+
+def measured_differences(study: StudyFolder, outcome: str) -> dict[str, dict[int, float]]:
+    """Return the differences from the baseline of a finished study by arm and seed."""
+    values = {
+        (arm, run.seed): value
+        for arm in study.arms
+        for run in study.of(arm)
+        if run.result is not None and (value := run.result.metrics.get(outcome)) is not None
+    }
+    return {
+        arm: {
+            seed: value - values[study.baseline, seed]
+            for (of, seed), value in values.items()
+            if of == arm and (study.baseline, seed) in values
+        }
+        for arm in study.arms
+        if arm != study.baseline
+    }
+
+
+def row(study: StudyFolder, outcome: str, kept: dict[str, dict[int, float]]) -> str | None:
+    """Return the row of an outcome, or None if the second run did not measure it."""
+    equal, total, changes = 0, 0, []
+    for arm, again in measured_differences(study, outcome).items():
+        shared = sorted(again.keys() & kept.get(arm, {}).keys())
+        if not shared:
+            continue
+        equal += sum(again[seed] == kept[arm][seed] for seed in shared)
+        total += len(shared)
+        change = statistics.fmean(again[seed] - kept[arm][seed] for seed in shared)
+        every = list(kept[arm].values())
+        error = statistics.stdev(every) / math.sqrt(len(shared)) if len(every) > 1 else math.nan
+        changes.append((abs(change), error))
+    if not changes:
+        return None
+    unit = unit_of(study.study.outcome(outcome))
+    largest, error = (f"{unit.number(value)} {unit.difference}".strip() for value in max(changes))
+    return f"| {outcome} | {len(changes)} | {equal} of {total} | {largest} | {error} |"
+
+
+def main() -> None:
+    """Read the command line and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="the folder of the second run")
+    parser.add_argument("kept", type=Path, help="the folder of the kept results")
+    options = parser.parse_args()
+    try:
+        study = read_study(options.folder)
+    except StudyError as error:
+        parser.exit(1, f"{error}\n")
+    rows = [row(study, outcome, kept) for outcome, kept in kept_differences(options.kept).items()]
+    print(HEADER)
+    print("\n".join(one for one in rows if one is not None))
+
+
+if __name__ == "__main__":
+    main()
