@@ -54,6 +54,7 @@ lint: $(VENV)/.test
 	$(PY) docs/recompute.py
 	$(PY) docs/claims_table.py --check
 	$(PY) docs/source_pages.py --check
+	$(PY) docs/deviations.py --check
 	$(PY) docs/methods_table.py --check
 	$(PY) docs/retrofit_table.py --check
 	$(PY) docs/retrofit_elsewhere.py --check
