@@ -13,7 +13,7 @@ VERSIONS ?= oldest
 STUB := PYTHONPATH=tests
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
 
 # each target and its duration, from its own echo line
 help:
@@ -34,9 +34,13 @@ docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -E -a -n -W --keep-going -q -c docs/site docs build/docs $(ARGS)
 	$(PY) docs/site/check_links.py build/docs
 
-# every promise once
-test: form
-	@echo "make test: form, types, then every promise once: about ten minutes; result here"
+# every promise once; the linter and the type checker fill the time in which tests wait for processes
+test: $(VENV)/.test
+	@echo "make test: form, types, every promise once: about ten minutes; result here"
+	$(MAKE) -j3 lint types promises
+
+promises: $(VENV)/.test
+	@echo "make promises: make test without form: about ten minutes; result here"
 	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
 
 test-all: form pytest
@@ -73,7 +77,7 @@ pytest: $(VENV)/.test
 
 # which lines make test does not run, in the processes that it starts too
 coverage: $(VENV)/.test
-	@echo "make coverage: make test's tests under coverage: tens of minutes; result: build/coverage/index.html"
+	@echo "make coverage: lines: tens of minutes; result: build/coverage/index.html"
 	$(PIP) install -c $(CONSTRAINTS) pytest-cov
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
 

@@ -100,6 +100,9 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     if claims.claims:
         stored = json.dumps(claims.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
         (kept / CLAIMS).write_text(stored + "\n", encoding="utf-8")
+    else:
+        # those of an earlier run, of a study that claims nothing any more
+        (kept / CLAIMS).unlink(missing_ok=True)
 
 
 def write_differences(folder: Path, analysis: Analysis) -> None:

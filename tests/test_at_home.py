@@ -67,6 +67,7 @@ def test_accelerate(tmp_path, text, monkeypatch):
     left["watch"].remove()
 
 
+@pytest.mark.grid
 def test_compiled(text, monkeypatch):
     torch._dynamo.reset()
     left = run("compiled_loop.py", *text, *TINY, "--steps", 3, "--backend", "eager", monkeypatch=monkeypatch)

@@ -177,6 +177,7 @@ def test_its_task_is_found_by_name(installed, tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+@pytest.mark.grid
 def test_the_names_of_tasks_are_in_the_message_on_an_unknown_one(installed):
     assert "or the name of an installed task: bright." in installed(
         "-m", "headwise", "compare", "--task", "brigt", code=1

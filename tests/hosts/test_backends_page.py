@@ -21,6 +21,7 @@ def test_the_page_has_a_row_for_every_method_and_no_cell_differs(matrix):
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_a_column_of_the_page_is_what_runs(matrix, capsys):
     assert matrix.main(["--check", "--only", "flash_attention_2"]) == 0
     page = matrix.PAGE.read_text(encoding="utf-8")

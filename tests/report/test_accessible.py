@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from grids import part_of_grid
 from report.synthetic_study import NINE, write_study
 
 import headwise.reporting
@@ -80,27 +81,31 @@ def report(tmp_path_factory) -> Path:
     )
 
 
-def serious(browser, axe: str, page: Path) -> list[str]:
+# light and dark, wide and narrow; each once in two of them
+LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 390)]
+EACH_ONCE = (("light", 1280), ("dark", 390))
+
+
+def serious(browser, axe: str, page: Path, looks=LOOKS) -> list[str]:
     """Return a line for each serious or critical finding of axe on a page, everything unfolded."""
     found = []
-    for scheme in ("light", "dark"):
-        for width in (1280, 390):
-            seen = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-            seen.goto(page.as_uri())
-            seen.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
-            if seen.locator("figure[data-chart]").count():
-                seen.wait_for_function(
-                    "() => !document.querySelector('figure[data-chart]:not([data-drawn])')", timeout=120_000
-                )
-            seen.evaluate(axe)
-            result = seen.evaluate("axe.run({resultTypes: ['violations']})")
-            for one in result["violations"]:
-                if one["impact"] in ("serious", "critical"):
-                    found += [
-                        f"{scheme} {width}: {one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-                        for node in one["nodes"]
-                    ]
-            seen.close()
+    for scheme, width in looks:
+        seen = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        seen.goto(page.as_uri())
+        seen.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+        if seen.locator("figure[data-chart]").count():
+            seen.wait_for_function(
+                "() => !document.querySelector('figure[data-chart]:not([data-drawn])')", timeout=120_000
+            )
+        seen.evaluate(axe)
+        result = seen.evaluate("axe.run({resultTypes: ['violations']})")
+        for one in result["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                found += [
+                    f"{scheme} {width}: {one['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+                    for node in one["nodes"]
+                ]
+        seen.close()
     return found
 
 
@@ -109,7 +114,7 @@ def test_axe_sees_what_is_wrong(browser, axe, tmp_path):
     (tmp_path / "bad.html").write_text(
         '<html lang="en"><title>x</title><main><p style="color:#999;background:#aaa">grey</p><img src="data:,"></main>'
     )
-    assert {line.split(": ")[1] for line in serious(browser, axe, tmp_path / "bad.html")} == {
+    assert {line.split(": ")[1] for line in serious(browser, axe, tmp_path / "bad.html", LOOKS[:1])} == {
         "color-contrast",
         "image-alt",
     }
@@ -131,8 +136,9 @@ def test_a_look_at_the_site_sees_what_sticks_out_where_the_theme_scrolls(browser
     assert look.problems(browser, axe, tmp_path / "code.html") == ["print: 1 tables or blocks are cut"]
 
 
-def test_nothing_serious_is_found_on_a_report(browser, axe, report):
-    assert serious(browser, axe, report) == []
+@pytest.mark.parametrize(("scheme", "width"), part_of_grid(LOOKS, EACH_ONCE))
+def test_nothing_serious_is_found_on_a_report(browser, axe, report, scheme, width):
+    assert serious(browser, axe, report, [(scheme, width)]) == []
 
 
 @pytest.mark.grid

@@ -282,7 +282,7 @@ def printed(browser, folder) -> Visit:
     return seen
 
 
-@pytest.mark.parametrize("methods", [LONG, RATES])
+@pytest.mark.parametrize("methods", [LONG, pytest.param(RATES, marks=pytest.mark.grid)])
 def test_long_names_and_diverged_sweeps_leave_the_table_on_the_first_page(browser, tmp_path, methods):
     diverged = {(RATES[-1], seed) for seed in range(6)} | {(RATES[4], seed) for seed in range(10)}
     seen = printed(browser, write_study(tmp_path, methods=("baseline", *methods), epochs=3, diverged=diverged))

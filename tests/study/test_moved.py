@@ -49,6 +49,7 @@ def test_what_is_not_trained_has_not_moved(tmp_path):
     assert results(frozen, tmp_path)[SIGMA] | {MOVED: 0.0, MOVED_RELATIVE: 0.0} == results(frozen, tmp_path)[SIGMA]
 
 
+@pytest.mark.grid
 def test_over_phases_the_start_is_that_of_the_first_with_the_methods(tmp_path):
     # of the fresh second phase the start is another, which must count for nothing
     arm = SIGMA
