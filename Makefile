@@ -36,11 +36,11 @@ docs: $(VENV)/.docs
 
 # every promise once; the linter and the type checker fill the time in which tests wait for processes
 test: $(VENV)/.test
-	@echo "make test: form, types, every promise once: about ten minutes; result here"
+	@echo "make test: form, types, every promise once: 10 to 15 minutes; result here"
 	$(MAKE) -j3 lint types promises
 
 promises: $(VENV)/.test
-	@echo "make promises: make test without form: about ten minutes; result here"
+	@echo "make promises: make test without form: 10 to 15 minutes; result here"
 	$(MAKE) pytest ARGS='-m "not grid" $(ARGS)'
 
 test-all: form pytest
