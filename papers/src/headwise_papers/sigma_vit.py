@@ -107,7 +107,7 @@ STUDY = Study(
         "The paper trains ViT-B, L and H on ImageNet; CIFAR-10 replaces it here, at the paper's scale with the "
         "shape of ViT-B.",
         "pre-LN has a warm-up over a tenth of the steps and weight decay 0.05; the other arms have neither. Each arm "
-        "has the best of four or five learning rates, by test loss on another seed.",
+        "has the best of four to six learning rates, by test loss on another seed.",
         "Initial weights keep the variance of what enters a layer: from N(0, 1/width). With torch's smaller ones "
         "deep models without norms stay near the identity, and train without help.",
         "The margin, two points of accuracy, was set before the final runs.",
