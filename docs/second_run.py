@@ -15,6 +15,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from keep_results import DIFFERENCES
+
 from headwise.files.errors import StudyError
 from headwise.reporting.outcome_texts import unit_of
 from headwise.results.folder import StudyFolder, read_study
@@ -28,7 +30,7 @@ HEADER = (
 def kept_differences(kept: Path) -> dict[str, dict[str, dict[int, float]]]:
     """Return the kept differences from the baseline by outcome, arm and seed."""
     by_outcome: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    with (kept / "differences.csv").open(encoding="utf-8", newline="") as stream:
+    with (kept / DIFFERENCES).open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
             if row["difference"]:
                 by_outcome[row["outcome"]][row["arm"]][int(row["seed"])] = float(row["difference"])
@@ -41,7 +43,7 @@ def measured_differences(study: StudyFolder, outcome: str) -> dict[str, dict[int
         (arm, run.seed): value
         for arm in study.arms
         for run in study.of(arm)
-        if run.result is not None and (value := run.result.metrics.get(outcome)) is not None
+        if (value := study.figure(arm, run.seed, outcome)) is not None
     }
     return {
         arm: {

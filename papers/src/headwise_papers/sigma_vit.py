@@ -12,7 +12,7 @@ from headwise_papers.tasks.short_cifar import WeightedCifar
 
 SOURCE = "Zhai et al. 2023, arXiv 2303.06296"
 BARE = "norm=none, warmup=0.0, weight_decay=0.0"
-# each arm at the best of four rates, searched on another seed
+# each arm at its best rate of those searched on another seed
 PLAIN = f"baseline | {BARE}"
 SIGMA = f'SigmaReparam(init="one", layers="all") | learning_rate=0.003, {BARE}'
 LARS = f'SigmaReparam(init="one", layers="all") | learning_rate=0.01, optimizer=lars, trust=0.05, {BARE}'
