@@ -7,9 +7,12 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, orders, study_of, tiny_study
 
+from headwise.comparing.claim_check import canonical_claims
 from headwise.experiments.task_source import load_task
 from headwise.files.errors import StudyError
 from headwise.results.records import Divergence
+from headwise.study import Claim, ClaimTest
+from headwise.training.course import Course
 from headwise.training.divergence import Smoothed
 from headwise.training.execution import execute
 
@@ -114,6 +117,43 @@ def test_a_rise_of_the_loss_ends_the_run_with_its_step_and_words(tmp_path):
     assert result["status"] == "diverged" and result["divergence"]["why"] == "loss rose"
     assert "times its minimum" in result["divergence"]["detail"] and result["steps"] == result["divergence"]["step"]
     assert result["metrics"]["test/accuracy"] is None
+
+
+def test_steps_to_a_goal_and_spikes_are_counted_by_hand_however_the_losses_are_cut():
+    # 60 losses around 2, of which the 55th is a spike; then a fall below the goal
+    losses = [2.0 + 0.01 * (at % 3) for at in range(60)]
+    losses[54] = 3.0
+    losses += [0.5] * 10
+    smoothed, reached = losses[0], None
+    for at, loss in enumerate(losses[1:], 2):
+        smoothed = 0.8 * smoothed + 0.2 * loss
+        reached = reached or (at if smoothed <= 1.0 else None)
+    assert 60 < reached < 70
+    for cut in (0, 30, 54, 65, 70):
+        first, second = Course(1.0, 0.8), Course(1.0, 0.8)
+        first.add(losses[:cut])
+        second.load_state(json.loads(json.dumps(first.state())))
+        second.add(losses[cut:])
+        # of the seventy losses twenty have fifty before them
+        assert second.outcomes() == {"training/steps_to_goal": reached, "training/spikes": 1000 * 1 / 20}
+    early = Course(0.1, 0.8)
+    early.add(losses[:40])
+    assert early.outcomes() == {"training/steps_to_goal": 41}
+
+
+def test_a_run_counts_its_steps_to_the_goal_and_a_claim_of_them_needs_one(tmp_path):
+    study = tiny_study(
+        methods=("DropHead(p=0.5)",), epochs=6, loss_goal=1.3, divergence_smoothing=0.5, learning_rate=0.03
+    )
+    counted = [result["metrics"]["training/steps_to_goal"] for result in carry(study, tmp_path)]
+    steps = 6 * 5
+    assert 1 < counted[0] <= steps and 1 < counted[1] <= steps + 1
+    test = ClaimTest(arm="DropHead(p=0.5)", outcome="training/steps_to_goal", says="higher")
+    claim = Claim(text="It is slower.", source="ours", tests=(test,))
+    canonical_claims(study.model_copy(update={"claims": (claim,)}))
+    aimless = tiny_study(methods=("DropHead(p=0.5)",)).model_copy(update={"claims": (claim,)})
+    with pytest.raises(StudyError, match="needs a goal"):
+        canonical_claims(aimless)
 
 
 def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):

@@ -91,7 +91,7 @@ def trained_epochs(monkeypatch):
 
 
 def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
-    study = tiny_study(methods=(ARM,), epochs=4)
+    study = tiny_study(methods=(ARM,), epochs=4, loss_goal=1.35, divergence_smoothing=0.8)
     order, other = orders(study, tmp_path / "a")[1], orders(study, tmp_path / "b")[1]
     stopped_after(order, 2, monkeypatch)
     trained = trained_epochs(monkeypatch)

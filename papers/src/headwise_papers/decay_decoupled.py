@@ -9,11 +9,10 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
+from headwise_papers.tasks.decay_claims import PAPER, RANKS
 from headwise_papers.tasks.rate_ladder import UNIGRAM
 
-PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
 DEPTH = 4
-RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
 
 
 def decayed(attention: float, mlp: float) -> str:

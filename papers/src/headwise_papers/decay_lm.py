@@ -10,12 +10,12 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
+from headwise_papers.tasks.decay_claims import GAPS, IMBALANCES, PAPER, RANKS, axis, factors_balance, ranks_fall
 from headwise_papers.tasks.rate_ladder import UNIGRAM
 
-ATTENTION = "baseline | attention_weight_decay={0,0.1,0.3,1,3}"
-MLP = "baseline | mlp_weight_decay={0,0.1,0.3,1,3}"
-PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
-RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
+DECAYS = ("0", "0.1", "0.3", "1", "3")
+ATTENTION, MLP = axis(*DECAYS), "baseline | mlp_weight_decay={0,0.1,0.3,1,3}"
+DEPTH = 2
 
 STUDY = Study(
     name="decay-lm",
@@ -32,22 +32,19 @@ STUDY = Study(
         attention_weight_decay=0.1,
         mlp_weight_decay=0.1,
         dim=48,
-        depth=2,
+        depth=DEPTH,
         heads=3,
         context=32,
         test_size=800,
-        head_statistics=(*RANKS, "imbalance_vo", "nuclear_gap_vo", "nuclear_gap_qk"),
+        head_statistics=(*RANKS, *IMBALANCES, *GAPS),
     ),
     task_place="headwise_papers.tasks.character_lm:CharacterLM",
     methods=(),
     sweeps=(ATTENTION, MLP),
     premises=(learned("test/loss", UNIGRAM, 0.8, lower=True),),
     claims=(
-        Claim(
-            text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",
-            source=PAPER,
-            tests=tuple(ClaimTest(arm=ATTENTION, outcome=f"heads/{name}/mean", says="falls") for name in RANKS),
-        ),
+        *ranks_fall(DECAYS, DEPTH),
+        *factors_balance(DECAYS),
         Claim(
             text="The best decay of attention lies between none and much.",
             source=PAPER,

@@ -8,12 +8,13 @@ here.
 from __future__ import annotations
 
 from headwise.experiments.premises import learned
-from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise.study import Claim, Scale, Study
+from headwise_papers.tasks.decay_claims import PAPER, RANKS, axis, falls, mean, ranks_fall
 from headwise_papers.tasks.recall import VALUES, AssociativeRecall
 
-AXIS = "baseline | attention_weight_decay={0,0.03,0.1,0.3,1}"
-PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
-RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
+DECAYS = ("0", "0.03", "0.1", "0.3", "1")
+AXIS = axis(*DECAYS)
+DEPTH = 2
 BALANCE = ("imbalance_vo", "nuclear_gap_vo", "imbalance_qk", "nuclear_gap_qk")
 
 STUDY = Study(
@@ -26,6 +27,7 @@ STUDY = Study(
         batch_size=32,
         learning_rate=5e-3,
         warmup=50,
+        depth=DEPTH,
         queries=20,
         weight_decay=0.1,
         attention_weight_decay=0.1,
@@ -41,21 +43,17 @@ STUDY = Study(
     watch=True,
     premises=(learned("test/accuracy", 1 / VALUES, 0.5),),
     claims=(
-        Claim(
-            text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",
-            source=PAPER,
-            tests=tuple(ClaimTest(arm=AXIS, outcome=f"heads/{name}/mean", says="falls") for name in RANKS),
-        ),
+        *ranks_fall(DECAYS, DEPTH),
         Claim(
             text="The stronger the decay, the faster PᵀP − W_V W_Vᵀ and the gap between Frobenius and nuclear norm "
             "vanish.",
             source=PAPER,
-            tests=tuple(ClaimTest(arm=AXIS, outcome=f"rates/{name}/rate", says="falls") for name in BALANCE[:2]),
+            tests=falls(AXIS, *(f"rates/{name}/rate" for name in BALANCE[:2])),
         ),
         Claim(
             text="At the end of training both are the smaller, the stronger the decay.",
             source=PAPER,
-            tests=tuple(ClaimTest(arm=AXIS, outcome=f"heads/{name}/mean", says="falls") for name in BALANCE[:2]),
+            tests=falls(AXIS, *mean(*BALANCE[:2])),
         ),
     ),
     scales={

@@ -10,19 +10,21 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.cifar import Cifar
+from headwise_papers.tasks.decay_claims import (
+    GAPS,
+    IMBALANCES,
+    PAPER,
+    RANKS,
+    axis,
+    factors_balance,
+    falls,
+    mean,
+    ranks_fall,
+)
 
-AXIS = "baseline | attention_weight_decay={0,0.1,0.3,1,3}"
-PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
-RANKS = ("pseudo_rank_vo", "pseudo_rank_qk")
-GAPS = ("nuclear_gap_vo", "nuclear_gap_qk")
-MOST = "baseline | attention_weight_decay=3"
+DECAYS = ("0", "0.1", "0.3", "1", "3")
+AXIS, MOST = axis(*DECAYS), "baseline | attention_weight_decay=3"
 DEPTH = 3
-
-
-def falls(*outcomes: str) -> tuple[ClaimTest, ...]:
-    """Return for each outcome the test that it falls with the decay of attention."""
-    return tuple(ClaimTest(arm=AXIS, outcome=outcome, says="falls") for outcome in outcomes)
-
 
 STUDY = Study(
     name="decay-vit",
@@ -46,7 +48,7 @@ STUDY = Study(
         patch=8,
         train_size=6400,
         test_size=2000,
-        head_statistics=(*RANKS, *GAPS, "imbalance_vo", "imbalance_qk"),
+        head_statistics=(*RANKS, *GAPS, *IMBALANCES),
     ),
     task_place="headwise_papers.tasks.cifar:Cifar",
     methods=(),
@@ -54,39 +56,18 @@ STUDY = Study(
     sweeps=(AXIS,),
     premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
-        Claim(
-            text="The stronger the decay of attention's weights, the lower the pseudo-rank of a head's products.",
-            source=PAPER,
-            tests=falls(*(f"heads/{name}/mean" for name in RANKS)),
-        ),
-        *(
-            Claim(
-                text=f"It falls in every layer, in the product of {product}.",
-                source=f"{PAPER}, figures of ranks by layer and product",
-                tests=falls(*(f"heads/{name}/layer {layer}" for layer in range(DEPTH))),
-            )
-            for name, product in zip(RANKS, ("values and outputs", "queries and keys"), strict=True)
-        ),
+        *ranks_fall(DECAYS, DEPTH),
         Claim(
             text="At the strongest decay the Frobenius and nuclear norms of heads are nearly identical: less than 5 % "
             "apart.",
             source=f"{PAPER}, figures of LLaMA-2 7B; here models decayed by ourselves",
-            tests=tuple(ClaimTest(arm=MOST, outcome=f"heads/{name}/mean", says="lower", level=0.05) for name in GAPS),
+            tests=tuple(ClaimTest(arm=MOST, outcome=name, says="lower", level=0.05) for name in mean(*GAPS)),
         ),
-        Claim(
-            text="The stronger the decay of attention, the nearer are Frobenius and nuclear norms.",
-            source=PAPER,
-            tests=falls(*(f"heads/{name}/mean" for name in GAPS)),
-        ),
-        Claim(
-            text="The stronger the decay of attention, the nearer is PᵀP to W_V W_Vᵀ, and W_KᵀW_K to W_QᵀW_Q.",
-            source=PAPER,
-            tests=falls("heads/imbalance_vo/mean", "heads/imbalance_qk/mean"),
-        ),
+        *factors_balance(DECAYS),
         Claim(
             text="The stronger the decay of attention, the smaller the gap of training and test accuracy.",
             source="ours: whether models of lower rank generalise better",
-            tests=falls("gap/accuracy"),
+            tests=falls(AXIS, "gap/accuracy"),
         ),
     ),
     scales={

@@ -59,9 +59,9 @@ STUDY = Study(
             tests=(ClaimTest(arm=TUNED, outcome=COSINE, says="lower"),),
         ),
     ),
-    seeds=6,
+    seeds=12,
     scales={
-        "small": Scale(settings={}, seeds=6),
+        "small": Scale(settings={}, seeds=12),
         "paper": Scale(
             settings={
                 "passage": "whole",
@@ -73,7 +73,7 @@ STUDY = Study(
                 "learning_rate": 5e-5,
                 "test_size": None,
             },
-            seeds=6,
+            seeds=12,
         ),
     },
     notes=(

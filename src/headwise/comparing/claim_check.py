@@ -14,6 +14,8 @@ from headwise.results.records import (
     DIVERGED,
     MOVED,
     MOVED_RELATIVE,
+    SPIKES,
+    STEPS_TO_GOAL,
     AxisRecord,
     Claim,
     ClaimTest,
@@ -139,6 +141,10 @@ def _check_outcome(name: str, study: Study) -> None:
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
         _refuse_unless(name, [f"rates/{rate}/{figure}" for rate in task.head_rates for figure in ("rate", "fit")])
+    elif kind == "training":
+        if task.loss_goal is None:
+            raise StudyError(f"the outcome {name} needs a goal. Set the task's loss_goal.")
+        _refuse_unless(name, [STEPS_TO_GOAL, SPIKES])
     elif kind == "watched":
         known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in watched_kinds(one)]
         _refuse_unless(name, known)

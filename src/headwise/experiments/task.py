@@ -58,6 +58,9 @@ class Task(Recipe, Subject, ABC):
         description="a run whose smoothed loss exceeds this many times its minimum has diverged; None: NaN alone",
     )
     divergence_smoothing: float = Field(0.95, ge=0, lt=1, description="weight of the past in the smoothed loss")
+    loss_goal: float | None = Field(
+        None, description="training loss, smoothed as for divergence, to which the steps are counted; None: not counted"
+    )
     watch_every: int | None = Field(
         None, ge=2, description="steps between readings of a watched run; None: about 50 readings a run"
     )

@@ -3,7 +3,7 @@
 An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
 train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
 `watched/<statistic>/least`, `/greatest` and `/last`,
-`alerts/<kind>/step` and `/lead`, or `cost/<what>`.
+`alerts/<kind>/step` and `/lead`, `training/steps_to_goal` and `/spikes`, or `cost/<what>`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ CRITICAL_RATE = "critical_rate"
 # root mean square of the change of the parameters that an arm's methods added, and its ratio to the root mean square
 # of their initial values; only for arms whose methods learn parameters
 MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
+
+# steps until the smoothed training loss reaches the task's goal, and spikes of the loss in 1,000 steps
+STEPS_TO_GOAL, SPIKES = "training/steps_to_goal", "training/spikes"
 
 
 def words_of(name: str) -> str:
@@ -258,6 +261,11 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
         if name.startswith("rates/"):
             return Outcome(name=name, label=words_of_rate(name))
+        if name == STEPS_TO_GOAL:
+            words = "steps to the goal of the training loss"
+            return Outcome(name=name, label=words, unit="steps", higher_is_better=False)
+        if name == SPIKES:
+            return Outcome(name=name, label="spikes of the training loss in 1,000 steps", higher_is_better=False)
         if name.startswith("watched/"):
             return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
         if name.startswith("methods/"):

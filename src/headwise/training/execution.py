@@ -32,6 +32,7 @@ from headwise.training.checkpoint import (
     save_checkpoint,
     stands,
 )
+from headwise.training.course import Course
 from headwise.training.fit import fit, moved, starts_of
 from headwise.training.heads import watch_run
 from headwise.training.job import Order, is_first_process
@@ -299,6 +300,8 @@ def prepare(
     optimizer = build_optimizer(task, model, example, device)
     training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
     training.starts = starts
+    if task.loss_goal is not None:
+        training.course = Course(task.loss_goal, task.divergence_smoothing)
     training.rates = LearningRate(task, optimizer, steps)
     if before is not None:
         training.step = training.first_step = before.step

@@ -157,6 +157,8 @@ def describe_result(
         if divergence is None:
             metrics |= outcomes | measured
             metrics |= _derived(training, outcomes | measured)
+            if training.course is not None:
+                metrics |= training.course.outcomes()
             if order.configuration.purpose == "final":
                 refuse_undecided(training.task, metrics)
     metrics.setdefault(training.task.primary(), None)

@@ -20,7 +20,7 @@ from headwise.training.phases import checkpoint_files, part_of
 from headwise.training.task_code import at_fault
 
 # first parts of outcome names that do not come from evaluations
-OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates")
+OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates", "training")
 # allowed values of `when` of an evaluation
 MOMENTS: tuple[str, ...] = get_args(get_type_hints(Evaluation)["when"])
 # number of examples to try: enough for most figures to be defined

@@ -77,6 +77,8 @@ class RunState(Record):
     # bytes of one step; stored next to the checkpoint, with the times
     peak_memory: int | None = None
     smoothed: tuple[float | None, float] = (None, math.inf)
+    # of a run with a goal of the training loss
+    course: dict[str, Any] | None = None
     # of a watched run
     readings: Mark | None = None
 
@@ -108,6 +110,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
         "rates": training.rates.state() if training.rates is not None else {},
         "draws": training.regularized.state() if training.regularized is not None else None,
         "smoothed": (training.smoothed.mean, training.smoothed.least),
+        "course": training.course.state() if training.course is not None else None,
     }
     return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
 
@@ -125,6 +128,8 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor], fol
         training.last_step = state.first_step + training.task.steps
     training.clock.memory.peak = state.peak_memory
     training.smoothed = Smoothed(*state.smoothed)
+    if training.course is not None and state.course is not None:
+        training.course.load_state(state.course)
     if training.rates is not None and state.rates:
         training.rates.load_state(state.rates)
     if training.regularized is not None and state.draws is not None:

@@ -20,6 +20,7 @@ from headwise.experiments.task import Task, has_mean_metric
 from headwise.files.errors import StudyError
 from headwise.results.records import Apart, Divergence
 from headwise.training.batches import Examples, describe, make_batch, place, run_model, size, take, training_batches
+from headwise.training.course import Course
 from headwise.training.divergence import Smoothed
 from headwise.training.measuring import Clock, counted
 from headwise.training.optimizer import LearningRate
@@ -65,6 +66,8 @@ class Training:
     first_step: int = 0
     last_step: int | None = None
     smoothed: Smoothed = field(default_factory=Smoothed)
+    # with a goal of the training loss
+    course: Course | None = None
     # initial values of the parameters added by the methods
     starts: dict[str, Tensor] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
@@ -119,6 +122,8 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     weights = measured[2, :valid] / measured[2, :valid].sum()
     mean_loss, mean_metric = (measured[:2, :valid] * weights).sum(1).tolist()
     training.step += valid
+    if training.course is not None:
+        training.course.add(measured[0, :valid].tolist())
     apart = Apart.model_validate(training.clock.apart)
     if valid < done:
         seconds, apart = seconds * valid / done, Apart()

@@ -7,7 +7,7 @@ significant effect", a margin defines it; the margins were fixed before the repo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from headwise.study import Claim, ClaimTest, Premise
 from headwise_papers.tasks.blog_images import ACTING
@@ -172,17 +172,32 @@ def on_text(tested: str, similar: float) -> tuple[Claim, ...]:
     return (*results(where, similar), improved(where), *conclusion(similar))
 
 
-def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Claim, ...]:
-    """Return the blog's conjectures on other parameters; the arguments are texts of sweeps."""
-    rising = (ClaimTest(arm=axis, outcome="train/loss", says="rises") for axis in (decorrelation, norm))
+class Doses(NamedTuple):
+    """Sweeps over the strength of each of the blog's methods, as texts."""
+
+    decorrelation: str
+    norm: str
+    noise: str
+    relaxation: str
+    columns: str
+    heads: str
+
+
+def doses(axes: Doses, similar: float) -> tuple[Claim, ...]:
+    """Return the blog's conjectures on other parameters, and own claims on larger doses."""
     drop_head = DROPOUT[1]
     plainly = drop_head.replace(")", ", rescale=False)")
+    own = "ours: the blog tried one strength"
+
+    def along(outcome: str, says: Literal["rises", "falls"], *swept: str) -> Tests:
+        return tuple(ClaimTest(arm=axis, outcome=outcome, says=says) for axis in swept)
+
     return (
         claim(
             "results on CIFAR-100",
             "With more emphasis on the added loss, the models with Decorrelation (told first) and with Norm have a "
             "higher training loss.",
-            tuple(rising),
+            along("train/loss", "rises", axes.decorrelation, axes.norm),
         ),
         claim(
             "methods",
@@ -194,7 +209,35 @@ def doses(decorrelation: str, norm: str, noise: str, similar: float) -> tuple[Cl
             "conclusion",
             "Noise needs other parameters to have an effect: in units of the standard deviation, more of it lowers "
             "the test loss.",
-            (ClaimTest(arm=noise, outcome="test/loss", says="falls"),),
+            along("test/loss", "falls", axes.noise),
             say(IDLE[1:2], "same", "test/loss", similar),
+        ),
+        claim(
+            "conclusion",
+            "Norm needs other parameters to have an effect: a larger strength lowers the test loss.",
+            along("test/loss", "falls", axes.norm),
+        ),
+        claim(
+            "conclusion",
+            "Relaxation needs other parameters to have an effect: more of it lowers the test loss.",
+            along("test/loss", "falls", axes.relaxation),
+        ),
+        Claim(
+            text="Whether the penalties change anything is a matter of strength: at 10,000 both raise the test "
+            "accuracy.",
+            source=own,
+            tests=say(
+                ("Decorrelation(strength=10000)", "AttentionNormPenalty(strength=10000)"), "higher", "test/accuracy"
+            ),
+        ),
+        Claim(
+            text="The more columns or heads are dropped, the smaller the gap of training and test accuracy.",
+            source=own,
+            tests=along("gap/accuracy", "falls", axes.columns, axes.heads),
+        ),
+        Claim(
+            text="The more columns or heads are dropped, up to a share of 0.6, the lower the test loss.",
+            source=own,
+            tests=along("test/loss", "falls", axes.columns, axes.heads),
         ),
     )
