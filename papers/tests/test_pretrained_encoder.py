@@ -2,11 +2,13 @@
 and the folder."""
 
 import json
+import shutil
 import string
 
 import pytest
 import tests_only  # noqa: F401  (MiniLM lies beside the environment)
 import torch
+import torch.nn.functional as F
 from headwise_papers import neutreno_bert, neutreno_bert_sts12, neutreno_bert_stsb
 from headwise_papers.data import squad, sts2012, stsb
 from headwise_papers.data.squad import Question
@@ -225,8 +227,8 @@ def sentences(monkeypatch):
 
 
 @pytest.mark.parametrize("study", [neutreno_bert_stsb.STUDY, neutreno_bert_sts12.STUDY], ids=lambda study: study.name)
-def test_the_studies_of_sentences_run_end_to_end_to_an_order_that_is_learned(tmp_path, folder, sentences, study):
-    changes = {"pretrained": folder, "tokens": 8, "steps": 30, "learning_rate": 0.01, "test_size": None}
+def test_the_studies_of_sentences_run_end_to_end_to_an_order_that_is_learned(tmp_path, dropping, sentences, study):
+    changes = {"pretrained": dropping, "tokens": 8, "steps": 30, "learning_rate": 0.01, "test_size": None}
     small = study.model_copy(update={"task": study.task.model_copy(update=changes), "seeds": 1, "claims": ()})
     found = carry(small, tmp_path)
     assert len(found) == 2
@@ -241,6 +243,35 @@ def test_padding_changes_no_similarity(folder, sentences):
         short = model(**task.batch({name: part[:4] for name, part in data.items()}, None).inputs)
         whole = model(data["input_ids"][:4], data["attention_mask"][:4])
     torch.testing.assert_close(short, whole)
+
+
+@pytest.fixture
+def dropping(folder, tmp_path):
+    """Return a copy of the folder whose encoder has dropout."""
+    copied = shutil.copytree(folder, tmp_path / "dropping")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.1}))
+    return str(copied)
+
+
+def test_the_contrastive_objective_tells_two_views_of_a_sentence_from_the_other_sentences(folder, dropping, sentences):
+    with pytest.raises(StudyError, match="this encoder has none"):
+        SentenceSimilarity(pretrained=folder, objective="contrast").model()
+    task = SentenceSimilarity(pretrained=dropping, tokens=8, objective="contrast")
+    model = task.model().train()
+    inputs, scores = task.batch({name: part[:6] for name, part in task.data("train").items()}, None)
+    views = model(**inputs)
+    assert views.shape == (6, 6) and (views.diagonal() < 1 - 1e-4).all()
+    assert task.loss(views, scores) == F.cross_entropy(views / 0.05, torch.arange(6))
+    assert task.loss(views, scores) > task.loss(torch.eye(6), scores)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    # without dropout both views are one, of the first sentences alone
+    torch.testing.assert_close(model(**inputs).diagonal(), torch.ones(6))
+    torch.testing.assert_close(model(**{name: part[:, [0, 0]] for name, part in inputs.items()}), model(**inputs))
+    plain = SentenceSimilarity(pretrained=dropping, tokens=8).model().eval()
+    torch.testing.assert_close(model.eval()(**inputs), plain(**inputs))
 
 
 def test_the_rank_correlation_is_that_of_scipy_and_zero_without_an_order(folder):

@@ -13,19 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.experiments.evaluation import Sums
-from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, Task
+from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, StudyError, Task
 from headwise_papers.data import sts2012, stsb
 from headwise_papers.tasks.pretrained import load_encoder, load_tokenizer, pretrained_files
 
 SETS = {"stsb": stsb, "sts2012": sts2012}
 BEST_SCORE = 5.0
+# of the contrastive objective: Gao, Yao and Chen 2021, arXiv 2104.08821
+TEMPERATURE = 0.05
 
 
 class SentenceSimilarity(Task):
     """Fine-tuning of a pretrained encoder so that the cosine of two sentences predicts their human similarity score.
 
-    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084); the
-    primary metric is Spearman's rank correlation over the whole test split. STS 2012 has no validation split.
+    The loss is the mean squared error to the score divided by 5 (Reimers and Gurevych 2019, arXiv 1908.10084), or with
+    the objective "contrast" SimCSE's without supervision (Gao, Yao and Chen 2021, arXiv 2104.08821): each sentence of a
+    batch is encoded twice, under different dropout, and must be told from the others. The primary metric is Spearman's
+    rank correlation over the whole test split. STS 2012 has no validation split.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -35,6 +39,7 @@ class SentenceSimilarity(Task):
     )
 
     data_set: Literal["stsb", "sts2012"] = "stsb"
+    objective: Literal["score", "contrast"] = "score"
     pretrained: str = Field("", description="folder of an encoder of transformers; empty: MiniLM in its package")
     random_weights: bool = Field(False, description="the same shape with fresh weights")
     tokens: int = Field(32, ge=4, description="of a sentence; longer ones are cut")
@@ -48,8 +53,15 @@ class SentenceSimilarity(Task):
     head_statistics: tuple[str, ...] = ("stream_cosine", "final_cosine")
 
     def model(self) -> SentencePairs:
-        """Return the model with the loaded encoder."""
-        return SentencePairs(load_encoder(self.pretrained, random=self.random_weights))
+        """Return the model with the loaded encoder; raise StudyError for a contrastive objective without dropout."""
+        encoder = load_encoder(self.pretrained, random=self.random_weights)
+        contrast = self.objective == "contrast"
+        if contrast and not any(isinstance(module, nn.Dropout) and module.p > 0 for module in encoder.modules()):
+            raise StudyError(
+                "the two views of a sentence differ by dropout, and this encoder has none. Set hidden_dropout_prob in "
+                "its config.json, or objective=score."
+            )
+        return SentencePairs(encoder, contrast=contrast)
 
     def data(self, split: str) -> dict[str, Tensor] | None:
         """Return tokens (N, 2, T) of pairs, their mask, and scores in [0, 1] as labels."""
@@ -68,8 +80,10 @@ class SentenceSimilarity(Task):
         return Batch(inputs, examples["labels"])
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error of the cosine."""
-        return F.mse_loss(output, targets)
+        """Return the mean squared error of the cosine, or in nats the cross entropy of each sentence's other view."""
+        if output.dim() == 1:
+            return F.mse_loss(output, targets)
+        return F.cross_entropy(output / TEMPERATURE, torch.arange(len(output), device=output.device))
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
         """Return each pair's prediction and score."""
@@ -85,7 +99,7 @@ class SentenceSimilarity(Task):
         return {"spearman": correlation, "loss": F.mse_loss(predictions, scores)}
 
     def evaluations(self) -> list[Evaluation]:
-        """Return the evaluations without the training split."""
+        """Return the evaluations, without that of the training split."""
         return [Evaluation("train", when="never"), Evaluation("validation", when="end")]
 
     def phases(self) -> list[Phase]:
@@ -107,17 +121,25 @@ class SentenceSimilarity(Task):
 
 
 class SentencePairs(nn.Module):
-    """A model that returns the cosine (B,) of two sentences' mean tokens from tokens and mask (B, 2, T)."""
+    """A model that returns the cosine (B,) of two sentences' mean tokens from tokens and mask (B, 2, T).
 
-    def __init__(self, encoder: nn.Module) -> None:
+    With `contrast` it returns in training the cosines (B, B) between two views of the first sentences.
+    """
+
+    def __init__(self, encoder: nn.Module, *, contrast: bool = False) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.contrast = encoder, contrast
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if self.contrast and self.training:
+            # dropout draws another mask for each copy
+            input_ids, attention_mask = (given[:, :1].expand(-1, 2, -1) for given in (input_ids, attention_mask))
         real = attention_mask.flatten(0, 1)
         tokens = self.encoder(input_ids=input_ids.flatten(0, 1), attention_mask=real).last_hidden_state
         means = (tokens * real[..., None]).sum(1) / real.sum(1, keepdim=True)
         first, second = means.unflatten(0, (-1, 2)).unbind(1)
+        if self.contrast and self.training:
+            return F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).T
         return F.cosine_similarity(first, second)
 
 
