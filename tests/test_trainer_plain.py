@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import transformers
 from grids import part_of_grid
+from processes import in_two_processes
 from tiny_models import FAMILIES, SEQ2SEQ, TEXT, randomize
 from torch import Tensor, nn
 
@@ -286,10 +285,7 @@ def _process(rank, port, folder):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     folder = Path(tmp_path_factory.mktemp("processes"))
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_process, (port, folder), nprocs=2)
+    in_two_processes(_process, folder)
     return torch.load(folder / "found.pt", weights_only=True)
 
 

@@ -1,15 +1,14 @@
 """DDP and FSDP2 on two gloo processes against one process with the joined batch."""
 
 import os
-import socket
 import tempfile
 import traceback
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from grids import part_of_grid, requested
+from processes import in_two_processes
 from small_models import HOSTS, fresh
 
 import headwise
@@ -108,18 +107,11 @@ def _start(rank, port):
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
 
 
-def _spawn(worker, *args):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(worker, (port, *args), nprocs=2)
-
-
 @pytest.fixture(scope="module")
 def ddp(request):
     folder = Path(tempfile.mkdtemp())
     jobs = requested(request, "name", "padded")
-    _spawn(_ddp, folder, jobs)
+    in_two_processes(_ddp, folder, jobs)
     found = {
         job: [torch.load(folder / f"{i}.{rank}.pt", weights_only=True) for rank in range(2)]
         for i, job in enumerate(jobs)
@@ -212,7 +204,7 @@ def _full(grad):
 def fsdp(request):
     folder = Path(tempfile.mkdtemp())
     names = [name for (name,) in requested(request, "name")]
-    _spawn(_fsdp, folder, names)
+    in_two_processes(_fsdp, folder, names)
     return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in names}
 
 

@@ -2,12 +2,11 @@
 process."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from processes import in_two_processes
 from small_models import HOSTS, Block, fresh
 
 import headwise
@@ -120,10 +119,7 @@ def _work(rank, port, folder):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = Path(tmp_path_factory.mktemp("sharding"))
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(_work, (port, folder), nprocs=2)
+    in_two_processes(_work, folder)
     first, second = (torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2))
     # A refusal on one process alone would leave the other waiting.
     assert first == second
