@@ -55,17 +55,7 @@ lint: $(VENV)/.test
 	@echo "make lint: form and generated pages: a minute or two; result here"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) docs/recompute.py
-	$(PY) docs/claims_table.py --check
-	$(PY) docs/source_pages.py --check
-	$(PY) docs/deviations.py --check
-	$(PY) docs/methods_table.py --check
-	$(PY) docs/retrofit_table.py --check
-	$(PY) docs/retrofit_elsewhere.py --check
-	$(PY) docs/which_method.py --check
-	$(PY) docs/catalogue.py --check
-	$(PY) docs/citation.py --check
-	$(PY) docs/method_contract.py --check
+	$(PY) docs/check.py
 
 types: $(VENV)/.test
 	@echo "make types: both packages: a minute or two; result here"

@@ -6,30 +6,35 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture
-def plan(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "docs")
-    import draw_house
-
+@pytest.fixture(scope="module")
+def plan():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "docs")
+        import draw_house
     return draw_house
 
 
-def test_every_file_stands_on_a_floor(plan):
-    assert not plan.House().homeless()
+@pytest.fixture(scope="module")
+def house(plan):
+    return plan.House()
 
 
-def test_imports_point_down(plan):
-    wrong = plan.House().upward()
+def test_every_file_stands_on_a_floor(house):
+    assert not house.homeless()
+
+
+def test_imports_point_down(house):
+    wrong = house.upward()
     assert not wrong, "imports from a higher floor:\n" + "\n".join(map(str, wrong))
 
 
-def test_no_files_import_each_other(plan):
-    wrong = plan.House().circles()
+def test_no_files_import_each_other(house):
+    wrong = house.circles()
     assert not wrong, "imports in a cycle:\n" + "\n".join(map(str, wrong))
 
 
-def test_no_folders_import_each_other(plan):
-    wrong = plan.House().mutual()
+def test_no_folders_import_each_other(house):
+    wrong = house.mutual()
     assert not wrong, "imports between two folders in both directions:\n" + "\n".join(map(str, wrong))
 
 
@@ -58,10 +63,9 @@ def test_a_file_directly_in_the_package_is_a_room_of_its_own(plan, tmp_path):
     assert {a.importer for a in plan.House(source).mutual()} == {"tiny.core.a", "tiny.borders"}
 
 
-def test_a_room_is_on_one_floor_and_exists(plan):
+def test_a_room_is_on_one_floor_and_exists(plan, house):
     rooms = [room for floor in plan.FLOORS for room in floor]
     assert len(rooms) == len(set(rooms))
-    house = plan.House()
     assert {house.room(module) for module in house.files} == set(rooms)
 
 
@@ -104,8 +108,8 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
     assert sorted(a.importer for a in plan.House(source).circles()) == ["tiny.a", "tiny.b", "tiny.c"]
 
 
-def test_a_call_stands_below_the_methods_whose_stages_name_it(plan):
-    arrows = {(arrow.importer, arrow.imported) for arrow in plan.House().arrows}
+def test_a_call_stands_below_the_methods_whose_stages_name_it(house):
+    arrows = {(arrow.importer, arrow.imported) for arrow in house.arrows}
     assert ("headwise.core.method", "headwise.core.call") in arrows
     assert ("headwise.core.call", "headwise.core.method") not in arrows
 
@@ -126,8 +130,8 @@ def test_one_class_stands_in_an_attention_layer(plan):
     assert attending == ["fitted_layer.py"]
 
 
-def test_the_picture_is_what_the_code_gives(plan):
-    assert plan.PICTURE.read_text(encoding="utf-8") == plan.draw(plan.House()), "run python docs/draw_house.py"
+def test_the_picture_is_what_the_code_gives(plan, house):
+    assert plan.PICTURE.read_text(encoding="utf-8") == plan.draw(house), "run python docs/draw_house.py"
 
 
 @pytest.mark.parametrize("word", ["nhead", "n_kv_heads", "dim_head", "q_lin", "q_norm"])

@@ -307,6 +307,7 @@ def test_without_lightning_the_remedy_is_named():
     )
 
 
+@pytest.mark.grid
 def test_the_other_name_of_lightning_is_taken_where_a_script_imports_it(tmp_path):
     (tmp_path / "pytorch_lightning.py").write_text("class Callback: pass\n")
     code = (

@@ -306,3 +306,19 @@ def test_code_of_the_first_hour_fits_its_column(name):
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert blocks and not [line for block in blocks for line in block.splitlines() if len(line) > 88]
+
+
+def test_every_script_that_can_check_its_page_is_run_by_the_linter_or_by_a_test(site, tmp_path, monkeypatch, capsys):
+    import check
+
+    can_check = {path.name for path in DOCS.glob("*.py") if '"--check"' in path.read_text(encoding="utf-8")}
+    by_tests = {"at_home.py", "backends_matrix.py", "draw_house.py"}
+    assert can_check - by_tests - {"check.py", "judge_again.py"} == {*check.GENERATED}
+    monkeypatch.setattr(check, "DOCS", tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    endings = {"stale": 'import sys; sys.exit("old")', "one": "raise SystemExit(1)", "broken": "1 / 0"}
+    for name, text in {**endings, "current": "", "zero": "raise SystemExit(0)"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        assert check.fails(f"{name}.py", "--check") == (name in endings)
+    told = capsys.readouterr().err
+    assert "old" in told and "ZeroDivisionError" in told

@@ -169,6 +169,7 @@ def test_a_study_of_sentences_learns_the_one_word_that_tells(tmp_path, text):
     ) == 3
 
 
+@pytest.mark.grid
 def test_a_study_of_the_next_word_learns_to_count(tmp_path, text):
     study = small("blog-text-wikitext2", text, f"{WORDS}, train_size=20, test_size=10, longest=6", methods=TWO, seeds=1)
     carry(study, tmp_path / "out", data=text)
@@ -225,6 +226,7 @@ def test_no_word_sees_the_words_after_it():
     assert not torch.allclose(before[0, 4], after[0, 4])
 
 
+@pytest.mark.grid
 def test_every_number_of_images_is_trained_anew_and_measured_in_evaluation_mode(tmp_path, images):
     settings = IMAGES[0].replace("epochs=12", "epochs=3")
     study = small("blog-sizes", images, settings, "images=(8,40)", methods=("DropHead(p=0.9)",), seeds=1)

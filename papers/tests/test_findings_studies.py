@@ -46,6 +46,7 @@ def test_adamw_with_a_large_epsilon_ends_at_l2_of_strength_epsilon_times_decay()
     assert found["residual"] < 1e-6
 
 
+@pytest.mark.grid
 def test_l2_on_two_factors_is_l1_on_their_product():
     w = regularized_optimum(0.3, factorised=True)
     assert w == pytest.approx([0.76, 0.0])

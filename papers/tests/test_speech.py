@@ -167,6 +167,7 @@ def a_study(folder, methods=(), **settings):
     return Study(name="speech", title="T", question="Q?", task=task, task_place=PLACE, methods=arms, seeds=1)
 
 
+@pytest.mark.grid
 def test_a_small_encoder_learns_to_write_down_what_it_hears(tmp_path):
     folder = write_an4(tmp_path, WORDS * 10)
     study = a_study(

@@ -368,6 +368,7 @@ def test_a_wrong_rowwise_is_told_with_the_call_and_the_largest_difference():
         check_method(WrongRowwise)
 
 
+@pytest.mark.grid
 def test_a_right_method_passes_every_check():
     checked = check_method(Right, compile=True)
     assert [one.name for one in checked] == [*CHECKS]

@@ -416,6 +416,7 @@ def test_bounds_that_do_not_fit_the_row_are_refused_by_name(llama):
         twin(**given, use_cache=False)
 
 
+@pytest.mark.grid
 def test_packed_rows_in_a_compiled_graph_are_refused_by_name(llama):
     twin = copy.deepcopy(llama).train()
     headwise.regularize(twin, DropHead(p=0.5))

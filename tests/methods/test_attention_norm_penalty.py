@@ -1,5 +1,6 @@
 import pytest
 import torch
+from grids import part_of_grid
 from methods.weight_hosts import ids, loss_of, model
 from naive import PADDING, penalty, qkv, weights
 
@@ -63,7 +64,7 @@ def test_at_strength_0_the_gradients_are_those_without_it_and_a_ramp_may_start_t
             torch.testing.assert_close(got, plain, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("per_map", [False, True])
+@pytest.mark.parametrize("per_map", part_of_grid([False, True], [True]))
 def test_in_fp64_values_and_gradients_are_those_of_fp64(per_map):
     leaves = [x.double().requires_grad_() for x in qkv()]
     method = AttentionNormPenalty(per_map=per_map)

@@ -61,6 +61,7 @@ def test_one_probe_shared_by_all_heads_would_be_biased():
     assert (found.mean() - wanted).abs() > 6 * found.std() / len(found) ** 0.5
 
 
+@pytest.mark.grid
 def test_probes_carry_a_gradient_that_points_with_the_exact_one():
     q, k, v = qkv(b=1, h=3, t=6)
     grads = []

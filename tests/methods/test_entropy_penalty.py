@@ -79,7 +79,9 @@ def test_the_head_averaged_form_averages_each_sentence_before_the_sentences(whol
 
 
 @pytest.mark.parametrize("settings", [{}, {"target": 0.7, "band": 0.05}, {"head_mean": True}])
-@pytest.mark.parametrize("kind", [{}, {"causal": True}, {"mask": PADDING}])
+@pytest.mark.parametrize(
+    "kind", [{"mask": PADDING}, *(pytest.param(kind, marks=pytest.mark.grid) for kind in ({}, {"causal": True}))]
+)
 def test_in_fp64_values_and_gradients_are_those_of_fp64(settings, kind):
     q, k, v = (x.double() for x in qkv())
     method = EntropyPenalty(strength=0.5, **settings)

@@ -21,6 +21,7 @@ def kept(tmp_path):
     return tmp_path / "kept"
 
 
+@pytest.mark.grid
 def test_what_is_kept_is_what_follows_from_its_csv(kept, capsys):
     assert command("recompute.py", "--results", kept).returncode == 0
     assert capsys.readouterr().out.endswith(" figures computed again, 0 mismatches\n")

@@ -27,6 +27,7 @@ def core_study(name, methods=(), seeds=1, **settings):
     return study_of(f"{CORE}:{name}", methods, seeds, **settings)
 
 
+@pytest.mark.grid
 def test_words_of_different_lengths_are_translated(tmp_path):
     (result,) = carry(core_study("Reverse"), tmp_path)
     metrics = result["metrics"]
@@ -56,6 +57,7 @@ def test_two_views_are_contrasted_and_a_frozen_encoder_is_probed(tmp_path):
     assert contrast[-1] < 3.0 < math.log(63)
 
 
+@pytest.mark.grid
 def test_five_tasks_in_a_row_give_an_accuracy_matrix_and_forgetting(tmp_path):
     (result,) = carry(core_study("FiveTasks"), tmp_path)
     metrics = result["metrics"]

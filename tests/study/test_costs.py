@@ -67,6 +67,7 @@ def test_memory_is_read_from_the_allocations_alone_and_is_the_same_as_with_opera
     assert any(event.name.startswith("aten::") for event in roots)
 
 
+@pytest.mark.grid
 def test_measuring_memory_keeps_none_of_it():
     import psutil
 

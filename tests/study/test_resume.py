@@ -13,6 +13,7 @@ import time
 
 import pytest
 import torch
+from grids import part_of_grid
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
 from headwise.files import durable
@@ -62,6 +63,7 @@ def stopped_after(order, epochs, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.grid
 def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
     study = tiny_study(methods=(ARM,), epochs=8)
     order = orders(study, tmp_path / "whole")[1]
@@ -236,7 +238,7 @@ def test_a_truncated_last_line_is_repaired(tmp_path, monkeypatch, ending):
     assert numbers(order.folder) == numbers(whole.folder)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", part_of_grid([errno.ENOSPC, errno.EDQUOT], [errno.ENOSPC]))
 def test_a_full_disk_stops_with_a_remedy_and_loses_nothing(tmp_path, monkeypatch, code):
     study, synced = tiny_study(epochs=3, seeds=2), os.fsync
 

@@ -432,6 +432,7 @@ def test_an_arm_that_cannot_be_is_told_before_the_first_run(tmp_path):
         carry_script(tmp_path, methods=("baseline | wrong=early",), options={"rehearse": True})
 
 
+@pytest.mark.grid
 def test_jobs_of_slurm_carry_out_a_script(tmp_path, monkeypatch):
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(submitit.LocalJob, "_results_timeout_s", 0)

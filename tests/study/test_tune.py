@@ -38,6 +38,7 @@ def test_every_arm_gets_the_same_number_of_trials_and_never_sees_the_test_split(
     assert {configuration.seed for configuration in ends} == {TRIAL_SEED}
 
 
+@pytest.mark.grid
 def test_the_first_trial_is_the_written_setting_and_all_stay_in_range(tmp_path):
     study, listener = tiny_study(methods=METHODS[:1], epochs=1), Silent()
     carry(study, tmp_path, listener=listener, trials=6)
@@ -124,6 +125,7 @@ def test_tuning_without_a_validation_split_needs_held_out_examples(tmp_path):
         carry(study, tmp_path, trials=1)
 
 
+@pytest.mark.grid
 def test_every_arm_is_chosen_from_the_same_trials_whatever_was_tried_before(tmp_path):
     study = tiny_study(methods=METHODS[:1], epochs=1)
     carry(study, tmp_path, trials=4)

@@ -68,6 +68,7 @@ def test_the_family_error_is_five_percent():
     assert np.mean(wrong) == pytest.approx(0.05, abs=0.01)
 
 
+@pytest.mark.grid
 def test_the_family_error_holds_beside_arms_that_differ():
     rng = np.random.default_rng(1)
     effects = np.array([4.0, 4.0, 4.0, 0, 0, 0, 0, 0])

@@ -26,6 +26,7 @@ def test_the_detectable_effect_of_one_arm_is_that_of_statsmodels(pairs):
     assert detectable_effect(2.0, pairs, critical) == pytest.approx(2.0 * wanted, rel=1e-4)
 
 
+@pytest.mark.grid
 def test_the_detectable_effect_is_seen_in_four_of_five_studies():
     rng, seeds, arms = np.random.default_rng(0), 12, 4
     runs = rng.normal(size=(300, seeds, arms + 1))
@@ -63,6 +64,7 @@ def test_equivalence_is_the_joint_interval_of_ninety_percent_within_the_margin()
         assert found.equivalent == (found.within < 0.5) == (found.p < 0.05)
 
 
+@pytest.mark.grid
 def test_equivalence_is_wrongly_said_of_any_arm_in_five_percent_at_most():
     rng = np.random.default_rng(9)
     wrong = []
@@ -115,6 +117,7 @@ def test_a_trend_is_found_where_there_is_one_and_has_the_size_that_was_put_in():
     assert falling.step == pytest.approx(-found.step) and falling.page == pytest.approx(found.page)
 
 
+@pytest.mark.grid
 def test_a_trend_is_wrongly_found_in_five_percent():
     rng = np.random.default_rng(12)
     found = [trend(rng.normal(size=(10, 5))) for _ in range(1500)]

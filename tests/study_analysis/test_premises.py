@@ -162,6 +162,7 @@ def test_an_effect_is_seen_with_the_power_that_its_test_has(seeds):
     assert np.mean(seen) == pytest.approx(wanted, abs=0.07)
 
 
+@pytest.mark.grid
 def test_the_interval_of_the_effect_ratio_holds_the_true_one():
     rng, held = np.random.default_rng(1), []
     for _ in range(250):

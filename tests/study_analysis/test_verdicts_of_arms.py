@@ -80,6 +80,7 @@ def test_joint_divergence_is_what_counting_by_hand_gives(seed):
     assert found.alone == pytest.approx([mcnemar(list(column > 0), list(column < 0)) for column in table.T])
 
 
+@pytest.mark.grid
 def test_divergence_is_wrongly_told_of_any_arm_in_five_percent_at_most():
     rng = np.random.default_rng(3)
     for rate in (0.3, 0.5, 0.8):
