@@ -18,6 +18,6 @@ def in_two_processes(worker, *arguments):
 
 
 def _called(rank, worker, *arguments):
-    # not as errors, as pytest has them here: a process of its own would not either
+    # not as errors, as pytest has them here: as in a process that was started
     warnings.simplefilter("default")
     worker(rank, *arguments)

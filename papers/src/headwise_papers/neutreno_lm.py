@@ -40,6 +40,14 @@ STUDY = Study(
                 for place in (SEGMENTS, WINDOW)
             ),
         ),
+        Claim(
+            text="Norms behind each branch alone lower the perplexity more than NeuTRENO does with norms before.",
+            source="ours, stated when the runs were known",
+            tests=tuple(
+                ClaimTest(arm=f"baseline | {POST}", against=NEUTRENO, outcome=place, says="lower")
+                for place in (SEGMENTS, WINDOW)
+            ),
+        ),
     ),
     scales={
         "small": Scale(settings={}, seeds=10),
