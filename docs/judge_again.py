@@ -208,6 +208,17 @@ def judged_again(
     return premises, claims
 
 
+def as_kept(premises: list[JudgedPremise], before: list[JudgedPremise]) -> list[JudgedPremise]:
+    """Return the premises; one that is as before, by the same tests, has its kept figures, which are of runs."""
+
+    def asked(premise: JudgedPremise) -> Any:
+        tests = [(test.arm, test.outcome, test.says, test.level, test.against) for test in premise.tests]
+        return premise.name, premise.text, premise.holds, tests
+
+    known = [(asked(one), one) for one in before]
+    return [next((old for what, old in known if what == asked(one)), one) for one in premises]
+
+
 def compared_again(study: Kept, analysis: Analysis) -> Analysis:
     """Return the analysis with differences and divergences judged by the current tests; the gain from pairing stays."""
     tests, arms = divergence_tests(study), []
@@ -281,6 +292,7 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
     study = kept_study(folder, analysis, load_study(folder.name).STUDY, record.scale if record else "")
     after = compared_again(study, analysis)
     premises, claims = judged_again(study, analysis, record.claims if record else [])
+    premises = as_kept(premises, record.premises if record else [])
     old_verdicts = {claim["text"]: claim["verdict"] for claim in stored_claims}
     if write:
         page = (folder / "README.md").read_text(encoding="utf-8")

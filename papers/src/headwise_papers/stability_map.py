@@ -107,7 +107,7 @@ STUDY = Study(
         ),
     ),
     scales={
-        "small": Scale(seeds=12),
+        "small": Scale(seeds=8),
         "paper": Scale(
             settings={
                 "dim": 512,
