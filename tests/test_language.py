@@ -80,12 +80,15 @@ FILES = sorted(
 FIXED = re.compile(r"run anew on each prefix|source says of them|brings? along|a random shift, beside a random ")
 
 
+ANY = re.compile("|".join(f"(?:{phrase})" for phrase in INSTEAD))
+
+
 def phrases_in(text):
     """Return the lines of a text that contain a phrase, each with what to write instead."""
     return [
         f"line {number}: {line.strip()[:90]!r}: write {better!r}"
         for number, line in enumerate(text.splitlines(), 1)
-        if not FIXED.search(line)
+        if ANY.search(line) and not FIXED.search(line)
         for phrase, better in INSTEAD.items()
         if re.search(phrase, line)
     ]

@@ -468,6 +468,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
 # the shared copies of the real ones
 
 
+@pytest.mark.grid
 def test_the_real_data_sets_are_whole_and_read(real_data):
     for module in (wikitext2, tinyshakespeare, sst2, stsb, sts2012, multi30k, squad, an4, camvid, frost):
         module.prepare(real_data, pytest.fail)

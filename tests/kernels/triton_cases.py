@@ -188,7 +188,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "launch":
         launch()
     elif sys.argv[1] == "run":
-        for case in CASES:
+        for case in sys.argv[2:] or CASES:
             print(json.dumps({"case": case, **run(case)}), flush=True)
     else:
         for what in all_compiled():

@@ -25,6 +25,7 @@ def test_a_study_on_two_nodes_survives_a_death_with_the_numbers_of_a_local_study
     assert all_numbers(tmp_path / "ray") == all_numbers(tmp_path / "local")
 
 
+@pytest.mark.grid
 def test_a_cluster_carries_out_a_script(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     script = Path(__file__).with_name("ray_with_a_script.py")
