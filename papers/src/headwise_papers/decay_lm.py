@@ -10,7 +10,7 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
-from headwise_papers.tasks.decay_claims import GAPS, IMBALANCES, PAPER, RANKS, axis, factors_balance, ranks_fall
+from headwise_papers.tasks.decay_claims import GAPS, PAPER, RANKS, axis, norms_meet, ranks_fall
 from headwise_papers.tasks.rate_ladder import UNIGRAM
 
 DECAYS = ("0", "0.1", "0.3", "1", "3")
@@ -36,7 +36,7 @@ STUDY = Study(
         heads=3,
         context=32,
         test_size=800,
-        head_statistics=(*RANKS, *IMBALANCES, *GAPS),
+        head_statistics=(*RANKS, "imbalance_vo", *GAPS),
     ),
     task_place="headwise_papers.tasks.character_lm:CharacterLM",
     methods=(),
@@ -44,7 +44,7 @@ STUDY = Study(
     premises=(learned("test/loss", UNIGRAM, 0.8, lower=True),),
     claims=(
         *ranks_fall(DECAYS, DEPTH),
-        *factors_balance(DECAYS),
+        norms_meet(DECAYS),
         Claim(
             text="The best decay of attention lies between none and much.",
             source=PAPER,

@@ -19,6 +19,7 @@ from headwise_papers.tasks.decay_claims import (
     factors_balance,
     falls,
     mean,
+    norms_meet,
     ranks_fall,
 )
 
@@ -63,7 +64,8 @@ STUDY = Study(
             source=f"{PAPER}, figures of LLaMA-2 7B; here models decayed by ourselves",
             tests=tuple(ClaimTest(arm=MOST, outcome=name, says="lower", level=0.05) for name in mean(*GAPS)),
         ),
-        *factors_balance(DECAYS),
+        norms_meet(DECAYS),
+        factors_balance(DECAYS),
         Claim(
             text="The stronger the decay of attention, the smaller the gap of training and test accuracy.",
             source="ours: whether models of lower rank generalise better",
