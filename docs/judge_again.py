@@ -212,7 +212,8 @@ def as_kept(premises: list[JudgedPremise], before: list[JudgedPremise]) -> list[
     """Return the premises; one that is as before, by the same tests, has its kept figures, which are of runs."""
 
     def asked(premise: JudgedPremise) -> Any:
-        tests = [(test.arm, test.outcome, test.says, test.level, test.against) for test in premise.tests]
+        fields = ("arm", "against", "outcome", "against_outcome", "says", "level", "margin", "effect", "scale")
+        tests = [tuple(getattr(test, name) for name in fields) for test in premise.tests]
         return premise.name, premise.text, premise.holds, tests
 
     known = [(asked(one), one) for one in before]

@@ -3,6 +3,7 @@
 import socket
 import warnings
 
+import torch
 import torch.multiprocessing as mp
 
 
@@ -14,10 +15,13 @@ def in_two_processes(worker, *arguments):
     with warnings.catch_warnings():
         # from Python 3.12 on a fork of a process with threads warns; torch's threads are idle here
         warnings.simplefilter("ignore", DeprecationWarning)
-        mp.start_processes(_called, (worker, port, *arguments), nprocs=2, start_method="fork")
+        # a fork cannot use a GPU that this process has begun to use
+        start = "spawn" if torch.cuda.is_initialized() else "fork"
+        mp.start_processes(_called, (worker, port, *arguments), nprocs=2, daemon=True, start_method=start)
 
 
 def _called(rank, worker, *arguments):
     # not as errors, as pytest has them here: as in a process that was started
     warnings.simplefilter("default")
+    torch.set_num_threads(1)
     worker(rank, *arguments)

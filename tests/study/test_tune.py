@@ -38,7 +38,6 @@ def test_every_arm_gets_the_same_number_of_trials_and_never_sees_the_test_split(
     assert {configuration.seed for configuration in ends} == {TRIAL_SEED}
 
 
-@pytest.mark.grid
 def test_the_first_trial_is_the_written_setting_and_all_stay_in_range(tmp_path):
     study, listener = tiny_study(methods=METHODS[:1], epochs=1), Silent()
     carry(study, tmp_path, listener=listener, trials=6)

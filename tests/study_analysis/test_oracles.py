@@ -117,7 +117,6 @@ def test_a_trend_is_found_where_there_is_one_and_has_the_size_that_was_put_in():
     assert falling.step == pytest.approx(-found.step) and falling.page == pytest.approx(found.page)
 
 
-@pytest.mark.grid
 def test_a_trend_is_wrongly_found_in_five_percent():
     rng = np.random.default_rng(12)
     found = [trend(rng.normal(size=(10, 5))) for _ in range(1500)]

@@ -92,8 +92,7 @@ STUDY = Study(
         Claim(
             text="SigmaReparam wants a higher rate: its best is above that of the plain model, under AdamW.",
             source="ours, stated when runs of eight seeds were known; the searches of other studies suggest it",
-            published={"best rate": "about ten times"},
-            tests=(ClaimTest(arm=SIGMA, outcome="test/best_rate", says="higher", effect=1.0),),
+            tests=(ClaimTest(arm=SIGMA, outcome="test/best_rate", says="higher"),),
         ),
         *(
             Claim(

@@ -16,6 +16,7 @@ STEPS = 1000
 class Course:
     """The smoothed training loss of a phase until it reaches a goal, and the number of its spikes.
 
+    A run that does not reach the goal counts as one step more than it has, so only runs of equally many steps compare.
     A spike is a loss that exceeds the mean of the fifty losses before by `Thresholds.loss_spike` of their standard
     deviations.
 

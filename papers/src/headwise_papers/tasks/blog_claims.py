@@ -183,6 +183,14 @@ class Doses(NamedTuple):
     heads: str
 
 
+# ln 10
+RELAXED_BELOW_CHANCE = Premise(
+    name="relaxed test loss below chance",
+    text="The test loss of the strongest relaxation is below that of the trivial predictor, 2.303 nats",
+    tests=(ClaimTest(arm="RelaxedAttention(gamma=0.6)", outcome="test/loss", says="lower", level=2.303),),
+)
+
+
 def doses(axes: Doses, similar: float) -> tuple[Claim, ...]:
     """Return the blog's conjectures on other parameters, and own claims on larger doses."""
     drop_head = DROPOUT[1]
@@ -198,12 +206,14 @@ def doses(axes: Doses, similar: float) -> tuple[Claim, ...]:
             "With more emphasis on the added loss, the models with Decorrelation (told first) and with Norm have a "
             "higher training loss.",
             along("train/loss", "rises", axes.decorrelation, axes.norm),
+            needs=KNOWS,
         ),
         claim(
             "methods",
             "DropHead without rescaling, as the blog describes it, lowers the test loss as with it.",
             say((drop_head, plainly), "lower", "test/loss"),
             say((plainly,), "same", "test/loss", similar, against=drop_head),
+            needs=KNOWS,
         ),
         claim(
             "conclusion",
@@ -211,21 +221,24 @@ def doses(axes: Doses, similar: float) -> tuple[Claim, ...]:
             "the test loss.",
             along("test/loss", "falls", axes.noise),
             say(IDLE[1:2], "same", "test/loss", similar),
+            needs=KNOWS,
         ),
         claim(
             "conclusion",
             "Norm needs other parameters to have an effect: a larger strength lowers the test loss.",
             along("test/loss", "falls", axes.norm),
+            needs=KNOWS,
         ),
         claim(
             "conclusion",
             "Relaxation needs other parameters to have an effect: more of it lowers the test loss.",
             along("test/loss", "falls", axes.relaxation),
+            needs=(*KNOWS, RELAXED_BELOW_CHANCE.name),
         ),
         Claim(
-            text="Whether the penalties change anything is a matter of strength: at 10,000 both raise the test "
-            "accuracy.",
+            text="How much the penalties change is a matter of strength: at 10,000 both raise the test accuracy.",
             source=own,
+            needs=KNOWS,
             tests=say(
                 ("Decorrelation(strength=10000)", "AttentionNormPenalty(strength=10000)"), "higher", "test/accuracy"
             ),
@@ -233,11 +246,13 @@ def doses(axes: Doses, similar: float) -> tuple[Claim, ...]:
         Claim(
             text="The more columns or heads are dropped, the smaller the gap of training and test accuracy.",
             source=own,
+            needs=KNOWS,
             tests=along("gap/accuracy", "falls", axes.columns, axes.heads),
         ),
         Claim(
             text="The more columns or heads are dropped, up to a share of 0.6, the lower the test loss.",
             source=own,
+            needs=KNOWS,
             tests=along("test/loss", "falls", axes.columns, axes.heads),
         ),
     )
