@@ -73,7 +73,7 @@ STUDY = Study(
                 "learning_rate": 5e-5,
                 "test_size": None,
             },
-            seeds=12,
+            seeds=6,
         ),
     },
     notes=(

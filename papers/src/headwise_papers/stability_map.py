@@ -9,8 +9,8 @@ from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder
 
 MUON = "baseline | optimizer=muon"
 CRITICAL, BEST, SENSITIVITY = "test/critical_rate", "test/best_loss", "test/sensitivity"
-# each remedy at the settings of its source, and the source
 SIGMA = 'SigmaReparam(init="current", layers="all")'
+# each remedy at the settings of its source, and the source
 REMEDIES = {
     'QKNorm(norm="rms")': "Wortsman et al. 2023, arXiv 2309.14322",
     "QKClip(threshold=100.0)": "Kimi K2, Moonshot AI 2025, arXiv 2507.20534",
