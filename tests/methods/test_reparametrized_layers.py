@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import headwise
-from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm
+from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm, hosts
 from headwise.projections.block import Block as Part
 from headwise.projections.spectral import Spectral
 
@@ -93,6 +93,17 @@ def test_all_takes_every_linear_layer_and_convolution_and_attention_its_own(meth
     handle.remove()
     headwise.regularize(net, method.replace(layers="all"))
     assert reparametrized(net) == set(LINEAR)
+
+
+def test_the_rest_of_a_model_is_read_once_however_deep_it_is(monkeypatch):
+    read, find = [], hosts.find
+    monkeypatch.setattr(hosts, "find", lambda net: read.append(net) or find(net))
+    handle = headwise.regularize(vision(), SigmaReparam(layers="all"))
+    assert len(read) <= 2, "every layer searches the whole model again"
+    handle.remove()
+    net = vision()
+    headwise.regularize(net, SigmaReparam(layers="all"), where=lambda site: site.depth == 1)
+    assert reparametrized(net) == {name for name in LINEAR if not name.startswith("blocks.0.attn")}
 
 
 def test_each_matrix_of_the_model_has_spectral_norm_one():

@@ -106,7 +106,7 @@ STUDY = Study(
         ),
     ),
     scales={
-        "small": Scale(seeds=8),
+        "small": Scale(seeds=12),
         "paper": Scale(
             settings={
                 "dim": 512,

@@ -24,13 +24,14 @@ class MethodState:
         salt: separates the method's draws from those of all other methods on the site.
         strengths: the method's live settings by name, 0-d fp32 tensors, so that a change does not recompile graphs.
         layers: number of layers over which its penalties are averaged; 1 where they are summed.
+        first: whether the site is the method's first, on which it does what the model needs once.
     """
 
     def __init__(
         self, owner: nn.Module, name: str, seed: int = 0, salt: int = 0, strengths: dict[str, Tensor] | None = None
     ) -> None:
         self._owner, self._name, self.seed, self.salt = owner, name, seed, salt
-        self.strengths, self.layers = strengths or {}, 1
+        self.strengths, self.layers, self.first = strengths or {}, 1, True
         self._kept: dict[str, Any] = {}
 
     def value(self, name: str) -> Tensor:

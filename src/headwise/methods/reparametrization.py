@@ -102,7 +102,7 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
     state.mark()
     state.keep("parts", parts)
     try:
-        for module, name, blocks in matrices(site, who, layers):
+        for module, name, blocks in matrices(site, state, who, layers):
             owner = _owner(module, name)
             # Layers that share a weight also share its reparametrization.
             if owner == who:
@@ -182,12 +182,15 @@ def release(state: MethodState) -> None:
     state.kept("held").clear()
 
 
-def matrices(site: Site, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
-    """Return the weights of a site with their blocks; `layers` is as in `put_on`."""
+def matrices(site: Site, state: MethodState, who: str, layers: str) -> list[tuple[nn.Module, str, list[Block]]]:
+    """Return the weights of a site with their blocks; `layers` is as in `put_on`.
+
+    The rest of the model comes with the method's first site alone: reading it for each would take quadratic time.
+    """
     if layers == "qk":
         parts = [(module, name, [b for b in blocks if b.kind in "qk"]) for module, name, blocks in _of_site(site)]
         return [part for part in parts if part[2]]
-    return [*_of_site(site), *(_outside_attention(site, who) if layers == "all" else ())]
+    return [*_of_site(site), *(_outside_attention(site, who) if layers == "all" and state.first else ())]
 
 
 def iterate(state: MethodState) -> None:

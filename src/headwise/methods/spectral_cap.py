@@ -53,7 +53,7 @@ class SpectralCap(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         chosen = []
-        for module, name, blocks in matrices(site, "SpectralCap", self.layers):
+        for module, name, blocks in matrices(site, state, "SpectralCap", self.layers):
             own = [
                 block
                 for block in blocks

@@ -28,13 +28,15 @@ def attach(plan: Plan, shared: SharedState) -> list[FittedLayer]:
     adapters = {f.site: f.adapter for f in plan.found}
     counts = Counter(id(method) for _, methods in plan.chosen for method in methods)
     layers: list[FittedLayer] = []
+    built: set[int] = set()
     undo: list[Callable[[], None]] = []
     try:
         for site, methods in plan.chosen:
             fitted = FittedLayer(site, methods, shared, adapters[site])
             layers.append(fitted)
             fitted.shares_values = site in plan.read
-            _build(fitted, counts, undo)
+            _build(fitted, counts, built, undo)
+            built |= set(map(id, methods))
             # Registered before the step, so that a step that fails half-way is undone too.
             undo.append(fitted.detach)
             fitted.attach()
@@ -48,9 +50,10 @@ def attach(plan: Plan, shared: SharedState) -> list[FittedLayer]:
     return layers
 
 
-def _build(fitted: FittedLayer, counts: Counter[int], undo: list[Callable[[], None]]) -> None:
+def _build(fitted: FittedLayer, counts: Counter[int], built: set[int], undo: list[Callable[[], None]]) -> None:
     for method, state in zip(fitted.methods, fitted.states, strict=True):
         undo.append(state.clear)
+        state.first = id(method) not in built
         if method.over_layers == "mean":
             state.layers = counts[id(method)]
         if method.overrides("build"):

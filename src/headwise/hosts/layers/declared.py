@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -151,7 +152,7 @@ def reached(function: Any, cls: type, depth: int) -> Iterator[Any]:
 def _called(function: Any, cls: type) -> list[Any]:
     """Return the functions that a function's code names: globals, functions of modules and methods of `cls`."""
     space = getattr(function, "__globals__", {})
-    names, attributes = _globals_and_attributes(function)
+    names, attributes = _globals_and_attributes(function.__code__)
     modules = [space[n] for n in names if inspect.ismodule(space.get(n)) and not space[n].__name__.startswith("torch")]
     values = [space.get(name) for name in sorted(names)]
     for name in sorted(attributes):
@@ -163,10 +164,12 @@ def _called(function: Any, cls: type) -> list[Any]:
     return [f for f in functions if inspect.isfunction(f) and not (f.__module__ or "").startswith("torch.")]
 
 
-def _globals_and_attributes(function: Any) -> tuple[set[str], set[str]]:
+# Cached: disassembling is slow, and the layers of a model share their code.
+@functools.lru_cache(maxsize=4096)
+def _globals_and_attributes(function: CodeType) -> tuple[set[str], set[str]]:
     names: set[str] = set()
     attributes: set[str] = set()
-    queue = [function.__code__]
+    queue = [function]
     while queue:
         code = queue.pop()
         for step in dis.get_instructions(code):
