@@ -11,8 +11,10 @@ from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.street_scenes import StreetScenes
 
 SOURCE = "Nguyen et al. 2023, arXiv 2312.00751"
-SWEEP = "NeuTRENO(strength={0,0.1,0.2,0.4,0.6,0.8,1,2}) @ encoder"
-PUBLISHED, LARGEST = "NeuTRENO(strength=0.6) @ encoder", "NeuTRENO(strength=2) @ encoder"
+SWEEP = "NeuTRENO(strength={0.1,0.6,2,8}) @ encoder"
+PUBLISHED, LARGEST = "NeuTRENO(strength=0.6) @ encoder", "NeuTRENO(strength=8) @ encoder"
+SYMMETRIC = 'SymmetricAttention(keep="keys") @ encoder'
+SYMMETRIC_BOTH = 'SymmetricAttention(keep="keys") + NeuTRENO(strength=0.6) @ encoder'
 SINGLE, MULTI = "test/miou", "multi-scale/miou"
 
 STUDY = Study(
@@ -22,7 +24,7 @@ STUDY = Study(
     "at its end?",
     task=StreetScenes(),
     task_place="headwise_papers.tasks.street_scenes:StreetScenes",
-    methods=(PUBLISHED,),
+    methods=(PUBLISHED, SYMMETRIC, SYMMETRIC_BOTH),
     sweeps=(SWEEP,),
     # the mean IoU of the constant answer "road": 26.7 % of the pixels, one class of eleven
     premises=(learned(SINGLE, 0.024, 0.1),),
@@ -45,12 +47,22 @@ STUDY = Study(
             tests=(ClaimTest(arm=SWEEP, outcome=SINGLE, says="inside"),),
         ),
         Claim(
-            text="The largest strength, here 2, collapses: its mean IoU is far below that of the plain model.",
+            text="The largest strength, here 8, collapses: its mean IoU is far below that of the plain model.",
             source=f"{SOURCE}, table 13",
             published={"single-scale mIoU": "35.72 → 26.25 %", "multi-scale mIoU": "36.68 → 27.2 %"},
             tests=(
                 ClaimTest(arm=LARGEST, outcome=SINGLE, says="lower", effect=-0.0947),
                 ClaimTest(arm=LARGEST, outcome=MULTI, says="lower", effect=-0.0948),
+            ),
+        ),
+        Claim(
+            text="With symmetric attention too NeuTRENO at strength 0.6 raises the mean IoU, at a single scale and at "
+            "several.",
+            source=f"{SOURCE}, table 6: Segmenter on ADE20K",
+            published={"mean IoU": "substantially better (in words)"},
+            tests=tuple(
+                ClaimTest(arm=SYMMETRIC_BOTH, outcome=outcome, says="higher", against=SYMMETRIC)
+                for outcome in (SINGLE, MULTI)
             ),
         ),
         Claim(
@@ -63,7 +75,7 @@ STUDY = Study(
         ),
     ),
     scales={
-        "small": Scale(settings={}, seeds=10),
+        "small": Scale(settings={}, seeds=8),
         "paper": Scale(
             settings={
                 "steps": 20_000,
@@ -86,7 +98,7 @@ STUDY = Study(
         "NeuTRENO acts in the encoder, in training and in the test; the text on which this study is based does not "
         "give the strengths of the published table.",
         "Small: 108 patches of 20 × 20 pixels, and every fourth row and column of pixels is learned and judged, in "
-        "all arms. Several scales are evaluated on the first 40 of the 233 test images in a shuffled order.",
+        "all arms; 600 steps of 8 images are 13 passes. Several scales are evaluated on the first 40 of the 233 test images in a shuffled order.",
         "Paper: the published model and scales, on CamVid, from random weights. ADE20K and the backbone trained on "
         "ImageNet are not read, so that the published fine-tuning itself is not repeated.",
     ),

@@ -28,7 +28,7 @@ class StreetScenes(Task):
     # of the constant answer "road": IoU 0.267 for road, the share of its test pixels, and 0 for ten other classes
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("miou", "mean IoU", unit="%", failure=0.024),)
 
-    steps: int | None = 150
+    steps: int | None = 600
     batch_size: int = 8
     evaluation_batch_size: int = 32
     learning_rate: float = 1e-3
