@@ -98,7 +98,8 @@ STUDY = Study(
         "NeuTRENO acts in the encoder, in training and in the test; the text on which this study is based does not "
         "give the strengths of the published table.",
         "Small: 108 patches of 20 × 20 pixels, and every fourth row and column of pixels is learned and judged, in "
-        "all arms; 600 steps of 8 images are 13 passes. Several scales are evaluated on the first 40 of the 233 test images in a shuffled order.",
+        "all arms; 600 steps of 8 images are 13 passes. Several scales are evaluated on the first 40 of the 233 test "
+        "images in a shuffled order.",
         "Paper: the published model and scales, on CamVid, from random weights. ADE20K and the backbone trained on "
         "ImageNet are not read, so that the published fine-tuning itself is not repeated.",
     ),
