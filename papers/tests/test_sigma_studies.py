@@ -64,6 +64,20 @@ def test_sigma_translation_runs_from_data_to_claims(tmp_path):
     assert judged["At 50 layers a side it is behind DeepNorm."] == "not testable here"
 
 
+def test_the_entropy_of_each_norm_is_judged_with_its_floor(tmp_path):
+    folder = write_multi30k(tmp_path)
+    tiny = ("dim=16", "mlp_dim=16", "vocabulary=280", "test_size=20", "translated=4", "layer_steps=24", "watch_every=2")
+    study = small("sigma-translation-rates", *tiny)
+    results = carry(located(study, folder), tmp_path / "out", data=folder, watch=True)
+    assert [result["steps"] for result in results] == [4] * 8
+    for result in results:
+        share, floor = (result["metrics"][f"heads/{name}/mean"] for name in ("entropy_share", "entropy_floor_centred"))
+        assert 0 < result["metrics"]["watched/entropy_share/least"] <= 1 and share <= 1
+        assert 0 < floor <= result["metrics"]["heads/attention_entropy/mean"]
+    # two seeds decide nothing, and models of four steps have not learned
+    assert {claim.verdict for claim in analyse(tmp_path / "out").claims} == {"not testable here"}
+
+
 def test_sigma_simclr_runs_from_views_to_claims(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (64, 3, 32, 32), generator=generator, dtype=torch.uint8)

@@ -6,8 +6,8 @@ Zhai et al. 2023 compare models of 6 layers per side on WMT; this study trains a
 from __future__ import annotations
 
 from headwise.experiments.premises import learned
-from headwise.study import Claim, ClaimTest, Premise, Scale, Study
-from headwise_papers.sigma_translation import SIGMA, SMALL, SOURCE, UNIGRAM
+from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise_papers.sigma_translation import SIGMA, SMALL, SOURCE, UNIGRAM, reference
 from headwise_papers.tasks.translation import Translation
 
 DEEP = "baseline | norm=deep, learning_rate=0.002"
@@ -49,11 +49,7 @@ STUDY = Study(
     watch=True,
     premises=(
         learned("test/loss", UNIGRAM, 0.5, arm=DEEP, lower=True).model_copy(update={"name": "learned"}),
-        Premise(
-            name="a reference",
-            text="DeepNorm is a model to be matched: at its own best rate its test loss is below that of post-LN",
-            tests=(ClaimTest(arm=DEEP, outcome="test/loss", says="lower"),),
-        ),
+        reference(DEEP, "at its own best rate its test loss is below that of post-LN at its own"),
     ),
     claims=(
         Claim(
