@@ -62,7 +62,7 @@ def test_the_number_of_jobs_changes_no_number(tmp_path):
 
 
 def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp_path):
-    study, listener = tiny_study("Slow", seeds=2), Silent()
+    study, listener = tiny_study("Slow", seeds=1), Silent()
     victims = []
 
     class KillOnce(Silent):
