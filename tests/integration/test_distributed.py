@@ -22,7 +22,7 @@ KEPT = ("Decorrelation", "EntropyPenalty", "GatedOutput", "NeuTRENO", "QKClip", 
 DRAWING = [repr(REGISTRY[name](**REGISTRY[name].strong)) for name in NAMES if REGISTRY[name].random]
 DRAWING += ["RelaxedAttention(gamma=0.5, fuzziness=0.3)", "Decorrelation(strength=10.0, probes=3)"]
 # of each kind of draw one: of columns, in a row, of a penalty
-KEPT_DRAWING = ("DropColumn(p=0.7)", *DRAWING[-2:])
+KEPT_DRAWING = (repr(REGISTRY["DropColumn"](**REGISTRY["DropColumn"].strong)), *DRAWING[-2:])
 # A batch norm reads the batch of its own process, as torch's does under DDP: two halves are not the whole.
 OF_NO_BATCH = {"ReAttention": {"norm": "none"}}
 

@@ -34,7 +34,7 @@ def _bounds(norm: str) -> Claim:
         source=f"{SOURCE}, in words",
         published={"entropy": "bounded (in words)"},
         tests=tuple(ClaimTest(arm=sigma, outcome=o, says="higher", against=plain) for o in (FLOOR, LEAST)),
-        needs=("learned",),
+        needs=(f"{norm} learned",),
     )
 
 
@@ -48,7 +48,10 @@ STUDY = Study(
     methods=(POST_SIGMA, DEEP, DEEP_SIGMA),
     watch=True,
     premises=(
-        learned("test/loss", UNIGRAM, 0.5, arm=DEEP, lower=True).model_copy(update={"name": "learned"}),
+        *(
+            learned("test/loss", UNIGRAM, 0.5, arm=plain, lower=True).model_copy(update={"name": f"{norm} learned"})
+            for norm, (plain, _) in NORMS.items()
+        ),
         reference(DEEP, "at its own best rate its test loss is below that of post-LN at its own"),
     ),
     claims=(
@@ -67,7 +70,7 @@ STUDY = Study(
                 ClaimTest(arm=POST_SIGMA, outcome="test/loss", says="lower"),
                 ClaimTest(arm=POST_SIGMA, outcome="test/greedy/bleu", says="higher"),
             ),
-            needs=("learned",),
+            needs=("post-LN learned",),
         ),
         *map(_bounds, NORMS),
         Claim(
@@ -78,16 +81,17 @@ STUDY = Study(
             tests=tuple(
                 ClaimTest(arm=sigma, outcome=LEAST, says="higher", level=COLLAPSED) for _, sigma in NORMS.values()
             ),
-            needs=("learned",),
+            needs=tuple(f"{norm} learned" for norm in NORMS),
         ),
     ),
     scales={"small": Scale(settings=OWN_RATES, seeds=6)},
     notes=(
-        "The rates are the best of an equal search on another seed; each arm trains 1,200 steps of 500 tokens, one "
-        "pass over the data.",
+        "The rates are the best of a search for each arm, by the loss on the same test sentences with another seed of "
+        "weights and batches. Each arm trains 1,200 steps of 500 tokens, one pass over the data.",
         "BLEU is that of the first hundred test sentences, decoded greedily.",
-        "The floor is the least entropy that a row of logits of that norm about its mean can have (theorem 3.1 of the "
-        "source), read after training; the least entropy in training is read before every fiftieth step.",
+        "The floor is the least entropy possible for a row of logits whose norm about its mean is the one measured "
+        "(theorem 3.1 of the source). It is read after training; the least entropy in training before every fiftieth "
+        "step.",
         "A diverged run counts as one that guesses among all tokens.",
         "There is no paper scale: sigma-translation has one, at one rate for all arms.",
     ),

@@ -166,19 +166,19 @@ def _called(function: Any, cls: type) -> list[Any]:
 
 # Cached: disassembling is slow, and the layers of a model share their code.
 @functools.lru_cache(maxsize=4096)
-def _globals_and_attributes(function: CodeType) -> tuple[set[str], set[str]]:
+def _globals_and_attributes(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     names: set[str] = set()
     attributes: set[str] = set()
-    queue = [function]
+    queue = [code]
     while queue:
-        code = queue.pop()
-        for step in dis.get_instructions(code):
+        current = queue.pop()
+        for step in dis.get_instructions(current):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 names.add(step.argval)
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
                 attributes.add(step.argval)
-        queue.extend(c for c in code.co_consts if inspect.iscode(c))
-    return names, attributes
+        queue.extend(c for c in current.co_consts if inspect.iscode(c))
+    return frozenset(names), frozenset(attributes)
 
 
 def calls(layer: nn.Module | type, target: str, depth: int = 3) -> bool:
