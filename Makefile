@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 2
 CAPABILITIES ?= default avx2
 TORCH ?= torch==2.13.0
 VERSIONS ?= oldest
