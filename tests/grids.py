@@ -7,6 +7,10 @@ import pytest
 
 def part_of_grid(values: Iterable, kept: Collection) -> list:
     """Return all values as parameters, those that are not kept marked `grid`; a tuple means several arguments."""
+    values = list(values)
+    # a name that is spelt otherwise would leave every run but that of the grid in silence
+    lost = [one for one in kept if one not in values]
+    assert not lost, f"kept, but not among the values: {lost}"
     return [value if value in kept else pytest.param(*_several(value), marks=pytest.mark.grid) for value in values]
 
 
