@@ -4,6 +4,7 @@ python docs/second_run.py results/blog-cifar10 docs/results/blog-cifar10
 
 Prints a Markdown row for each outcome with kept differences: how many differences from the baseline are equal to the
 bit, the largest change of a mean over seeds, and for scale the standard error of the kept mean over as many seeds.
+With --summary, prints one row for the study, as in docs/results/second_runs.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import math
 import statistics
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 from keep_results import DIFFERENCES
@@ -56,8 +58,18 @@ def measured_differences(study: StudyFolder, outcome: str) -> dict[str, dict[int
     }
 
 
-def row(study: StudyFolder, outcome: str, kept: dict[str, dict[int, float]]) -> str | None:
-    """Return the row of an outcome, or None if the second run did not measure it."""
+@dataclass
+class Agreement:
+    """How the differences of one outcome from the baseline agree with the kept ones, over all arms."""
+
+    equal: int
+    total: int
+    # for each arm the change of the mean over seeds, and the standard error of the kept mean over as many seeds
+    changes: list[tuple[float, float]]
+
+
+def agreement(study: StudyFolder, outcome: str, kept: dict[str, dict[int, float]]) -> Agreement | None:
+    """Return the agreement of an outcome, or None if the second run did not measure it."""
     equal, total, changes = 0, 0, []
     for arm, again in measured_differences(study, outcome).items():
         shared = sorted(again.keys() & kept.get(arm, {}).keys())
@@ -69,11 +81,22 @@ def row(study: StudyFolder, outcome: str, kept: dict[str, dict[int, float]]) -> 
         every = list(kept[arm].values())
         error = statistics.stdev(every) / math.sqrt(len(shared)) if len(every) > 1 else math.nan
         changes.append((abs(change), error))
-    if not changes:
-        return None
+    return Agreement(equal, total, changes) if changes else None
+
+
+def row(study: StudyFolder, outcome: str, of: Agreement) -> str:
+    """Return the row of an outcome."""
     unit = unit_of(study.study.outcome(outcome))
-    largest, error = (f"{unit.number(value)} {unit.difference}".strip() for value in max(changes))
-    return f"| {outcome} | {len(changes)} | {equal} of {total} | {largest} | {error} |"
+    largest, error = (f"{unit.number(value)} {unit.difference}".strip() for value in max(of.changes))
+    return f"| {outcome} | {len(of.changes)} | {of.equal} of {of.total} | {largest} | {error} |"
+
+
+def summary(name: str, seeds: int, agreements: list[Agreement]) -> str:
+    """Return the row of a study: equal differences, and the median and largest change of a mean in standard errors."""
+    equal, total = sum(one.equal for one in agreements), sum(one.total for one in agreements)
+    relative = [change / error for one in agreements for change, error in one.changes if error > 0]
+    changes = f"{statistics.median(relative):.2g}, {max(relative):.2g}" if relative else "–"
+    return f"| {name} | {seeds} | {len(agreements)} | {equal:,} of {total:,} | {changes} |"
 
 
 def main() -> None:
@@ -81,14 +104,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of the second run")
     parser.add_argument("kept", type=Path, help="the folder of the kept results")
+    parser.add_argument("--summary", action="store_true", help="print one row for the study")
     options = parser.parse_args()
     try:
         study = read_study(options.folder)
     except StudyError as error:
         parser.exit(1, f"{error}\n")
-    rows = [row(study, outcome, kept) for outcome, kept in kept_differences(options.kept).items()]
+    measured = {
+        outcome: one
+        for outcome, kept in kept_differences(options.kept).items()
+        if (one := agreement(study, outcome, kept)) is not None
+    }
+    if options.summary:
+        seeds = {run.seed for arm in study.arms for run in study.of(arm)}
+        print(summary(study.study.name, len(seeds), list(measured.values())))
+        return
     print(HEADER)
-    print("\n".join(one for one in rows if one is not None))
+    print("\n".join(row(study, outcome, one) for outcome, one in measured.items()))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ def test_equal_differences_are_counted_and_a_changed_one_is_told(tmp_path, monke
             rows.writerow(["test/accuracy", ARMS[1], seed, repr(value + 0.1 * (seed == first))])
     kept = second_run.kept_differences(tmp_path)["test/accuracy"]
     seeds = len(measured[ARMS[1]])
-    line = second_run.row(study, "test/accuracy", kept)
+    found = second_run.agreement(study, "test/accuracy", kept)
+    line = second_run.row(study, "test/accuracy", found)
     # one seed moved by ten points, the mean by ten over the number of seeds
     assert line.startswith(f"| test/accuracy | 1 | {seeds - 1} of {seeds} | {10 / seeds:.2f} points | ")
-    assert second_run.row(study, "test/miou", {}) is None
+    assert second_run.agreement(study, "test/miou", {}) is None
+    [(change, error)] = found.changes
+    row = second_run.summary("toy", seeds, [found])
+    assert row == f"| toy | {seeds} | 1 | {seeds - 1} of {seeds} | {change / error:.2g}, {change / error:.2g} |"
