@@ -11,6 +11,8 @@ CAPABILITIES ?= default avx2
 TORCH ?= torch==2.13.0
 VERSIONS ?= oldest
 STUB := PYTHONPATH=tests
+# Bytecode is kept even where the environment forbids it: every worker and a hundred processes import the same files.
+TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
 .PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
@@ -63,20 +65,20 @@ types: $(VENV)/.test
 
 pytest: $(VENV)/.test
 	@echo "make pytest: the tests that ARGS leaves: tens of minutes; result here"
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
 
 # which lines make test does not run, in the processes that it starts too
 coverage: $(VENV)/.test
 	@echo "make coverage: lines: tens of minutes; result: build/coverage/index.html"
 	$(PIP) install -c $(CONSTRAINTS) pytest-cov
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
+	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
 
 # make test runs the machine's best instructions; the others must give the same bits.
 bits: $(VENV)/.test
 	@echo "make bits: one round for each instruction set: minutes each; result here"
 	for capability in $(CAPABILITIES); do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
-		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
+		ATEN_CPU_CAPABILITY=$$capability $(TESTING) $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
 	done
 
 # The private names of other libraries, which the other environments have in their newest versions. TORCH=torch==2.9.0

@@ -310,11 +310,15 @@ def test_without_lightning_the_remedy_is_named():
 @pytest.mark.grid
 def test_the_other_name_of_lightning_is_taken_where_a_script_imports_it(tmp_path):
     (tmp_path / "pytorch_lightning.py").write_text("class Callback: pass\n")
+    # to be found again, but not imported yet
     code = (
-        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport pytorch_lightning\nfrom headwise.lightning import "
+        "import sys\ndel sys.modules['lightning'], sys.modules['pytorch_lightning']\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\nimport pytorch_lightning\nfrom headwise.lightning import "
         "HeadwiseCallback\n"
     )
-    done = run_without(set(), code + "print(issubclass(HeadwiseCallback, pytorch_lightning.Callback))")
+    done = run_without(
+        {"lightning", "pytorch_lightning"}, code + "print(issubclass(HeadwiseCallback, pytorch_lightning.Callback))"
+    )
     assert done.stdout == "True\n", done.stderr
 
 

@@ -62,11 +62,9 @@ def test_every_class_in_the_room_of_methods_has_its_line() -> None:
 
 
 def test_a_folder_is_looked_for_without_torch() -> None:
-    code = (
-        "import sys\nfrom headwise import core, files\nassert not hasattr(sys.modules['headwise'], "
-        "'nothing')\nprint('torch' in sys.modules)"
-    )
-    assert run_without(set(), code).stdout == "False\n"
+    code = "import sys\nfrom headwise import core, files\nprint(hasattr(sys.modules['headwise'], 'nothing'))"
+    done = run_without({"torch"}, code)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_python_says_which_name_was_meant() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.files.optional_imports import load
-from headwise.pages.charts import Row, specification
+from headwise.pages.charts import Row, chart_of, specification
 
 KINDS = ("control", "method", "pair")
 AGAINST = ("the plain model", "the best control")
@@ -19,7 +19,7 @@ def pareto(rows: Sequence[Row]) -> Any:
     A row has name, words, kind, cost, gain, low, high and best; the names of the best are written beside their points.
     """
     alt = load("altair", "study")
-    base = alt.Chart(alt.InlineData(values=list(rows)))
+    base = chart_of(alt, rows)
     across = alt.X(
         "cost", type="quantitative", title="time of a step, of the plain model's", scale=alt.Scale(zero=False)
     )
@@ -33,15 +33,15 @@ def pareto(rows: Sequence[Row]) -> Any:
     shape = alt.Shape("kind", type="nominal", scale=alt.Scale(domain=list(KINDS)), legend=None)
     words = [alt.Tooltip(name, type="nominal") for name in ("name", "words")]
     intervals = base.mark_rule(opacity=0.35).encode(
-        x=across, y=alt.Y("low", type="quantitative"), y2="high", color=colour
+        x=across, y=alt.Y("low", type="quantitative"), y2=alt.Y2("high"), color=colour
     )
     points = base.mark_point(filled=True, size=60).encode(x=across, y=up, color=colour, shape=shape, tooltip=words)
     names = (
-        alt.Chart(alt.InlineData(values=[row for row in rows if row["best"]]))
+        chart_of(alt, [row for row in rows if row["best"]])
         .mark_text(align="left", dx=7, fontSize=11, color="var(--ink)")
         .encode(x=across, y=up, text=alt.Text("name", type="nominal"))
     )
-    return alt.layer(intervals, points, names).properties(width="container", height=340)
+    return alt.layer(intervals, points, names, width="container", height=340)
 
 
 @specification
@@ -51,7 +51,7 @@ def forest(rows: Sequence[Row], *, title: str, order: Sequence[str]) -> Any:
     A row has entry, against, mean, low, high, verdict and words.
     """
     alt = load("altair", "study")
-    base = alt.Chart(alt.InlineData(values=list(rows)))
+    base = chart_of(alt, rows)
     up = alt.Y(
         "entry",
         type="nominal",
@@ -70,12 +70,12 @@ def forest(rows: Sequence[Row], *, title: str, order: Sequence[str]) -> Any:
     words = [alt.Tooltip(name, type="nominal") for name in ("entry", "against", "words", "verdict")]
     across = alt.X("mean", type="quantitative", title=title)
     intervals = base.mark_rule(strokeWidth=1.5).encode(
-        x=alt.X("low", type="quantitative", title=title), x2="high", y=up, yOffset=beside, color=colour
+        x=alt.X("low", type="quantitative", title=title), x2=alt.X2("high"), y=up, yOffset=beside, color=colour
     )
     points = base.mark_point(filled=True, size=28).encode(x=across, y=up, yOffset=beside, color=colour, tooltip=words)
-    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}])).mark_rule(color="var(--ink)", opacity=0.5)
+    zero = chart_of(alt, [{"zero": 0}]).mark_rule(color="var(--ink)", opacity=0.5)
     zero = zero.encode(x=alt.X("zero", type="quantitative", title=title))
-    return alt.layer(zero, intervals, points).properties(width="container", height=alt.Step(9))
+    return alt.layer(zero, intervals, points, width="container", height=alt.Step(9))
 
 
 def undominated(points: dict[str, tuple[float, float]]) -> set[str]:

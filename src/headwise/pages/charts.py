@@ -32,6 +32,11 @@ def specification(build: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return specify
 
 
+def chart_of(alt: Any, rows: Iterable[Row]) -> Any:
+    """Return a chart without a mark of `rows`, as a tuple because Altair copies a list for every layer."""
+    return alt.Chart(alt.InlineData(values=tuple(rows)))
+
+
 @specification
 def heat_map(
     rows: Iterable[Row],
@@ -75,7 +80,7 @@ def heat_map(
     alt = load("altair", "study")
     rows, steps = _with_positions(rows, reading)
     along = reading or x
-    base = alt.Chart(alt.InlineData(values=_in_lists(rows, along, value) if packed else rows))
+    base = chart_of(alt, _in_lists(rows, along, value) if packed else rows)
     if reading:
         last = max(len(steps) - 1, 0)
         slider = alt.binding_range(min=0, max=last, step=1, name=f"{reading} ")
@@ -185,7 +190,7 @@ def attention_maps(heads: Sequence[Sequence[Sequence[float]]], *, top: float) ->
         for head, maps in enumerate(heads)
         for query, weights in enumerate(maps)
     ]
-    base = alt.Chart(alt.InlineData(values=rows)).transform_calculate(key=f"sequence({keys})")
+    base = chart_of(alt, rows).transform_calculate(key=f"sequence({keys})")
     base = base.transform_flatten(["weights", "key"], ["weight", "key"])
     base = base.transform_calculate(place=f"datum.head * {step} + datum.key")
     middles = [head * step + keys // 2 for head in range(len(heads))]
@@ -230,8 +235,8 @@ def pairs_of(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) 
     legend = alt.Legend(title=series, orient="top", columns=2, labelLimit=170) if len(names) > 1 else None
     across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=5, grid=False))
     up = alt.Y("y", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
-    line = alt.Chart(alt.InlineData(values=[{"x": 0, "y": 0}, {"x": largest, "y": largest}]))
-    points = alt.Chart(alt.InlineData(values=flat)).mark_point(filled=True, size=22, opacity=0.6)
+    line = chart_of(alt, [{"x": 0, "y": 0}, {"x": largest, "y": largest}])
+    points = chart_of(alt, flat).mark_point(filled=True, size=22, opacity=0.6)
     tooltips = [alt.Tooltip("series", type="nominal")] if series else []
     tooltips += [alt.Tooltip(n, type="quantitative", title=t, format=".4g") for n, t in (("x", x), ("y", y))]
     return alt.layer(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headwise.files.optional_imports import load
-from headwise.pages.charts import Row, specification
+from headwise.pages.charts import Row, chart_of, specification
 
 
 @specification
@@ -19,7 +19,7 @@ def curves(
     `broken` holds the points (x, value, run) of diverged runs, each drawn as a line that ends in a cross.
     """
     alt = load("altair", "study")
-    base = alt.Chart(alt.InlineData(values=list(rows)))
+    base = chart_of(alt, rows)
     scale = alt.Scale(domain=list(domain), zero=False, clamp=True) if domain else alt.Scale(zero=False)
     across = alt.X(
         "x", type="quantitative", title=x, axis=alt.Axis(values=_ticks([row["x"] for row in rows]), grid=False)
@@ -47,14 +47,16 @@ def curves(
     if rows:
         mean = base.mark_line(strokeWidth=1.8, point=single)
         layers.append(
-            mean.encode(x=across, y=up, color=colour, strokeDash=dash, detail="split:N", tooltip=[*words, *number])
+            mean.encode(
+                x=across, y=up, color=colour, strokeDash=dash, detail=alt.Detail("split:N"), tooltip=[*words, *number]
+            )
         )
     if any(row["low"] is not None for row in rows):
-        band = band.encode(x=across, y=up, y2="high:Q", color=colour, detail="split:N")
+        band = band.encode(x=across, y=up, y2=alt.Y2("high:Q"), color=colour, detail=alt.Detail("split:N"))
         layers.insert(0, band.transform_calculate(mean="datum.low"))
     if broken:
         layers += _broken(alt, broken, across, scale, y)
-    return alt.layer(*layers).properties(width="container", height=170)
+    return alt.layer(*layers, width="container", height=170)
 
 
 def _ticks(epochs: list[int], most: int = 8) -> list[int]:
@@ -63,13 +65,13 @@ def _ticks(epochs: list[int], most: int = 8) -> list[int]:
 
 
 def _broken(alt: Any, broken: Sequence[Row], across: Any, scale: Any, y: str) -> list[Any]:
-    points = alt.Chart(alt.InlineData(values=list(broken)))
+    points = chart_of(alt, broken)
     up = alt.Y("value", type="quantitative", title=y, scale=scale)
     ends = points.transform_filter("datum.last").mark_point(
         shape="cross", angle=45, size=60, filled=True, color="var(--vermillion)"
     )
     return [
-        points.mark_line(strokeWidth=1, color="var(--vermillion)").encode(x=across, y=up, detail="run:N"),
+        points.mark_line(strokeWidth=1, color="var(--vermillion)").encode(x=across, y=up, detail=alt.Detail("run:N")),
         ends.encode(x=across, y=up, tooltip=[alt.Tooltip("run", type="nominal")]),
     ]
 
@@ -93,7 +95,7 @@ def lines(
     ]
     flat = [row for row in flat if not (log_x and not _positive(row["x"])) and not (log_y and not _positive(row["y"]))]
     names = list(dict.fromkeys(row["series"] for row in flat))
-    base = alt.Chart(alt.InlineData(values=flat))
+    base = chart_of(alt, flat)
     across_type = "quantitative" if all(isinstance(row["x"], (int, float)) for row in flat) else "ordinal"
     across_scale = {"scale": _scale(alt, log_x)} if across_type == "quantitative" else {}
     legend = (
@@ -144,28 +146,28 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
     """
     alt = load("altair", "study")
     order = [row["x"] for row in rows]
-    base = alt.Chart(alt.InlineData(values=list(rows)))
+    base = chart_of(alt, rows)
     across = alt.X("x", type="ordinal", title=x, sort=order, axis=alt.Axis(labelAngle=0, grid=False))
     up = alt.Y("mean", type="quantitative", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
     words = [alt.Tooltip("x", type="nominal", title=x)]
     words += [alt.Tooltip(name, type="quantitative", format=".4g") for name in ("mean", "low", "high")]
     layers = []
     if baseline is not None:
-        rule = alt.Chart(alt.InlineData(values=[{"mean": baseline}])).mark_rule(color="var(--grey)", strokeDash=[4, 3])
+        rule = chart_of(alt, [{"mean": baseline}]).mark_rule(color="var(--grey)", strokeDash=[4, 3])
         layers.append(rule.encode(y=up))
     if seeds:
-        dots = alt.Chart(alt.InlineData(values=list(seeds))).mark_circle(
-            size=22, opacity=0.4, color="var(--ink)", xOffset=9
-        )
+        dots = chart_of(alt, seeds).mark_circle(size=22, opacity=0.4, color="var(--ink)", xOffset=9)
         tooltips = [alt.Tooltip("seed", type="nominal"), alt.Tooltip("value", type="quantitative", format=".4g")]
         layers.append(dots.encode(x=across, y=alt.Y("value", type="quantitative", title=y), tooltip=tooltips))
     layers.append(base.mark_line(strokeWidth=1.6, color="var(--blue)").encode(x=across, y=up))
     if any(row["low"] is not None for row in rows):
         bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color="var(--blue)")
-        layers.append(bars.encode(x=across, y=up, y2="high:Q", tooltip=words).transform_calculate(mean="datum.low"))
+        layers.append(
+            bars.encode(x=across, y=up, y2=alt.Y2("high:Q"), tooltip=words).transform_calculate(mean="datum.low")
+        )
     points = base.mark_point(filled=True, size=70, opacity=1, color="var(--blue)")
     layers.append(points.encode(x=across, y=up, tooltip=words))
-    return alt.layer(*layers).properties(width="container", height=220)
+    return alt.layer(*layers, width="container", height=220)
 
 
 # width of a letter and height of a line of a point's name, in pixels
@@ -179,7 +181,7 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
     A row has name, label, x, mean, low, high (None without an interval) and role ("arm" or "baseline").
     """
     alt = load("altair", "study")
-    base = alt.Chart(alt.InlineData(values=list(rows)))
+    base = chart_of(alt, rows)
     scale = alt.Scale(zero=False, nice=True, padding=14)
     across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=6))
     up = alt.Y("mean", type="quantitative", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
@@ -191,7 +193,7 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
     layers = []
     if any(row["low"] is not None for row in rows):
         bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=1.4, opacity=0.6)
-        bars = bars.encode(x=across, y=up, y2="high:Q", color=colour, tooltip=words)
+        bars = bars.encode(x=across, y=up, y2=alt.Y2("high:Q"), color=colour, tooltip=words)
         layers.append(bars.transform_calculate(mean="datum.low"))
     layers.append(
         base.mark_point(filled=True, size=80, opacity=1).encode(
@@ -203,8 +205,8 @@ def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
         # _beside puts each name where there is room
         name = base.transform_filter(alt.datum.label == row["label"])
         text = name.mark_text(fontSize=11, color="var(--ink)", limit=210, **places[row["label"]])
-        layers.append(text.encode(x=across, y=up, text="name:N"))
-    return alt.layer(*layers).properties(width="container", height=300)
+        layers.append(text.encode(x=across, y=up, text=alt.Text("name:N")))
+    return alt.layer(*layers, width="container", height=300)
 
 
 def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from headwise.files.optional_imports import load
-from headwise.pages.charts import specification
+from headwise.pages.charts import chart_of, specification
 from headwise.pages.formats import p_value
 from headwise.pages.line_charts import dose
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
@@ -55,7 +55,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
     order = [row["label"] for row in rows]
-    base = alt.Chart(alt.InlineData(values=flat))
+    base = chart_of(alt, flat)
     seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]]
     # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
     intervals = any(row["low"] is not None for row in rows)
@@ -73,7 +73,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     if margin is not None:
         layers.insert(0, _margin(alt, margin, title))
     if intervals:
-        layers.append(_intervals(base, x, y, _colour(alt), words, 2.5))
+        layers.append(_intervals(alt, base, x, y, _colour(alt), words, 2.5))
     if seeds:
         layers.append(_seeds(alt, seeds, title, y))
     layers.append(
@@ -82,7 +82,7 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
         )
     )
     layers += _labels(alt, base, y)
-    return alt.layer(*layers).properties(width="container", height=_height(len(order)) * len(order) + 8)
+    return alt.layer(*layers, width="container", height=_height(len(order)) * len(order) + 8)
 
 
 @specification
@@ -90,14 +90,14 @@ def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> A
     """Return a small chart of the rows of `forest`, to put next to those of other outcomes."""
     alt = load("altair", "study")
     flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
-    base = alt.Chart(alt.InlineData(values=flat))
+    base = chart_of(alt, flat)
     y = alt.Y("label", type="nominal", title=None, sort=[row["label"] for row in rows], axis=None)
     scale = alt.Scale(zero=True, nice=True, reverse=reverse)
     x = alt.X("mean", type="quantitative", title=title, scale=scale, axis=_ticks(alt, 4))
     words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
     layers = [_zero(alt, title)]
     if any(row["low"] is not None for row in rows):
-        layers.append(_intervals(base, x, y, _colour(alt), words, 2))
+        layers.append(_intervals(alt, base, x, y, _colour(alt), words, 2))
     points = base.mark_point(filled=True, size=60, opacity=1)
     layers.append(points.encode(x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words))
     name = functools.partial(
@@ -107,9 +107,9 @@ def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> A
         fontSize=10.5,
         limit={"expr": "width"},
     )
-    left = {"y": y, "x": alt.value(2), "text": "named:N"}
+    left = {"y": y, "x": alt.XValue(2), "text": alt.Text("named:N")}
     layers += [name(stroke="var(--paper)", strokeWidth=4).encode(**left), name(color="var(--ink)").encode(**left)]
-    return alt.layer(*layers).properties(width="container", height=32 * len(rows) + 6)
+    return alt.layer(*layers, width="container", height=32 * len(rows) + 6)
 
 
 def _height(rows: int) -> int:
@@ -121,22 +121,24 @@ def _ticks(alt: Any, count: int = 6) -> Any:
 
 
 def _zero(alt: Any, title: str) -> Any:
-    zero = alt.Chart(alt.InlineData(values=[{"zero": 0}])).mark_rule(color="var(--ink)", strokeWidth=1)
+    zero = chart_of(alt, [{"zero": 0}]).mark_rule(color="var(--ink)", strokeWidth=1)
     return zero.encode(x=alt.X("zero", type="quantitative", title=title))
 
 
 def _margin(alt: Any, margin: float, title: str) -> Any:
-    ends = alt.Chart(alt.InlineData(values=[{"from": -margin, "to": margin}])).mark_rect(color="var(--faint)")
-    return ends.encode(x=alt.X("from", type="quantitative", title=title), x2="to:Q")
+    ends = chart_of(alt, [{"from": -margin, "to": margin}]).mark_rect(color="var(--faint)")
+    return ends.encode(x=alt.X("from", type="quantitative", title=title), x2=alt.X2("to:Q"))
 
 
-def _intervals(base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: float) -> Any:
+def _intervals(alt: Any, base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: float) -> Any:
     marks = base.transform_filter("datum.low != null").mark_rule(strokeWidth=width)
-    return marks.encode(x=x, x2="high:Q", y=y, color=colour, tooltip=words).transform_calculate(mean="datum.low")
+    return marks.encode(x=x, x2=alt.X2("high:Q"), y=y, color=colour, tooltip=words).transform_calculate(
+        mean="datum.low"
+    )
 
 
 def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
-    dots = alt.Chart(alt.InlineData(values=seeds)).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
+    dots = chart_of(alt, seeds).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
     tooltips = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
     tooltips.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
     return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=tooltips)
@@ -158,8 +160,8 @@ def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
         dy=-16,
         fontSize=11.5,
     )
-    left = {"y": y, "x": alt.value(2), "text": "named:N"}
-    right = {"y": y, "x": alt.value("width"), "text": "beside:N"}
+    left = {"y": y, "x": alt.XValue(2), "text": alt.Text("named:N")}
+    right = {"y": y, "x": alt.XValue("width"), "text": alt.Text("beside:N")}
     # a background for the labels, so that the zero line passes behind them
     behind = {"stroke": "var(--paper)", "strokeWidth": 5}
     return [

@@ -252,7 +252,7 @@ def _panel(alt: Any, name: str, records: Sequence[Record], alerts: Sequence[Aler
         x=alt.X("step", type="quantitative", title="optimizer step"),
         y=alt.Y("value", type="quantitative", title=title, scale=alt.Scale(zero=False)),
         color=alt.Color("layer", type="quantitative", title="layer", scale=alt.Scale(scheme=SCHEME)),
-        detail="place:N",
+        detail=alt.Detail("place:N"),
         tooltip=[alt.Tooltip(field) for field in ("place:N", "step:Q", "value:Q")],
     )
     if not alerts:
