@@ -88,25 +88,31 @@ def test_links_of_what_is_written_lead_somewhere(path):
             assert place in anchors(found), f"{path.name}: {link}"
 
 
-def test_the_names_that_the_build_makes_are_those_that_links_may_have(site, tmp_path):
-    site["reference"].write(tmp_path / "api")
-    written = {DOCS / "generated" / "api" / path.name for path in (tmp_path / "api").iterdir()}
+@pytest.fixture(scope="module")
+def api(site, tmp_path_factory):
+    """Return the folder of the written API reference, for which every command's help is printed."""
+    folder = tmp_path_factory.mktemp("reference") / "api"
+    site["reference"].write(folder)
+    return folder
+
+
+def test_the_names_that_the_build_makes_are_those_that_links_may_have(api):
+    written = {DOCS / "generated" / "api" / path.name for path in api.iterdir()}
     assert written == {path for path in made_by_the_build() if path.parent.name == "api"}
-    text = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "api").glob("*.md"))
+    text = "".join(path.read_text(encoding="utf-8") for path in api.glob("*.md"))
     for name in [name for name in dir(headwise) if name not in methods.__all__ and name != "__version__"]:
         assert len(re.findall(rf"auto\w+:: headwise\.{name}\n", text)) == 1, name
     assert "headwise audit" in text and "--jobs" in text
-    own = (tmp_path / "api" / "own_method.md").read_text(encoding="utf-8")
+    own = (api / "own_method.md").read_text(encoding="utf-8")
     assert "### `rowwise`\n\nDefault: `False`. Whether" in own and "### `weights`\n\n```python\nweights(self" in own
 
 
-def test_every_statistic_is_explained_in_one_table_and_in_full(site, tmp_path):
+def test_every_statistic_is_explained_in_one_table_and_in_full(api):
     from headwise.statistics import STATISTICS
     from headwise.statistics.weights import WEIGHT_STATISTICS
     from headwise.watching.whole_model import OF_MODEL
 
-    site["reference"].write(tmp_path / "api")
-    text = (tmp_path / "api" / "statistics.md").read_text(encoding="utf-8")
+    text = (api / "statistics.md").read_text(encoding="utf-8")
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\| \[?`", line)]
     assert [re.search(r"`(\w+)`", row[0])[1] for row in rows] == [*STATISTICS, *WEIGHT_STATISTICS, *OF_MODEL]
     assert all(cell.strip() for row in rows for cell in row)

@@ -44,7 +44,13 @@ def test_the_unit_of_gains_is_the_spread_over_fresh_seeds_too(tmp_path):
 
 def test_final_runs_are_not_dropped_and_fresh_seeds_stay_fresh(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "installed_folders", list)
-    request = {"sources": (write_source(tmp_path / "source"),), "run": True, "out": tmp_path / "out", "trials": 1}
+    request = {
+        "sources": (write_source(tmp_path / "source"),),
+        "run": True,
+        "out": tmp_path / "out",
+        "trials": 1,
+        "jobs": 1,
+    }
     world(tmp_path / "out" / "dots", "dots")
     with pytest.raises(StudyError, match=r"contains final runs on seeds 0 to 5, and --seeds 3 .* Give --seeds 6"):
         command.run(LeagueRequest(**request, seeds=3))
