@@ -407,9 +407,18 @@ def repeated(study: StudyRecord | FindingsRecord, took: str = "") -> list[str]:
     processor = f"{hardware.get('processor', 'unknown')}, {hardware.get('cores', 'unknown')} cores"
     parts = [f"Command: `{command}`.", f"Versions: {_listed(study.versions)}.", f"Hardware: {processor}."]
     parts += [took] if took else []
-    parts.append(f"Commit {(study.commit or 'unknown')[:12]}.")
+    parts.append(_commits(study))
     scale = [f"Scale: {study.scale}."] if study.scale else []
     return [" ".join([*scale, f"Settings: {_listed(study.settings)}."]), "", " ".join(parts)]
+
+
+def _commits(study: StudyRecord | FindingsRecord) -> str:
+    runs: Counter[str] = Counter()
+    for environment in study.environments if isinstance(study, StudyRecord) else []:
+        runs[(environment.commit or "unknown")[:12]] += environment.runs
+    if len(runs) > 1:
+        return f"Commits {', '.join(f'{commit} ({count} runs)' for commit, count in runs.items())}."
+    return f"Commit {(study.commit or 'unknown')[:12]}."
 
 
 def _listed(values: dict[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ python docs/second_run.py results/blog-cifar10 docs/results/blog-cifar10
 
 Prints a Markdown row for each outcome with kept differences: how many differences from the baseline are equal to the
 bit, the largest change of a mean over seeds, and for scale the standard error of the kept mean over as many seeds.
-With --summary, prints one row for the study, as in docs/results/second_runs.md.
+With --summary, prints one row for the study, without times, as in docs/results/second_runs.md.
 """
 
 from __future__ import annotations
@@ -94,7 +94,12 @@ def row(study: StudyFolder, outcome: str, of: Agreement) -> str:
 def summary(name: str, seeds: int, agreements: list[Agreement]) -> str:
     """Return the row of a study: equal differences, and the median and largest change of a mean in standard errors."""
     equal, total = sum(one.equal for one in agreements), sum(one.total for one in agreements)
-    relative = [change / error for one in agreements for change, error in one.changes if error > 0]
+    # what was the same in all kept seeds has no error: any change of it is infinitely large
+    relative = [
+        change / error if error > 0 else math.inf * bool(change) if change else 0.0
+        for one in agreements
+        for change, error in one.changes
+    ]
     changes = f"{statistics.median(relative):.2g}, {max(relative):.2g}" if relative else "–"
     return f"| {name} | {seeds} | {len(agreements)} | {equal:,} of {total:,} | {changes} |"
 
@@ -117,7 +122,9 @@ def main() -> None:
     }
     if options.summary:
         seeds = {run.seed for arm in study.arms for run in study.of(arm)}
-        print(summary(study.study.name, len(seeds), list(measured.values())))
+        # a time is no figure that a second run should give again
+        repeatable = [one for outcome, one in measured.items() if outcome.rpartition("/")[2] != "time"]
+        print(summary(study.study.name, len(seeds), repeatable))
         return
     print(HEADER)
     print("\n".join(row(study, outcome, one) for outcome, one in measured.items()))

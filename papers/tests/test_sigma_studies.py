@@ -69,7 +69,7 @@ def test_the_entropy_of_each_norm_is_judged_with_its_floor(tmp_path):
     tiny = ("dim=16", "mlp_dim=16", "vocabulary=280", "test_size=20", "translated=4", "layer_steps=24", "watch_every=2")
     study = small("sigma-translation-rates", *tiny)
     results = carry(located(study, folder), tmp_path / "out", data=folder, watch=True)
-    assert [result["steps"] for result in results] == [4] * 8
+    assert [result["steps"] for result in results] == [4] * 2 * len(study.arms)
     for result in results:
         share, floor = (result["metrics"][f"heads/{name}/mean"] for name in ("entropy_share", "entropy_floor_centred"))
         assert 0 < result["metrics"]["watched/entropy_share/least"] <= 1 and share <= 1

@@ -27,7 +27,8 @@ def specification(build: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     def specify(*arguments: Any, **settings: Any) -> dict[str, Any]:
         with load("altair.utils.schemapi", "study").debug_mode(False):
             dictionary: dict[str, Any] = build(*arguments, **settings).to_dict(validate=False)
-        dictionary["datasets"] = {name: list(rows) for name, rows in dictionary.get("datasets", {}).items()}
+        if "datasets" in dictionary:
+            dictionary["datasets"] = {name: list(rows) for name, rows in dictionary["datasets"].items()}
         return dictionary
 
     return specify
