@@ -13,12 +13,12 @@ from headwise_papers.tasks.blog_claims import BLOG, DECORRELATION, DROPOUT
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
 
 FEW, MIDDLE, MANY = 1000, 3000, 10_000
-EPOCHS = 30
+EPOCHS = 25
 # threshold of a "very large" gap: half of the 40 points in the blog's figures
 LARGE = 0.2
 ALIKE = "heads/head_redundancy/mean"
 SCALES = scales(
-    epochs=EPOCHS, learning_rate=2e-3, dim=96, depth=3, head_dim=16, mlp_dim=96, test_size=2000, train_size=MANY
+    epochs=EPOCHS, learning_rate=1e-3, dim=96, depth=3, head_dim=16, mlp_dim=96, test_size=2000, train_size=MANY
 )
 
 
