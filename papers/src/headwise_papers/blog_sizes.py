@@ -12,11 +12,14 @@ from headwise.study import Claim, ClaimTest, Evaluation, Metric, Study
 from headwise_papers.tasks.blog_claims import BLOG, DECORRELATION, DROPOUT
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
 
-FEW, MIDDLE, MANY = 400, 1200, 3600
+FEW, MIDDLE, MANY = 1000, 3000, 10_000
+EPOCHS = 25
 # threshold of a "very large" gap: half of the 40 points in the blog's figures
 LARGE = 0.2
 ALIKE = "heads/head_redundancy/mean"
-SCALES = scales(epochs=24, test_size=2000, train_size=MANY)
+SCALES = scales(
+    epochs=EPOCHS, learning_rate=1e-3, dim=96, depth=3, head_dim=16, mlp_dim=96, test_size=2000, train_size=MANY
+)
 
 
 class SizedBlogImages(BlogImages):
@@ -81,7 +84,7 @@ STUDY = Study(
             *(ClaimTest(arm="baseline", outcome=_gap(n), says="higher", level=LARGE) for n in (FEW, MIDDLE, MANY)),
         ),
         _claim(
-            "Fewer images mean more overfitting: the plain model's gap is larger with 400 than with 3,600.",
+            f"Fewer images mean more overfitting: the plain model's gap is larger with {FEW:,} than with {MANY:,}.",
             "introduction",
             ClaimTest(arm="baseline", outcome=_gap(FEW), says="higher", against_outcome=_gap(MANY)),
         ),
@@ -94,13 +97,13 @@ STUDY = Study(
             for count in (FEW, MANY)
         ),
         _claim(
-            "Decorrelation makes the heads of a layer attend less alike, with 3,600 images.",
+            f"Decorrelation makes the heads of a layer attend less alike, with {MANY:,} images.",
             "methods",
             ClaimTest(arm=DECORRELATION, outcome=ALIKE, says="lower"),
         ),
         Claim(
-            text="DropHead makes the heads of a layer attend more alike, with 3,600 images: each must do without the "
-            "others.",
+            text=f"DropHead makes the heads of a layer attend more alike, with {MANY:,} images: each must do without "
+            "the others.",
             source="our own question",
             published={"figure": "not published"},
             tests=(ClaimTest(arm=DROPOUT[1], outcome=ALIKE, says="higher"),),
@@ -110,8 +113,8 @@ STUDY = Study(
     notes=(
         NOTES[0].partition(";")[0] + ".",
         *NOTES[1:],
-        "Every number of images is passed 24 times, so that more images mean more steps. The figures under test, "
-        "train and gap are those of the largest number. The similarity of heads is read on 512 test images.",
+        f"Every number of images is passed {EPOCHS} times, so that more images mean more steps. The figures under "
+        "test, train and gap are those of the largest number. The similarity of heads is read on 512 test images.",
         "There is no paper scale: the blog trains only on all images.",
     ),
 )
