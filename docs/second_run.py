@@ -94,9 +94,9 @@ def row(study: StudyFolder, outcome: str, of: Agreement) -> str:
 def summary(name: str, seeds: int, agreements: list[Agreement]) -> str:
     """Return the row of a study: equal differences, and the median and largest change of a mean in standard errors."""
     equal, total = sum(one.equal for one in agreements), sum(one.total for one in agreements)
-    # what was the same in all kept seeds has no error: any change of it is infinitely large
+    # a figure that is the same for all kept seeds has no error, so that any change of it counts as infinite
     relative = [
-        change / error if error > 0 else math.inf * bool(change) if change else 0.0
+        change / error if error > 0 else (math.inf if change else 0.0)
         for one in agreements
         for change, error in one.changes
     ]
