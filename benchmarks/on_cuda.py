@@ -2,6 +2,7 @@
 
 make bench-cuda                                 # T = 256 … 16384
 make bench-cuda ARGS="--only readings"
+make bench-cuda ARGS="--only methods --tokens 1024,16384 --compiled 16384"
 python benchmarks/on_cuda.py --dry-run             # tiny shapes on the CPU: tests that it runs, measures nothing
 """
 
@@ -65,8 +66,11 @@ def memory(run: Callable[[], None], device: str) -> float:
     return float(torch.cuda.max_memory_allocated() - before)
 
 
-def methods(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
-    """Print time and memory of every method over plain attention, eager over eager and compiled over compiled."""
+def methods(shapes, rounds: int, device: str, dtype: torch.dtype, compiled: tuple[int, ...] | None) -> None:
+    """Print time and memory of every method over plain attention, eager over eager and compiled over compiled.
+
+    `compiled`: the numbers of tokens at which it is compiled too; None: all.
+    """
     for causal in (False, True):
         print(f"\n### {'causal' if causal else 'non-causal'}, forward + backward, {str(dtype).split('.')[1]}\n")
         print(
@@ -83,26 +87,31 @@ def methods(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
                             Case(shape, causal, device, dtype),
                             rounds,
                             device,
+                            compiled is None or shape[2] in compiled,
                         ),
                         flush=True,
                     )
 
 
-def _row(method, goal: float | None, case: Case, rounds: int, device: str) -> str:
-    torch._dynamo.reset()
+def _row(method, goal: float | None, case: Case, rounds: int, device: str, compiled: bool) -> str:
     run = case.fitted(method)
     eager = {"plain": partial(case.plain, F.scaled_dot_product_attention), "method": partial(case.method, run)}
     over = ratio(interleave(eager, rounds), "method", "plain")
     used = memory(eager["method"], device) / memory(eager["plain"], device)
+    faster = f"{_compiled(case, run, rounds, device):.2f}" if compiled else "–"
+    meets = "-" if goal is None or device == "cpu" else "yes" if over <= goal else "NO"
+    return f"| {method!r} | {tuple(case.q.shape)} | {over:.2f} | {faster} | {used:.2f} | {goal or '-'} | {meets} |"
+
+
+def _compiled(case: Case, run: Callable[..., tuple[Tensor, Tensor]], rounds: int, device: str) -> float:
+    torch._dynamo.reset()
     # A dry run tests whether it can be traced, which needs no compiler.
     compiles = partial(torch.compile, backend="eager" if device == "cpu" else "inductor")
     compiled = {
         "plain": partial(case.plain, compiles(lambda q, k, v, **more: F.scaled_dot_product_attention(q, k, v, **more))),
         "method": partial(case.method, compiles(run)),
     }
-    faster = ratio(interleave(compiled, rounds), "method", "plain")
-    meets = "-" if goal is None or device == "cpu" else "yes" if over <= goal else "NO"
-    return f"| {method!r} | {tuple(case.q.shape)} | {over:.2f} | {faster:.2f} | {used:.2f} | {goal or '-'} | {meets} |"
+    return ratio(interleave(compiled, rounds), "method", "plain")
 
 
 def readings(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
@@ -133,6 +142,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["methods", "readings"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tokens", type=numbers, help="the sequence lengths that are measured, as 1024,16384")
+    parser.add_argument("--compiled", type=numbers, help="those at which the methods are compiled too; default: all")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
     options = parser.parse_args()
     if not options.dry_run and not torch.cuda.is_available():
@@ -140,9 +151,15 @@ def main() -> None:
     torch.manual_seed(0)
     device, dtype, shapes = ("cpu", torch.float32, TINY) if options.dry_run else ("cuda", torch.bfloat16, SHAPES)
     print(machine(torch.get_num_threads()), "(a dry run: these are not measurements)" if options.dry_run else "")
-    for name, part in {"methods": methods, "readings": readings}.items():
+    shapes = tuple(shape for shape in shapes if options.tokens is None or shape[2] in options.tokens)
+    for name, part in {"methods": partial(methods, compiled=options.compiled), "readings": readings}.items():
         if options.only in (None, name):
             part(shapes, 1 if options.dry_run else options.rounds, device, dtype)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list that commas separate."""
+    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ from headwise.studies.registry import Installed
 pytestmark = pytest.mark.grid
 
 
-def small(name, *settings, methods=()):
+def small(name, *settings, methods=(), scale="small"):
     """Return the study as the command line would, at settings that take seconds; a seed is enough to see it run."""
-    asked = {"study": name, "studies": Installed(), "scale": "small", "seeds": 2, "device": "cpu"}
+    asked = {"study": name, "studies": Installed(), "scale": scale, "seeds": 2, "device": "cpu"}
     return choose_study(Request(**asked, settings=settings, methods=methods))
 
 
 @pytest.mark.parametrize("name", ["sigma-speech", "sigma-translation", "sigma-simclr"])
-def test_both_scales_are_studies_and_every_claim_names_an_arm_of_them(name):
-    for scale in ("small", "paper"):
+def test_all_scales_are_studies_and_every_claim_names_an_arm_of_them(name):
+    for scale in Installed().load(name).STUDY.scales:
         study = choose_study(Request(study=name, studies=Installed(), scale=scale, device="cpu"))
         assert study.scale == scale and study.claims
         assert {test.arm for claim in study.claims for test in claim.tests} <= set(study.arms)
@@ -62,6 +62,19 @@ def test_sigma_translation_runs_from_data_to_claims(tmp_path):
         assert result["metrics"]["heads/attention_entropy/mean"] > 0
     judged = {claim.text: claim.verdict for claim in analyse(tmp_path / "out").claims}
     assert judged["At 50 layers a side it is behind DeepNorm."] == "not testable here"
+
+
+def test_deep_models_take_steps_by_their_depth(tmp_path):
+    folder = write_multi30k(tmp_path)
+    tiny = ("dim=16", "mlp_dim=16", "vocabulary=280", "test_size=20", "translated=4")
+    tiny += ("layer_steps=36", "deep_layer_steps=50")
+    deep = ("baseline | depth=50, norm=deep, learning_rate=0.002",)
+    study = small("sigma-translation-deep", *tiny, methods=deep, scale="gpu")
+    results = carry(located(study, folder), tmp_path / "out", data=folder)
+    assert [result["steps"] for result in results] == [2, 1] * 2
+    whole = located(choose_study(Request(study=study.name, studies=Installed(), scale="gpu", device="cpu")), folder)
+    assert [whole.configuration(arm, 0).settings["steps"] for arm in whole.arms] == [1200] * 3 + [600] * 3
+    assert {claim.verdict for claim in analyse(tmp_path / "out").claims} == {"not testable here"}
 
 
 def test_the_entropy_of_each_norm_is_judged_with_its_floor(tmp_path):

@@ -1,4 +1,8 @@
-"""What only a CUDA device shows: the same draws, both forms in bf16, compiled graphs."""
+"""What only a CUDA device shows: the same draws and figures, both forms in bf16, compiled graphs, flex, a study."""
+
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -7,6 +11,7 @@ from small_models import HOSTS, fresh
 import headwise
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
+from headwise.core.random_draws import normal, uniform
 from headwise.testing.calls import attend_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -41,6 +46,20 @@ def test_draws_are_those_of_the_cpu():
     torch.testing.assert_close(gpu.cpu(), cpu, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("draw", [uniform, normal])
+@pytest.mark.parametrize("shape", [(7,), (2, 4, 33, 65)])
+def test_compiled_draws_are_the_eager_ones_and_those_of_the_cpu(shape, draw):
+    def drawn(key):
+        return draw(key, 0x9ABCDEF0, shape, key.device)
+
+    key = torch.tensor(0x12345678)
+    eager = drawn(key.cuda())
+    # the hash is exact, the logarithm and the cosine of a normal number are not
+    tolerance = {"rtol": 0, "atol": 0 if draw is uniform else 1e-5}
+    torch.testing.assert_close(torch.compile(drawn, fullgraph=True)(key.cuda()), eager, **tolerance)
+    torch.testing.assert_close(eager.cpu(), drawn(key), **tolerance)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_both_forms_agree_in_bf16(name):
     cls = REGISTRY[name]
@@ -60,3 +79,67 @@ def test_a_compiled_step_on_the_device():
     compiled(HOSTS["own"].batch()[0][0].cuda()).sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def _on(device, host):
+    """Return the small model of a host and its batch on a device."""
+    args, kwargs = HOSTS[host].batch()
+    return fresh(HOSTS[host]).to(device), [a.to(device) for a in args], {k: v.to(device) for k, v in kwargs.items()}
+
+
+# transformers asks for the mask in an older way
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.parametrize("attention", [None, "headwise"])
+def test_a_model_of_flex_attention_trains_as_with_fused_attention(attention):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # heads of 16, the least that flex attention's kernel takes
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    tokens = torch.arange(256).view(2, 128).cuda()
+    methods = [headwise.NeuTRENO(), headwise.DropHead(p=0.5)]
+    # edits the weights, which the model's own kernel does not give away
+    methods += [headwise.RelaxedAttention()] if attention else []
+    grads = []
+    for kernel in ("sdpa", "flex_attention"):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).cuda().train()
+        model.set_attn_implementation(kernel)
+        headwise.regularize(model, *methods, **({"attention": attention} if kernel == "flex_attention" else {}))
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    for fused, flex in zip(*grads, strict=True):
+        torch.testing.assert_close(flex, fused, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("host", ["own", "llama"])
+def test_figures_of_every_head_are_those_of_the_cpu(host):
+    found = []
+    for device in ("cpu", "cuda"):
+        model, args, kwargs = _on(device, host)
+        watch = headwise.watch(model, every=1)
+        with torch.no_grad():
+            model(*args, **kwargs)
+        watch.step()
+        found.append({(r["site"], r["head"], r["statistic"]): r["value"] for r in watch.records()})
+        watch.remove()
+    cpu, gpu = found
+    assert cpu.keys() == gpu.keys() and len(cpu) > 10
+    torch.testing.assert_close(
+        torch.tensor(list(gpu.values())), torch.tensor([cpu[key] for key in gpu]), rtol=1e-3, atol=1e-4, equal_nan=True
+    )
+
+
+def test_a_study_trains_on_the_device(tmp_path):
+    command = "compare digits --method DropHead(p=0.2) --seeds 2 --epochs 1 --train-size 100 --jobs 2 --device cuda"
+    done = subprocess.run(
+        [sys.executable, "-m", "headwise", *command.split(), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json")]
+    assert len(results) == 4
+    assert {result["hardware"]["device"] for result in results} == {torch.cuda.get_device_name()}

@@ -53,6 +53,27 @@ PAPER = {
     "probe_epochs": 90,
     "dtype": "bfloat16",
 }
+# what one GPU trains in minutes: all images and the strong views of Chen et al. 2020, with a narrow encoder
+GPU = {
+    "dim": 192,
+    "depth": 6,
+    "heads": 3,
+    "mlp_dim": 768,
+    "train_size": None,
+    "test_size": None,
+    "projection": 128,
+    "temperature": 0.5,
+    "least_area": 0.2,
+    "colour": 0.5,
+    "grey": 0.2,
+    "learning_rate": 1e-3,
+    "batch_size": 512,
+    "steps": None,
+    "epochs": 100,
+    "probe_epochs": 10,
+    "probe_learning_rate": 1e-2,
+    "dtype": "bfloat16",
+}
 
 # accuracy of the probe on an encoder that was not trained
 UNTRAINED = 0.30
@@ -66,7 +87,11 @@ STUDY = Study(
     task_place="headwise_papers.tasks.contrast:Contrast",
     # the baseline is pre-LN
     methods=(FROZEN, ALONE, SIGMA),
-    scales={"small": Scale(settings=SMALL, seeds=10), "paper": Scale(settings=SMALL | PAPER, seeds=3)},
+    scales={
+        "small": Scale(settings=SMALL, seeds=10),
+        "gpu": Scale(settings=SMALL | GPU, seeds=6),
+        "paper": Scale(settings=SMALL | PAPER, seeds=3),
+    },
     premises=(better_than_untrained("test/accuracy", UNTRAINED, 0.05),),
     claims=(
         Claim(

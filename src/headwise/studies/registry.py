@@ -28,8 +28,8 @@ PAPERS = (
     "neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb neutreno-cifar neutreno-cost neutreno-depth "
     "neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes neutreno-robust "
     "neutreno-segmentation neutreno-theory oversmoothing-at-init retrofit sigma-bound sigma-lm sigma-robust "
-    "sigma-simclr sigma-speech sigma-temperature sigma-translation sigma-translation-rates sigma-vit "
-    "stability-map"
+    "sigma-simclr sigma-speech sigma-temperature sigma-translation sigma-translation-deep "
+    "sigma-translation-rates sigma-vit stability-map"
 ).split()
 
 
