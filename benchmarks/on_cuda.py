@@ -50,6 +50,8 @@ class Case:
     def fitted(self, method) -> Callable[..., tuple[Tensor, Tensor]]:
         """Fit a method onto a site of this shape and return its forward."""
         fitted = fit_standalone([method], standalone_site(self.q, self.k), first_values=self.first)
+        # what a method learns
+        fitted.site.module.to(self.q.device, self.q.dtype)
         return partial(attend_with, [method], fitted=fitted, causal=self.causal)
 
 
