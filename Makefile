@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 CAPABILITIES ?= default avx2
 TORCH ?= torch==2.13.0
 VERSIONS ?= oldest
@@ -65,7 +65,7 @@ types: $(VENV)/.test
 
 pytest: $(VENV)/.test
 	@echo "make pytest: the tests that ARGS leaves: tens of minutes; result here"
-	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 # which lines make test does not run, in the processes that it starts too
 coverage: $(VENV)/.test

@@ -23,6 +23,37 @@ import torchvision_stub  # noqa: F401  (before timm and transformers)
 
 torch.set_num_threads(int(os.environ.get("HEADWISE_TEST_THREADS", "1")))
 
+# The files that take longest, longest first. A worker that begins one of them at the end keeps the others waiting.
+LONG = (
+    "tests/report/test_browser.py",
+    "tests/contract/test_contract.py",
+    "tests/study/test_script.py",
+    "tests/hosts/test_hugging_face.py",
+    "tests/report/test_write.py",
+    "tests/statistics/test_sharpness.py",
+    "tests/watch/test_watch_training.py",
+    "tests/study/test_damage.py",
+    "tests/league/test_kept_league.py",
+    "tests/integration/test_compile.py",
+    "tests/report/test_accessible.py",
+    "tests/study/test_engines.py",
+    "tests/shipping/test_saving.py",
+    "tests/integration/test_cuda_without_a_gpu.py",
+    "tests/study/test_several_processes.py",
+    "tests/test_twins.py",
+    "tests/report/test_keep_results.py",
+    "tests/league/test_league_mixing.py",
+    "papers/tests/test_data_sets.py",
+    "papers/tests/test_findings_studies.py",
+    "tests/test_plugins.py",
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Let the longest files begin first."""
+    place = {config.rootpath / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(LONG)))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():

@@ -74,6 +74,13 @@ def test_paths_named_for_contributors_exist():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_files_that_begin_first_are_there():
+    text = (ROOT / "conftest.py").read_text(encoding="utf-8")
+    named = re.findall(r'^    "((?:tests|papers)/[\w/]+\.py)",$', text, re.MULTILINE)
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).is_file()]
+
+
 @pytest.mark.parametrize("folder", [".", "papers"])
 def test_licences_are_spdx_expressions(folder):
     project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -16,13 +16,15 @@ from headwise.testing.calls import attend_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NAMES = list(shelf.__all__)
+# methods that have no meaning under a causal mask
+NOT_CAUSAL = ("FeatScale", "LSA")
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("host", ["own", "llama"])
 def test_every_method_trains_on_the_device(name, host):
-    if (name, host) == ("FeatScale", "llama"):
-        host = "own"
+    if host == "llama" and name in NOT_CAUSAL:
+        pytest.skip("has no meaning under a causal mask")
     model = fresh(HOSTS[host]).cuda()
     args, kwargs = HOSTS[host].batch()
     args, kwargs = [a.cuda() for a in args], {k: v.cuda() for k, v in kwargs.items()}
@@ -63,15 +65,25 @@ def test_compiled_draws_are_the_eager_ones_and_those_of_the_cpu(shape, draw):
 @pytest.mark.parametrize("name", NAMES)
 def test_both_forms_agree_in_bf16(name):
     cls = REGISTRY[name]
-    if not cls.matrix_free() or cls.learns:
-        pytest.skip("has one form, or learns parameters")
-    q, k, v, first = (torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    fast, p = attend_with([cls(**cls.strong)], q, k, v, first_values=first)
-    slow, r = attend_with([cls(**cls.strong)], q, k, v, form="textbook", first_values=first)
-    torch.testing.assert_close(fast, slow, rtol=3e-2, atol=3e-2)
-    torch.testing.assert_close(p, r, rtol=3e-2, atol=3e-2)
+    if not cls.matrix_free() or cls.overrides("build"):
+        pytest.skip("has one form, or reads the weights of a layer, which this call has not")
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+    def result(form, *tensors):
+        q, k, v, first = tensors
+        out, penalty = attend_with([cls(**cls.strong)], q, k, v, form=form, first_values=first)
+        return out.double(), penalty.double()
+
+    fast, textbook = result("fast", *tensors), result("textbook", *tensors)
+    exact = result("textbook", *(tensor.double() for tensor in tensors))
+    for ours, theirs, right in zip(fast, textbook, exact, strict=True):
+        # as near to fp64 as the textbook's form in bf16, to a factor
+        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 1e-2 * right.abs().max()
 
 
+# inductor recommends TF32
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_a_compiled_step_on_the_device():
     model = fresh(HOSTS["own"]).cuda()
     headwise.regularize(model, headwise.DropHead(p=0.3), headwise.NeuTRENO(), headwise.RelaxedAttention())
@@ -132,6 +144,7 @@ def test_figures_of_every_head_are_those_of_the_cpu(host):
 
 
 def test_a_study_trains_on_the_device(tmp_path):
+    pytest.importorskip("vl_convert", reason="the report needs it")
     command = "compare digits --method DropHead(p=0.2) --seeds 2 --epochs 1 --train-size 100 --jobs 2 --device cuda"
     done = subprocess.run(
         [sys.executable, "-m", "headwise", *command.split(), "--out", str(tmp_path / "out")],

@@ -231,7 +231,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
     """Return the groups "attention", "mlp", "other" and "undecayed" with the decays of the recipe.
 
-    The first two are groups of their own where the recipe tells them apart.
+    The first two exist only where the recipe distinguishes their decays.
     """
     separate = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
     told = [f"{name}_weight_decay={value:g}" for name, value in separate.items() if value is not None]
