@@ -7,6 +7,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
 WORKERS ?= 3
+GPU_JOBS ?= 6
 CAPABILITIES ?= default avx2
 TORCH ?= torch==2.13.0
 VERSIONS ?= oldest
@@ -15,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table launches storm clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table studies-gpu launches storm clean
 
 # each target and its duration, from its own echo line
 help:
@@ -114,6 +115,15 @@ bench-audit: $(VENV)/.test
 bench-compiled: $(VENV)/.test
 	@echo "make bench-compiled: compiled training steps: minutes; table here"
 	$(PY) benchmarks/compiled.py $(ARGS)
+
+# what a GPU is for, most important first; each study resumes where it was stopped
+studies-gpu: $(VENV)/.test
+	@echo "make studies-gpu: the studies that need a GPU: hours of one; the same command resumes; result: results/gpu"
+	$(PY) -m headwise compare blog-cifar10 --scale paper --seeds 3 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar10 $(ARGS)
+	$(PY) -m headwise compare blog-cifar100 --scale paper --seeds 3 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar100 $(ARGS)
+	for study in sigma-vit sigma-simclr sigma-translation-deep; do \
+		$(PY) -m headwise compare $$study --scale gpu --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study $(ARGS) || exit 1; \
+	done
 
 # thirty launches of two processes in a row, by torchrun and by --processes: each must end with 0
 launches: $(VENV)/.test

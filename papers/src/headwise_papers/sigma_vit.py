@@ -83,6 +83,25 @@ STUDY = Study(
     ),
     scales={
         "small": Scale(settings={"depth": 12}, seeds=8),
+        # all images; the learning rates are those that were searched for `small`
+        "gpu": Scale(
+            settings={
+                "dim": 384,
+                "depth": 12,
+                "heads": 6,
+                "mlp_dim": 1536,
+                "patch": 4,
+                "batch_size": 256,
+                "steps": None,
+                "epochs": 25,
+                "train_size": None,
+                "test_size": None,
+                "watch_every": 1000,
+                "initial_std": 0.051,
+                "dtype": "bfloat16",
+            },
+            seeds=3,
+        ),
         "paper": Scale(
             settings={
                 "dim": 768,
