@@ -72,14 +72,14 @@ pytest: $(VENV)/.test
 coverage: $(VENV)/.test
 	@echo "make coverage: lines: tens of minutes; result: build/coverage/index.html"
 	$(PIP) install -c $(CONSTRAINTS) pytest-cov
-	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
+	$(TESTING) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not grid" --cov --cov-report term --cov-report html $(ARGS)
 
 # make test runs the machine's best instructions; the others must give the same bits.
 bits: $(VENV)/.test
 	@echo "make bits: one round for each instruction set: minutes each; result here"
 	for capability in $(CAPABILITIES); do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
-		ATEN_CPU_CAPABILITY=$$capability $(TESTING) $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile $(ARGS) || exit 1; \
+		ATEN_CPU_CAPABILITY=$$capability $(TESTING) $(PY) -m pytest -m bits -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || exit 1; \
 	done
 
 # The private names of other libraries, which the other environments have in their newest versions. TORCH=torch==2.9.0
@@ -119,8 +119,8 @@ bench-compiled: $(VENV)/.test
 # what a GPU is for, most important first; each study resumes where it was stopped
 studies-gpu: $(VENV)/.test
 	@echo "make studies-gpu: the studies that need a GPU: hours of one; the same command resumes; result: results/gpu"
-	$(PY) -m headwise compare blog-cifar10 --scale paper --seeds 3 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar10 $(ARGS)
-	$(PY) -m headwise compare blog-cifar100 --scale paper --seeds 3 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar100 $(ARGS)
+	$(PY) -m headwise compare blog-cifar10 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar10 $(ARGS)
+	$(PY) -m headwise compare blog-cifar100 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar100 $(ARGS)
 	for study in sigma-vit sigma-simclr sigma-translation-deep; do \
 		$(PY) -m headwise compare $$study --scale gpu --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study $(ARGS) || exit 1; \
 	done

@@ -85,7 +85,7 @@ def methods(shapes, rounds: int, device: str, dtype: torch.dtype, compiled: tupl
                     print(
                         _row(
                             method,
-                            GOALS[kind] if shape == shapes[-1] else None,
+                            GOALS[kind] if shape in (SHAPES[-1], TINY[-1]) else None,
                             Case(shape, causal, device, dtype),
                             rounds,
                             device,
@@ -100,7 +100,7 @@ def _row(method, goal: float | None, case: Case, rounds: int, device: str, compi
     eager = {"plain": partial(case.plain, F.scaled_dot_product_attention), "method": partial(case.method, run)}
     over = ratio(interleave(eager, rounds), "method", "plain")
     used = memory(eager["method"], device) / memory(eager["plain"], device)
-    faster = f"{_compiled(case, run, rounds, device):.2f}" if compiled else "–"
+    faster = f"{_compiled(case, run, rounds, device):.2f}" if compiled else "-"
     meets = "-" if goal is None or device == "cpu" else "yes" if over <= goal else "NO"
     return f"| {method!r} | {tuple(case.q.shape)} | {over:.2f} | {faster} | {used:.2f} | {goal or '-'} | {meets} |"
 
@@ -154,6 +154,8 @@ def main() -> None:
     device, dtype, shapes = ("cpu", torch.float32, TINY) if options.dry_run else ("cuda", torch.bfloat16, SHAPES)
     print(machine(torch.get_num_threads()), "(a dry run: these are not measurements)" if options.dry_run else "")
     shapes = tuple(shape for shape in shapes if options.tokens is None or shape[2] in options.tokens)
+    if not shapes:
+        raise SystemExit(f"no shape has {options.tokens} tokens: they have {[shape[2] for shape in SHAPES]}")
     for name, part in {"methods": partial(methods, compiled=options.compiled), "readings": readings}.items():
         if options.only in (None, name):
             part(shapes, 1 if options.dry_run else options.rounds, device, dtype)

@@ -1,6 +1,7 @@
 """What only a CUDA device shows: the same draws and figures, both forms in bf16, compiled graphs, flex, a study."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -78,8 +79,8 @@ def test_both_forms_agree_in_bf16(name):
     fast, textbook = result("fast", *tensors), result("textbook", *tensors)
     exact = result("textbook", *(tensor.double() for tensor in tensors))
     for ours, theirs, right in zip(fast, textbook, exact, strict=True):
-        # as near to fp64 as the textbook's form in bf16, to a factor
-        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 1e-2 * right.abs().max()
+        # as near to fp64 as the textbook's form, to a factor and a rounding to bf16
+        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 2**-8 * right.abs().max()
 
 
 # inductor recommends TF32
@@ -137,7 +138,7 @@ def test_figures_of_every_head_are_those_of_the_cpu(host):
         found.append({(r["site"], r["head"], r["statistic"]): r["value"] for r in watch.records()})
         watch.remove()
     cpu, gpu = found
-    assert cpu.keys() == gpu.keys() and len(cpu) > 10
+    assert cpu.keys() == gpu.keys() and len([value for value in gpu.values() if math.isfinite(value)]) > 10
     torch.testing.assert_close(
         torch.tensor(list(gpu.values())), torch.tensor([cpu[key] for key in gpu]), rtol=1e-3, atol=1e-4, equal_nan=True
     )

@@ -58,18 +58,6 @@ def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
     assert all(moved)
 
 
-def test_one_decay_is_given_to_the_weights_that_separate_decays_of_the_same_size_reach():
-    def groups(**decays):
-        torch.manual_seed(0)
-        model = encoder()
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        optimizer = build_optimizer(Recipe(weight_decay=0.1, **decays), model, torch.randn(2, 3, 8), CPU)
-        return {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-
-    assert groups() == groups(attention_weight_decay=0.1, mlp_weight_decay=0.1)
-    assert set(groups().values()) == {0.0, 0.1}
-
-
 def test_a_decay_for_weights_that_are_not_there_is_refused_and_a_common_one_is_not():
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(StudyError, match=r"attention_weight_decay=0\.5.*no attention layer"):

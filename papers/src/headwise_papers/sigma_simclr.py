@@ -53,7 +53,7 @@ PAPER = {
     "probe_epochs": 90,
     "dtype": "bfloat16",
 }
-# what one GPU trains in minutes: all images and the strong views of Chen et al. 2020, with a narrow encoder
+# meant for one GPU: all images and the strong views of Chen et al. 2020, with a narrow encoder
 GPU = {
     "dim": 192,
     "depth": 6,

@@ -100,7 +100,7 @@ STUDY = Study(
                 "initial_std": 0.051,
                 "dtype": "bfloat16",
             },
-            seeds=3,
+            seeds=6,
         ),
         "paper": Scale(
             settings={

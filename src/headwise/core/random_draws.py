@@ -62,7 +62,7 @@ def uniform(
     index = _positions(shape, device, block)
     if isinstance(key, Tensor) and key.device != device:
         key = key.to(device, non_blocking=True)
-    # The low 32 bits of a position determine the product's. Without the mask the compiler multiplies in int32 on a GPU.
+    # The low 32 bits of a position determine those of the product. Unmasked, a GPU's compiler multiplies in int32.
     h = _scramble(((index & MASK) * GOLDEN + key) & MASK)
     h = _scramble((h + salt) & MASK)
     # The upper 24 bits, which fp32 represents exactly: the result never rounds up to 1.

@@ -229,14 +229,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:
-    """Return the groups "attention", "mlp", "other" and "undecayed" with the decays of the recipe.
-
-    The first two exist only where the recipe distinguishes their decays.
-    """
+    """Return the groups "attention", "mlp", "other" and "undecayed" with the decays of the recipe."""
     separate = {"attention": recipe.attention_weight_decay, "mlp": recipe.mlp_weight_decay}
-    told = [f"{name}_weight_decay={value:g}" for name, value in separate.items() if value is not None]
-    if not told and recipe.optimizer != "muon":
-        return _common_decay(recipe, model)
     try:
         return parameter_groups(
             model,
@@ -247,12 +241,10 @@ def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[st
             example=example,
         )
     except ValueError as error:
-        if told:
-            raise StudyError(f"the weight decays {', '.join(told)} cannot be given: {error}") from error
-    return _common_decay(recipe, model)
-
-
-def _common_decay(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+        requested = [f"{name}_weight_decay={value:g}" for name, value in separate.items() if value is not None]
+        if requested:
+            raise StudyError(f"the weight decays {', '.join(requested)} cannot be given: {error}") from error
+    # all groups decay alike here, so it does not matter which weights are attention's
     exempt = {id(parameter) for parameter in undecayed(model)}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
