@@ -118,7 +118,7 @@ bench-compiled: $(VENV)/.test
 
 # what a GPU is for, most important first; each study resumes where it was stopped
 studies-gpu: $(VENV)/.test
-	@echo "make studies-gpu: the studies that need a GPU: hours of one; the same command resumes; result: results/gpu"
+	@echo "make studies-gpu: studies for a GPU; resumes: hours; result: results/gpu"
 	$(PY) -m headwise compare blog-cifar10 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar10 $(ARGS)
 	$(PY) -m headwise compare blog-cifar100 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar100 $(ARGS)
 	for study in sigma-vit sigma-simclr sigma-translation-deep; do \

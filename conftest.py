@@ -30,7 +30,6 @@ LONG = (
     "tests/study/test_script.py",
     "tests/hosts/test_hugging_face.py",
     "tests/report/test_write.py",
-    "tests/statistics/test_sharpness.py",
     "tests/watch/test_watch_training.py",
     "tests/study/test_damage.py",
     "tests/league/test_kept_league.py",
@@ -46,6 +45,14 @@ LONG = (
     "papers/tests/test_data_sets.py",
     "papers/tests/test_findings_studies.py",
     "tests/test_plugins.py",
+    "tests/integration/test_checkpointing.py",
+    "tests/test_site.py",
+    "tests/hosts/test_torch_mha.py",
+    "papers/tests/test_pretrained_encoder.py",
+    "tests/report/test_terminal.py",
+    "tests/hosts/test_fused_compile.py",
+    "tests/study/test_phases.py",
+    "tests/integration/test_distributed.py",
 )
 
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -250,6 +250,7 @@ def loop() -> Iterator[Case]:
     yield "an epoch that is watched", watched_epochs
 
 
+@cache
 def epoch_waits(steps: int, every: int | None = None) -> list[str]:
     from headwise.study import Metric, Task
     from headwise.training.train import Training as Phase
