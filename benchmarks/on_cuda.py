@@ -139,6 +139,11 @@ def readings(shapes, rounds: int, device: str, dtype: torch.dtype) -> None:
             )
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list that commas separate."""
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
     """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,11 +164,6 @@ def main() -> None:
     for name, part in {"methods": partial(methods, compiled=options.compiled), "readings": readings}.items():
         if options.only in (None, name):
             part(shapes, 1 if options.dry_run else options.rounds, device, dtype)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list that commas separate."""
-    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ SETTINGS = SMALL | {"depth": 18, "learning_rate": 5e-4, "layer_steps": 21_600, "
 
 def _arm(method: str, depth: int, rate: float, norm: str = "post") -> str:
     changes = {"depth": depth, "norm": norm, "learning_rate": rate}
-    defaults = {"depth": 18, "norm": "post", "learning_rate": 5e-4}
+    defaults = {"norm": "post"} | SETTINGS
     told = ", ".join(f"{name}={value}" for name, value in changes.items() if value != defaults[name])
     return f"{method} | {told}" if told else method
 
@@ -28,8 +28,8 @@ DEEP = {18: _arm("baseline", 18, 0.004, "deep"), 50: _arm("baseline", 50, 0.002,
 
 def _trains(depth: int) -> Claim:
     return Claim(
-        text=f"At {depth} layers a side post-LN trains better with SigmaReparam than without, each at its own best "
-        "rate.",
+        text=f"At {depth} layers a side post-LN trains better with SigmaReparam than without, each at the best rate "
+        "tried.",
         source=SOURCE,
         tests=(ClaimTest(arm=SIGMAS[depth], outcome="test/loss", says="lower", against=POST[depth]),),
         needs=(f"learned at {depth} layers",),
@@ -40,7 +40,7 @@ STUDY = Study(
     name="sigma-translation-deep",
     title="SigmaReparam in translation with 18 and 50 layers a side",
     question="Is SigmaReparam near DeepNorm at 18 layers a side, and behind it but stable at 50, where each is trained "
-    "at its own best rate?",
+    "at the best rate tried?",
     task=Translation.model_validate(SETTINGS),
     task_place="headwise_papers.tasks.translation:Translation",
     methods=(SIGMAS[18], DEEP[18], POST[50], SIGMAS[50], DEEP[50]),
@@ -60,13 +60,13 @@ STUDY = Study(
     ),
     claims=(
         Claim(
-            text="At 18 layers a side post-LN with SigmaReparam is near DeepNorm, each at its own best rate.",
+            text="At 18 layers a side post-LN with SigmaReparam is near DeepNorm, each at the best rate tried.",
             source=SOURCE,
             tests=(ClaimTest(arm=SIGMAS[18], outcome="test/loss", says="same", against=DEEP[18], margin=0.2),),
             needs=("learned at 18 layers", "a reference at 18 layers"),
         ),
         Claim(
-            text="At 50 layers a side it is behind DeepNorm, each at its own best rate.",
+            text="At 50 layers a side it is behind DeepNorm, each at the best rate tried.",
             source=SOURCE,
             tests=(ClaimTest(arm=SIGMAS[50], outcome="test/loss", says="higher", against=DEEP[50]),),
             needs=("learned at 50 layers", "a reference at 50 layers"),
