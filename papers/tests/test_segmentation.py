@@ -3,8 +3,9 @@ size."""
 
 import pytest
 import torch
-from headwise_papers.data import camvid
+from headwise_papers.data import camvid, cifar
 from headwise_papers.neutreno_segmentation import STUDY
+from headwise_papers.neutreno_segmentation_pretrained import STUDY as PRETRAINED
 from headwise_papers.tasks.mean_iou import confusion, mean_iou
 from headwise_papers.tasks.multi_scale import at_pixels, multi_scale, through_windows, window_starts
 from headwise_papers.tasks.segmenter import Segmenter
@@ -149,3 +150,55 @@ def test_the_study_runs_end_to_end_to_scenes_that_are_learned(tmp_path, scenes):
         # all of one of the three classes that are there gives less than a fifth
         assert run["metrics"]["test/miou"] > 0.5 and run["metrics"]["multi-scale/miou"] > 0.3
         assert "heads/stream_cosine/layer 1" in run["metrics"]
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Put 200 images in the place of CIFAR-100, whose class is their brightness."""
+
+    def read(source, split, folder):
+        classes = torch.arange(200) % source.classes
+        return (2 * classes)[:, None, None, None].expand(-1, 3, 32, 32).to(torch.uint8), classes
+
+    monkeypatch.setattr(cifar, "read", read)
+    monkeypatch.setattr(cifar, "prepare", lambda source, folder, tell: None)
+    monkeypatch.setattr(cifar, "files", lambda source, folder: [])
+
+
+TINY = {"steps": 4, "dim": 8, "depth": 1, "multi_scale_images": 2, "warmup": 2, "pretrain_steps": 3}
+
+
+def test_the_encoder_and_nothing_else_is_handed_over(tmp_path, scenes, images, monkeypatch):
+    """What the second phase starts from is what the first one learned of the encoder."""
+    import headwise.training.execution as execution
+
+    seen, prepare = [], execution.prepare
+
+    def noted(*arguments, **options):
+        training = prepare(*arguments, **options)
+        seen.append((training.model, {name: weight.clone() for name, weight in training.model.state_dict().items()}))
+        return training
+
+    monkeypatch.setattr(execution, "prepare", noted)
+    task = PRETRAINED.task.model_copy(update=TINY)
+    update = {"task": task, "methods": (), "sweeps": (), "claims": (), "premises": (), "seeds": 1}
+    (run,) = carry(PRETRAINED.model_copy(update=update), tmp_path)
+    (first, before), (_, start) = seen
+    learned = first.state_dict()
+    for name in learned:
+        if name.startswith("encoder."):
+            assert torch.equal(start[name], learned[name]) and not torch.equal(start[name], before[name])
+    assert not any(name.startswith("head.") for name in start) and any(name.startswith("decoder.") for name in start)
+    assert "test/miou" in run["metrics"] and "heads/stream_cosine/mean" in run["metrics"]
+
+
+def test_a_method_acts_in_both_phases_and_without_pretraining_there_is_one(scenes, images):
+    task = PRETRAINED.task
+    both, scratch = task.phases(), task.model_copy(update={"pretrain_steps": 0}).phases()
+    assert [(phase.name, phase.methods) for phase in both] == [("pretrain", True), ("segment", True)]
+    assert [phase.name for phase in scratch] == ["segment"]
+    pretraining = task.model_copy(update=both[0].changes)
+    found = pretraining.batch(pretraining.data("pretrain"), torch.Generator().manual_seed(0))
+    assert found.inputs.shape == (200, 3, 80, 80) and pretraining.steps == task.pretrain_steps
+    # an image is one color, so that enlarging and mirroring leave its brightness
+    torch.testing.assert_close(found.inputs[:, 0, 40, 40], 2 * found.targets / 127.5 - 1)

@@ -46,8 +46,12 @@ class StreetScenes(Task):
     scales: tuple[float, ...] = (0.75, 1.0, 1.25)
     multi_scale_images: int | None = Field(40, description="test images that are seen at all scales; None: all")
 
-    def model(self) -> Segmenter:
+    def model(self) -> nn.Module:
         """Return the Segmenter."""
+        return self.segmenter()
+
+    def segmenter(self) -> Segmenter:
+        """Return the Segmenter with random weights."""
         shape = self.model_dump(include={"patch", "dim", "depth", "heads", "decoder_depth"})
         return Segmenter(classes=CLASSES, size=(HEIGHT, WIDTH), **shape)
 
