@@ -53,8 +53,6 @@ from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
 CHANGED = "changed_verdicts.md"
-# verdicts in the words of version 0.1, and their current equivalents
-EARLIER = {"agrees": "as published", "does not agree": "contrary", "cannot be told": "undecided"}
 # rounding error of a difference of two shares in single precision
 SINGLE = 2.0**-23
 
@@ -313,7 +311,7 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
             claim.why or "–",
         ]
         for claim in claims
-        if EARLIER.get(old_verdicts.get(claim.text, ""), old_verdicts.get(claim.text)) != claim.verdict
+        if old_verdicts.get(claim.text) != claim.verdict
     ]
 
 

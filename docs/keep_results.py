@@ -266,8 +266,10 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
 
 def premises_table(premises: list[JudgedPremise]) -> list[str]:
     """Return the lines of the table of premises."""
-    states = {True: "holds", False: "**fails**", None: "not recorded"}
-    rows = [[one.text or one.name, one.ours or "–", states[one.holds]] for one in premises]
+    rows = [
+        [one.text or one.name, one.ours or "–", f"**{one.state}**" if one.holds is False else one.state]
+        for one in premises
+    ]
     return ["## Premises", "", *_table(["premise", "ours [95 %]", "here"], rows), ""] if rows else []
 
 

@@ -55,12 +55,13 @@ def test_a_resumed_run_keeps_what_was_chosen(chosen):
     assert strengths(resumed, "p") == strengths(handle, "p")
 
 
-def test_states_without_strengths_are_understood():
+@pytest.mark.parametrize("missing", ["methods", "strengths"])
+def test_states_without_methods_or_strengths_are_refused(missing):
     _, handle = fitted(DropHead(p=0.2))
     state = handle.state()
-    del state["strengths"]
-    handle.load_state(state)
-    assert strengths(handle, "p") == pytest.approx([0.2] * 3)
+    del state[missing]
+    with pytest.raises(ValueError, match=r"takes the result of state\(\) \(step, counters, methods, strengths\)"):
+        handle.load_state(state)
 
 
 def test_the_report_shows_what_was_chosen():

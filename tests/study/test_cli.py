@@ -434,7 +434,7 @@ def test_a_folder_holds_one_study(tmp_path):
     assert len(carry(more, out)) == 6
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "study.json").write_text('{"name": "digits", "methods": ["baseline"]}')
-    with pytest.raises(StudyError, match="holds the study digits of an earlier version"):
+    with pytest.raises(StudyError, match="holds the study digits with other settings"):
         carry(study, tmp_path / "old")
     (tmp_path / "found").mkdir()
     (tmp_path / "found" / "findings.json").write_text('{"name": "low-rank-toy"}')

@@ -120,7 +120,7 @@ def test_batches_hold_similar_lengths_within_a_number_of_tokens():
     assert torch.equal(torch.cat(judged).sort().values, torch.arange(1024))
 
 
-def test_without_lengths_the_order_is_that_of_version_0_1():
+def test_without_lengths_the_order_is_one_permutation_of_an_epoch():
     from headwise.experiments.configuration import derive
 
     task = tiny_study().task

@@ -116,21 +116,22 @@ def test_a_run_that_was_not_watched_holds_no_readings_of_another(tmp_path):
     assert read_study(tmp_path).damaged()[0].damage == ("health.jsonl came after the run had finished",)
 
 
-def make_older(out):
-    """Take out of a study what earlier versions did not write: the ledger, and the digests of results."""
+def without_digests(out):
+    """Take the ledger and the digests of results out of a study."""
     for path in (out / "study.json", *out.glob("runs/*/result.json")):
         found = json.loads(path.read_text())
         path.write_text(json.dumps({k: v for k, v in found.items() if k not in ("ledger", "digest", "digests")}))
 
 
-def test_a_study_of_a_version_without_digests_is_read_and_goes_on(tmp_path):
+def test_a_study_without_digests_is_read_and_its_runs_are_repeated(tmp_path):
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)
-    make_older(tmp_path)
+    without_digests(tmp_path)
     assert read_study(tmp_path).damaged() == [] and read_study(tmp_path).missing() == []
     listener = Silent()
     carry(study.model_copy(update={"seeds": 2}), tmp_path, listener=listener)
-    assert [order.configuration.seed for order in listener.ends] == [1] and listener.said == []
+    assert [order.configuration.seed for order in listener.ends] == [0, 1]
+    assert ["result.json carries no digest; the run is repeated" in text for text in listener.said] == [True]
     path = tmp_path / "runs" / result["hash"] / "result.json"
     change(path, '"seed": 0', '"seed":  0')
     assert read_study(tmp_path).damaged() == []
@@ -141,7 +142,7 @@ def test_a_study_of_a_version_without_digests_is_read_and_goes_on(tmp_path):
 def test_a_result_without_a_digest_is_taken_only_where_the_whole_study_has_none(tmp_path):
     carry(tiny_study(epochs=1), tmp_path)
     ledger = (tmp_path / "study.json").read_text()
-    make_older(tmp_path)
+    without_digests(tmp_path)
     (tmp_path / "study.json").write_text(ledger)
     assert [run.damage for run in read_study(tmp_path).damaged()] == [("result.json carries no digest",)]
 

@@ -26,7 +26,6 @@ from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import distinct_environments
 from headwise.results.answer import count
 from headwise.results.differences import why_no_pair
-from headwise.results.digests import RESULT, SEAL, sealed
 from headwise.results.folder import ledger_of, strangers
 from headwise.results.records import (
     Claim,
@@ -70,8 +69,6 @@ def other_study(folder: Path, study: Study, trials: int) -> str | None:
         return f"the findings of the study {findings.get('name', '?')}"
     if not isinstance(known, dict) or known.get("identity") == study.identity(trials):
         return None
-    if "identity" not in known:
-        return f"the study {known.get('name', '?')} of an earlier version"
     arms = [arm for arm in known.get("arms", []) if isinstance(arm, str)]
     missing = [arm for arm in arms if arm not in study.arms]
     added = [arm for arm in study.arms if arm not in arms]
@@ -125,8 +122,6 @@ def compare(comparison: Comparison) -> list[RunResult]:
         out.mkdir(parents=True, exist_ok=True)
         with locked(out) if is_first_process() else nullcontext():
             refuse_other_study(out, comparison.study, comparison.trials)
-            if is_first_process():
-                _seal_older_results(out)
             configurations = comparison.study.configurations()
             notes = list(comparison.study.notes)
             if comparison.trials and comparison.study.processes > 1:
@@ -180,17 +175,6 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
     if is_first_process():
         write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
-
-
-def _seal_older_results(out: Path) -> None:
-    """Add digests to the results of an earlier version, so that every result has one from now on."""
-    known = read_json(out / "study.json")
-    if not isinstance(known, dict) or known.get("ledger") is not None:
-        return
-    for path in sorted(out.glob(f"*/*/{RESULT}")):
-        content = read_json(path)
-        if isinstance(content, dict) and content.get(SEAL) is None:
-            write_json(path, sealed(content))
 
 
 def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:

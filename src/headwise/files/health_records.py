@@ -47,7 +47,7 @@ class Alert(TypedDict):
     sentence: str
     remedy: str
     source: str
-    # absent in files of earlier versions
+    # absent if the alarm was not measured
     measured: NotRequired[str]
 
 

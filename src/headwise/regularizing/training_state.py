@@ -101,11 +101,10 @@ class Strengths:
         for entry in state:
             place, name = entry["method"], entry["setting"]
             method = methods[place] if place < len(methods) else None
-            # States of version 0.1 do not name the kind.
-            kind = entry.get("kind", type(method).__name__)
+            kind = entry["kind"]
             if method is None or type(method).__name__ != kind or name not in method.live:
                 raise ValueError(
-                    f"this state changed {name!r} of method {place + 1}{f', {kind}' if 'kind' in entry else ''}, and "
+                    f"this state changed {name!r} of method {place + 1}, {kind}, and "
                     "the methods here are "
                     f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called "
                     "with"
@@ -150,9 +149,9 @@ def check_progress(
     state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> None:
     """Raise ValueError if a state belongs to another model or to other methods."""
-    if not isinstance(state, dict) or not {"step", "counters"} <= state.keys():
+    if not isinstance(state, dict) or not {"step", "counters", "methods", "strengths"} <= state.keys():
         raise ValueError(
-            f"load_state() takes the result of state() (step, counters, strengths), got {reprlib.repr(state)}"
+            f"load_state() takes the result of state() (step, counters, methods, strengths), got {reprlib.repr(state)}"
         )
     own, other = {f.site.name for f in fitted}, set(state["counters"])
     if own != other:
@@ -162,10 +161,10 @@ def check_progress(
             f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model "
             "as it was when state() was called, with the same where="
         )
-    strengths.check_state(methods, state.get("strengths", ()))
-    # States of version 0.1 do not name methods. Strengths may differ: a run may continue with others.
+    strengths.check_state(methods, state["strengths"])
+    # Strengths may differ: a run may continue with others.
     kinds = [type(method).__name__ for method in methods]
-    if (saved := state.get("methods", kinds)) != kinds:
+    if (saved := state["methods"]) != kinds:
         raise ValueError(
             f"this state is that of {' + '.join(saved) or 'no method'}, and the methods here are "
             f"{' + '.join(kinds) or 'none'}: regularize with the methods that state() was called with"
@@ -179,7 +178,6 @@ def load_progress(
     step = int(state["step"])
     for f in fitted:
         f.passes.counter.fill_(int(state["counters"][f.site.name]))
-    # The first states of version 0.1 do not have strengths.
-    strengths.load_state(methods, state.get("strengths", ()))
+    strengths.load_state(methods, state["strengths"])
     strengths.write(fitted, step)
     return step

@@ -211,10 +211,10 @@ def _layer_of(outcome: Outcome) -> str:
 
 CLAIMS_INTRO = (
     "A claim holds if each of its tests holds at 5 %; it is contradicted where one of them does so in intervals that "
-    "hold for all its tests together. Where a premise fails, a claim is not testable here, whatever its interval says."
+    "hold for all its tests together. Where a premise fails or is not shown, a claim is not testable here, whatever "
+    "its interval says."
 )
 TONES = {"as published": "better", "contrary": "worse"}
-STATES = {True: "holds", False: "fails", None: "not recorded"}
 
 
 def claims_section(claims: list[JudgedClaim], premises: list[JudgedPremise] | None = None) -> list[Section]:
@@ -239,7 +239,7 @@ def _premises(premises: list[JudgedPremise]) -> list[Section]:
     if not premises:
         return []
     columns = [Column("premise", wide=True), Column("here"), Column("ours", wide=True)]
-    rows = [[one.text or one.name, STATES[one.holds], one.ours or "–"] for one in premises]
+    rows = [[one.text or one.name, one.state, one.ours or "–"] for one in premises]
     return [
         Section(
             "Premises", table(columns, rows, caption="What must be true for the claims to mean anything", sort=False)

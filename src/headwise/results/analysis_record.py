@@ -69,6 +69,17 @@ class JudgedPremise(Record):
     ours: str = ""
     tests: list[JudgedTest] = []
 
+    @property
+    def state(self) -> str:
+        """Return "holds", "fails", "not shown" where more seeds might show it, or "not recorded"."""
+        if self.holds is None:
+            return "not recorded"
+        if self.holds:
+            return "holds"
+        against = [test for test in self.tests if test.verdict not in HELD]
+        open_still = against and all(test.verdict == "undecided" and test.mean is not None for test in against)
+        return "not shown" if open_still else "fails"
+
 
 class JudgedClaim(Record):
     """A claim, its published figures, the figures measured here, and the verdict that compares them."""

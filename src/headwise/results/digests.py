@@ -28,8 +28,8 @@ def digests(folder: Path) -> dict[str, str | None]:
 def damage(folder: Path, written: dict[str, str | None] | None, *, checkpoint: bool = False) -> list[str]:
     """Return a phrase for each file that is no longer what the finished run wrote: its name and what happened to it.
 
-    The list is empty for a result without digests, which earlier versions wrote. The last checkpoint is large, no
-    report reads it, and users may delete it to save space, so it is checked only with `checkpoint`.
+    The list is empty for a result without digests. The last checkpoint is large, no report reads it, and users may
+    delete it to save space, so it is checked only with `checkpoint`.
     """
     if written is None:
         return []
@@ -51,7 +51,7 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def broken_seal(record: dict[str, Any], *, required: bool) -> str:
-    """Return what is wrong with a record's own digest, or ""; earlier versions wrote no digest."""
+    """Return what is wrong with a record's own digest, or ""; without `required`, it may have none."""
     if record.get(SEAL) is None:
         return "carries no digest" if required else ""
     content = {name: value for name, value in record.items() if name != SEAL}

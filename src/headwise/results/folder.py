@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,9 +54,8 @@ class RunFolder:
 
     @property
     def watched(self) -> bool:
-        """Return whether the health of the heads was recorded; for results of older versions, the files decide."""
-        recorded = self.result is not None and "watched" in self.result.model_fields_set
-        return self.result.watched if self.result and recorded else (self.path / "health.jsonl").is_file()
+        """Return whether the health of the heads was recorded."""
+        return self.result is not None and self.result.watched
 
     @cached_property
     def epochs(self) -> list[EpochLine]:
@@ -177,32 +176,26 @@ def read_study(folder: str | Path) -> StudyFolder:
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
             "study again: it writes the list again and keeps the runs."
         )
-    return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, study.runs)))
+    return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, {entry.hash for entry in study.runs})))
 
 
-def ledger_of(runs: Sequence[RunEntry | str]) -> str:
+def ledger_of(runs: Sequence[RunEntry]) -> str:
     """Return the digest of the list of runs in study.json."""
-    return digest_of([entry if isinstance(entry, str) else entry.model_dump(mode="json") for entry in runs])
+    return digest_of([entry.model_dump(mode="json") for entry in runs])
 
 
-def strangers(path: Path, runs: Sequence[RunEntry | str]) -> list[str]:
-    """Return the names of the run folders that are not part of the study in this folder."""
-    hashes = _hashes(runs)
+def strangers(path: Path, hashes: Collection[str]) -> list[str]:
+    """Return the names of the run folders that are not part of the study in this folder, whose runs are `hashes`."""
     names = sorted(folder.parent.name for folder in (path / "runs").glob("*/config.json"))
     return [name for name in names if name not in hashes] if hashes else []
 
 
-def _hashes(runs: Sequence[RunEntry | str]) -> set[str]:
-    return {entry if isinstance(entry, str) else entry.hash for entry in runs}
-
-
 def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
     # study.json lists its runs by hash: runs of an earlier configuration in the folder are not part of this study
-    hashes = _hashes(study.runs) or None
-    cells = {entry.hash: entry for entry in study.runs if isinstance(entry, RunEntry)}
+    cells = {entry.hash: entry for entry in study.runs}
     runs: dict[tuple[str, int], RunFolder] = {}
     for folder in sorted((path / "runs").glob("*")):
-        if not (folder / "config.json").is_file() or (hashes is not None and folder.name not in hashes):
+        if not (folder / "config.json").is_file() or (cells and folder.name not in cells):
             continue
         cell: CellRecord | RunEntry = checked_config(folder / "config.json")
         if isinstance(cell, CellRecord) and cell.purpose != "final":

@@ -91,7 +91,7 @@ class AxisRecord(Record):
     name: str
     values: list[float]
     arms: list[str]
-    # the sweep as the user wrote it; earlier versions did not store it
+    # the sweep as the user wrote it
     text: str = ""
 
 
@@ -216,8 +216,8 @@ class Premise(Record):
 class StudyRecord(Record):
     """The content of study.json: question, arms, seeds, metrics, runs, and the origin of the results."""
 
-    format: Literal[1, 2] = 1
-    # distinguishes this study from another one in the same folder; earlier versions wrote none
+    format: Literal[2] = 2
+    # distinguishes this study from another one in the same folder
     identity: str = ""
     name: str = ""
     # the declared scale that the settings match, "other" if they match none
@@ -238,8 +238,8 @@ class StudyRecord(Record):
     claims: list[Claim] = []
     premises: list[Premise] = []
     settings: dict[str, Any] = {}
-    runs: list[RunEntry | str] = []
-    # SHA-256 of the list of runs; if present, every result carries a digest. Earlier versions wrote none
+    runs: list[RunEntry] = []
+    # SHA-256 of the list of runs; if present, every result carries a digest
     ledger: str | None = None
     command: str | list[str] = ""
     commit: str | None = None
@@ -333,7 +333,7 @@ class EpochLine(Record):
 class RunResult(Record):
     """The content of result.json: how a run ended, its outcomes by name, its configuration and its origin."""
 
-    format: Literal[1, 2] = 1
+    format: Literal[2] = 2
     status: Literal["finished", "diverged"]
     arm: str
     seed: int
@@ -351,7 +351,7 @@ class RunResult(Record):
     evidence: dict[str, str] = {}
     # SHA-256 of the run's other files when the run ended, None for a file that did not exist
     digests: dict[str, str | None] | None = None
-    # SHA-256 of all the other entries; earlier versions wrote none
+    # SHA-256 of all the other entries
     digest: str | None = None
     config: dict[str, Any] = {}
     commit: str | None = None

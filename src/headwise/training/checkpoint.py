@@ -70,7 +70,7 @@ def _until(folder: Path, known: Mark) -> bytes:
 
 
 PREVIOUS = "checkpoint.previous.safetensors"
-# the metadata entry; earlier versions wrote its parts as two entries
+# the metadata entry
 WHOLE = "checkpoint"
 COMING = "checkpoint.new.safetensors"
 
@@ -133,9 +133,8 @@ def drop_all(folder: Path) -> None:
 
 
 def _refuse_other(checkpoint: Checkpoint, run: str) -> None:
-    written = checkpoint.state.get("run")
-    if run and written and written != run:
-        raise ValueError(f"it is of the run {written}")
+    if run and checkpoint.state["run"] != run:
+        raise ValueError(f"it is of the run {checkpoint.state['run']}")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -143,12 +142,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     content = path.read_bytes()
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
-    if WHOLE in metadata:
-        metadata = json.loads(metadata[WHOLE])
-    if int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
+    whole = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][WHOLE])
+    if whole["crc32"] != _checksum(tensors, whole["state"]):
         raise ValueError("its checksum does not match its content")
-    return Checkpoint(tensors, json.loads(metadata["state"]))
+    return Checkpoint(tensors, json.loads(whole["state"]))
 
 
 def _checksum(tensors: dict[str, Tensor], state: str) -> int:

@@ -63,7 +63,6 @@ class Order:
             return None, [f"{RESULT} holds no result that can be read"]
         if result.hash != self.identity:
             return None, [f"{RESULT} is of the run {result.hash}"]
-        # `compare` has already added digests to the results of earlier versions
         if broken := broken_seal(written or {}, required=True):
             return None, [f"{RESULT} {broken}"]
         return result, damage(self.folder, result.digests, checkpoint=True)

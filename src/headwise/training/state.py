@@ -54,14 +54,14 @@ def _timed(line: EpochLine, epochs: dict[str, Any]) -> EpochLine:
     return line.model_copy(update=update)
 
 
-# START marks the initial values of the methods' parameters; earlier versions wrote none
+# START marks the initial values of the methods' parameters
 MODEL, OPTIMIZER, START = "model.", "optimizer.", "start."
 
 
 class RunState(Record):
     """The plain part of a checkpoint: position of the run, its measurements, and the state of its parts."""
 
-    # the hash of the run; earlier versions wrote none
+    # the hash of the run
     run: str = ""
     phase: int = 0
     # epochs of this phase
