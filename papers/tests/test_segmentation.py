@@ -168,8 +168,9 @@ def images(monkeypatch):
 TINY = {"steps": 4, "dim": 8, "depth": 1, "multi_scale_images": 2, "warmup": 2, "pretrain_steps": 3}
 
 
-def test_the_encoder_and_nothing_else_is_handed_over(tmp_path, scenes, images, monkeypatch):
-    """What the second phase starts from is what the first one learned of the encoder."""
+@pytest.mark.parametrize("hand_over", [True, False])
+def test_the_encoder_and_nothing_else_is_handed_over(tmp_path, scenes, images, monkeypatch, hand_over):
+    """What the second phase starts from is what the first one learned of the encoder, or else drawn anew."""
     import headwise.training.execution as execution
 
     seen, prepare = [], execution.prepare
@@ -180,24 +181,21 @@ def test_the_encoder_and_nothing_else_is_handed_over(tmp_path, scenes, images, m
         return training
 
     monkeypatch.setattr(execution, "prepare", noted)
-    task = PRETRAINED.task.model_copy(update=TINY)
+    task = PRETRAINED.task.model_copy(update=TINY | {"hand_over": hand_over})
     update = {"task": task, "methods": (), "sweeps": (), "claims": (), "premises": (), "seeds": 1}
     (run,) = carry(PRETRAINED.model_copy(update=update), tmp_path)
     (first, before), (_, start) = seen
-    learned = first.state_dict()
-    for name in learned:
+    for name, learned in first.state_dict().items():
         if name.startswith("encoder."):
-            assert torch.equal(start[name], learned[name]) and not torch.equal(start[name], before[name])
+            assert torch.equal(start[name], learned) == hand_over and not torch.equal(learned, before[name])
     assert not any(name.startswith("head.") for name in start) and any(name.startswith("decoder.") for name in start)
     assert "test/miou" in run["metrics"] and "heads/stream_cosine/mean" in run["metrics"]
 
 
-def test_a_method_acts_in_both_phases_and_without_pretraining_there_is_one(scenes, images):
+def test_methods_act_in_both_phases_and_images_are_enlarged_and_mirrored(scenes, images):
     task = PRETRAINED.task
-    both, scratch = task.phases(), task.model_copy(update={"pretrain_steps": 0}).phases()
-    assert [(phase.name, phase.methods) for phase in both] == [("pretrain", True), ("segment", True)]
-    assert [phase.name for phase in scratch] == ["segment"]
-    pretraining = task.model_copy(update=both[0].changes)
+    assert [(phase.name, phase.methods) for phase in task.phases()] == [("pretrain", True), ("segment", True)]
+    pretraining = task.model_copy(update=task.phases()[0].changes)
     found = pretraining.batch(pretraining.data("pretrain"), torch.Generator().manual_seed(0))
     assert found.inputs.shape == (200, 3, 80, 80) and pretraining.steps == task.pretrain_steps
     # an image is one color, so that enlarging and mirroring leave its brightness

@@ -12,7 +12,7 @@ from headwise_papers.neutreno_segmentation import SINGLE
 from headwise_papers.neutreno_segmentation import STUDY as UNTRAINED
 from headwise_papers.tasks.pretrained_scenes import PretrainedScenes
 
-SCRATCH = "baseline | pretrain_steps=0"
+SCRATCH = "baseline | hand_over=false"
 
 STUDY = UNTRAINED.model_copy(
     update={

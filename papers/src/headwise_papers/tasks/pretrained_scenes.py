@@ -27,22 +27,21 @@ class PretrainedScenes(StreetScenes):
     """
 
     stage: Literal["pretrain", "segment"] = "segment"
-    pretrain_steps: int = Field(1000, ge=0, description="steps of classifying images; 0: no pretraining")
+    hand_over: bool = Field(True, description="whether the Segmenter has the pretrained encoder, or a random one")
+    pretrain_steps: int = Field(1000, ge=1)
     pretrain_batch_size: int = Field(64, ge=1)
     pretrain_learning_rate: float = Field(1e-3, gt=0)
     pretrain_side: int = Field(80, ge=1, description="rows and columns to which CIFAR's 32 are enlarged")
 
     def phases(self) -> list[Phase]:
-        """Return two phases: pretraining, then street scenes with the weights of the encoder."""
-        segment = Phase("segment", carry=("encoder.*",))
-        if self.pretrain_steps == 0:
-            return [segment]
+        """Return two phases: pretraining, then street scenes with the weights of the encoder, or with random ones."""
         changes = {
             "stage": "pretrain",
             "steps": self.pretrain_steps,
             "batch_size": self.pretrain_batch_size,
             "learning_rate": self.pretrain_learning_rate,
         }
+        segment = Phase("segment", start="previous" if self.hand_over else "fresh", carry=("encoder.*",))
         return [Phase("pretrain", data="pretrain", changes=changes), segment]
 
     def model(self) -> nn.Module:
