@@ -33,6 +33,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from headwise.files.cached_text import cached_text
 from headwise.files.optional_imports import load
 
 if TYPE_CHECKING:
@@ -83,8 +84,10 @@ def template(name: str) -> Template:
 @cache
 def vega() -> str:
     """Return the script that draws charts, about 900 kB, escaped for a script element."""
+    converter, version = load("vl_convert", "study"), _vega_lite_version()
+    name = f"vega-{version}-by-vl-convert-{converter.__version__}.js"
+    bundle = cached_text(name, lambda: converter.javascript_bundle(vl_version=version))
     # "</script" must not occur inside a script element.
-    bundle = load("vl_convert", "study").javascript_bundle(vl_version=_vega_lite_version())
     return re.sub(r"</(script)", r"<\\/\1", bundle, flags=re.IGNORECASE).replace("<!--", "<\\!--")
 
 

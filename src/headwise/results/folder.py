@@ -268,16 +268,19 @@ def whole_of(values: Sequence[float], rounding: float | None = None) -> Whole | 
 def _least_number(shares, errors) -> int | None:  # type: ignore[no-untyped-def]
     import numpy as np
 
-    numbers = np.arange(1, MOST + 1, dtype=float)
-    left = numbers
-    for value, error in zip(shares, errors):
-        products = left * value
-        # the product is rounded as well
-        left = left[np.abs(products - np.rint(products)) <= left * error + products * 2.0**-52]
-        if not len(left):
+    # in growing blocks, because the smallest number that fits is usually small
+    first, left = 1, np.empty(0)
+    while not len(left):
+        if first > MOST:
             return None
+        left = np.arange(first, min(8 * first, MOST + 1), dtype=float)
+        for value, error in zip(shares, errors):
+            products = left * value
+            # the product is rounded as well
+            left = left[np.abs(products - np.rint(products)) <= left * error + products * 2.0**-52]
+        first *= 8
     least = left[0]
     # the probability that some number up to the smallest fits by chance
-    below = numbers[: int(least)]
+    below = np.arange(1, least + 1)
     fits = np.minimum(2 * below[:, None] * errors[:64], 1.0).prod(axis=1).sum()
     return int(least) if fits < CHANCE else None

@@ -1,0 +1,37 @@
+"""Text that takes seconds to make, kept in the user's cache for later processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+
+from headwise.files.data_set import data_folder
+
+
+def cached_text(name: str, make: Callable[[], str]) -> str:
+    """Return the text that `make` returns, from the file `name` of the user's cache if it is there and undamaged.
+
+    Where nothing can be written, nothing is kept.
+    """
+    # RuntimeError: there is no home directory
+    with suppress(OSError, RuntimeError):
+        digest, _, content = (data_folder(None) / name).read_bytes().partition(b"\n")
+        if hashlib.sha256(content).hexdigest().encode() == digest:
+            return content.decode()
+    text = make()
+    content = text.encode()
+    with suppress(OSError, RuntimeError):
+        folder = data_folder(None)
+        folder.mkdir(parents=True, exist_ok=True)
+        # under a name that no other process writes
+        stream = tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}.", delete=False)  # noqa: SIM115  (renamed)
+        try:
+            with stream:
+                stream.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            os.replace(stream.name, folder / name)
+        except OSError:
+            os.unlink(stream.name)
+    return text
