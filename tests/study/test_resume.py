@@ -103,6 +103,24 @@ def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
     assert numbers(order.folder) == numbers(other.folder)
 
 
+def test_a_run_does_not_go_on_with_the_moments_of_other_parameters(tmp_path, monkeypatch):
+    import headwise.training.execution as run
+
+    order, build = orders(tiny_study(methods=(ARM,), epochs=4), tmp_path)[1], run.build_optimizer
+
+    def in_another_order(*arguments, **options):
+        optimizer = build(*arguments, **options)
+        optimizer.param_groups[0]["params"].reverse()
+        return optimizer
+
+    stopped_after(order, 2, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "build_optimizer", in_another_order)
+        with pytest.raises(StudyError, match=r"other parameters, or in another order.*Delete this folder"):
+            execute(order, lambda event: None)
+    assert execute(order, lambda event: None).epochs == 4
+
+
 @pytest.mark.grid
 @pytest.mark.bits
 def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_was_stopped(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from headwise.files.durable import as_line, read_json
+from headwise.files.errors import StudyError
 from headwise.files.health_records import read_health
 from headwise.results.digests import HEALTH
 from headwise.results.records import Apart, EpochLine, Record
@@ -72,6 +73,8 @@ class RunState(Record):
     # of earlier phases
     outcomes: dict[str, float] = {}
     optimizer: dict[str, Any] = {}
+    # names of the optimizer's parameters, whose moments are stored by position
+    parameters: list[str] = []
     rates: dict[str, Any] = {}
     draws: dict[str, Any] | None = None
     # bytes of one step; stored next to the checkpoint, with the times
@@ -107,6 +110,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
     tensors |= {START + k: t for k, t in training.starts.items()}
     parts = {
         "optimizer": plain,
+        "parameters": _names(training),
         "rates": training.rates.state() if training.rates is not None else {},
         "draws": training.regularized.state() if training.regularized is not None else None,
         "smoothed": (training.smoothed.mean, training.smoothed.least),
@@ -115,8 +119,24 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
     return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
 
 
+def _names(training: Training) -> list[str]:
+    """Return the names of the optimizer's parameters, in its order."""
+    model = training.accelerator.unwrap_model(training.model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in training.optimizer.param_groups for parameter in group["params"]]
+
+
 def restore(training: Training, state: RunState, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Set a freshly prepared training to the state of its checkpoint."""
+    """Set a freshly prepared training to the state of its checkpoint.
+
+    Raises:
+        StudyError: if the optimizer has other parameters than the one in the checkpoint, or in another order.
+    """
+    if state.parameters != _names(training):
+        raise StudyError(
+            f"{folder}: its checkpoint was written by an optimizer with other parameters, or in another order, so that "
+            "each would continue with the moments of another. Delete this folder, and start the command again."
+        )
     model = {k.removeprefix(MODEL): t for k, t in tensors.items() if k.startswith(MODEL)}
     moments = {k.removeprefix(OPTIMIZER): t for k, t in tensors.items() if k.startswith(OPTIMIZER)}
     training.accelerator.unwrap_model(training.model).load_state_dict(model)
