@@ -23,8 +23,8 @@ import torchvision_stub  # noqa: F401  (before timm and transformers)
 
 torch.set_num_threads(int(os.environ.get("HEADWISE_TEST_THREADS", "1")))
 
-# For each kind of device that is not there, torch.manual_seed formats the whole stack, to show it should the device
-# come later: an eighth of the time of the contract tests.
+# torch.manual_seed formats the whole stack for each kind of device that is absent: a twentieth of the time of the
+# contract tests.
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
         device.manual_seed_all = lambda seed: None

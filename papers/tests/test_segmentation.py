@@ -154,11 +154,12 @@ def test_the_study_runs_end_to_end_to_scenes_that_are_learned(tmp_path, scenes):
 
 @pytest.fixture
 def images(monkeypatch):
-    """Put 200 images in the place of CIFAR-100, whose class is their brightness."""
+    """Put 200 images in the place of CIFAR-100, whose class is the brightness of their left half."""
 
     def read(source, split, folder):
         classes = torch.arange(200) % source.classes
-        return (2 * classes)[:, None, None, None].expand(-1, 3, 32, 32).to(torch.uint8), classes
+        left = (torch.arange(32) < 16).to(torch.uint8)
+        return (2 * classes).to(torch.uint8)[:, None, None, None] * left.expand(3, 32, 32), classes
 
     monkeypatch.setattr(cifar, "read", read)
     monkeypatch.setattr(cifar, "prepare", lambda source, folder, tell: None)
@@ -198,5 +199,10 @@ def test_methods_act_in_both_phases_and_images_are_enlarged_and_mirrored(scenes,
     pretraining = task.model_copy(update=task.phases()[0].changes)
     found = pretraining.batch(pretraining.data("pretrain"), torch.Generator().manual_seed(0))
     assert found.inputs.shape == (200, 3, 80, 80) and pretraining.steps == task.pretrain_steps
-    # an image is one color, so that enlarging and mirroring leave its brightness
-    torch.testing.assert_close(found.inputs[:, 0, 40, 40], 2 * found.targets / 127.5 - 1)
+    bright = 2 * found.targets / 127.5 - 1
+    left, right = found.inputs[:, 0, 40, 10], found.inputs[:, 0, 40, 70]
+    torch.testing.assert_close(torch.maximum(left, right), bright)
+    mirrored = (right > left).sum()
+    assert 70 < mirrored < 130
+    still = pretraining.batch(pretraining.data("pretrain"), None)
+    torch.testing.assert_close(still.inputs[:, 0, 40, 10], bright)

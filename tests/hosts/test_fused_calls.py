@@ -245,7 +245,7 @@ def test_a_causal_layer_like_nanogpts_relaxes_over_the_past_alone():
     out = model(x)
     later = x.clone()
     later[:, 5:] += 1.0
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
     changed = model(later)
     torch.testing.assert_close(changed[:, :5], out[:, :5])
     assert not torch.allclose(changed[:, 5:], out[:, 5:])

@@ -68,7 +68,7 @@ def test_an_exception_inside_a_forward_misroutes_no_later_call(error):
     assert torch.equal(alone(), plain)
     assert torch.equal(other(x), others)
     model.layers[1].error = None
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
     assert torch.equal(model(x), good)
     assert torch.equal(alone(), plain)
     handle.remove()

@@ -44,7 +44,7 @@ def test_threads_with_models_of_their_own_do_not_meet():
 
     def reset():
         for handle in handles:
-            handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+            handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
 
     serial, threaded = {}, {}
     for index in range(4):

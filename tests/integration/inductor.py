@@ -10,7 +10,7 @@ from headwise.core.method import REGISTRY
 
 def steps(run, handle, model):
     """Return the loss and all gradients of two steps, with the draws of a run that just began."""
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
     found = []
     for _ in range(2):
         model.zero_grad()

@@ -49,7 +49,7 @@ def inputs():
 
 def gradients(model, handle, mode, forwards=1):
     model.mode = mode
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
     model.zero_grad()
     outs = [model(inputs()) for _ in range(forwards)]
     penalty = handle.loss()
@@ -142,7 +142,7 @@ def test_checkpointing_inside_a_compiled_graph_is_the_same(name):
     plain_penalty, plain = gradients(model, handle, "none")
     compiled = torch.compile(model, backend="aot_eager")
     model.mode = "each"
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
     model.zero_grad()
     out = compiled(inputs())
     penalty = handle.loss()
@@ -190,7 +190,7 @@ def test_transformers_checkpointing_repeats_the_draws():
     for checkpointed in (False, True):
         if checkpointed:
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+        handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
         model.zero_grad()
         (host.run(model).square().mean() + handle.loss()).backward()
         found.append({n: p.grad.clone() for n, p in model.named_parameters()})

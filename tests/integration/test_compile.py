@@ -21,7 +21,7 @@ def _fresh_dynamo():
 
 
 def rewind(handle):
-    handle.load_state({"step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
+    handle.load_state({**handle.state(), "step": 0, "counters": {f.site.name: 0 for f in handle.fitted}})
 
 
 # Every method on one host; one method of each kind of stage on the others, which route calls in their own ways.

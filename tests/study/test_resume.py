@@ -121,6 +121,20 @@ def test_a_run_does_not_go_on_with_the_moments_of_other_parameters(tmp_path, mon
     assert execute(order, lambda event: None).epochs == 4
 
 
+def test_a_run_whose_checkpoint_names_no_parameters_starts_again(tmp_path, monkeypatch):
+    order, whole = (orders(tiny_study(methods=(ARM,), epochs=4), tmp_path / name)[1] for name in "ab")
+    stopped_after(order, 2, monkeypatch)
+    saved = load_checkpoint(order.folder, pytest.fail)
+    del saved.state["parameters"]
+    save_checkpoint(order.folder, saved)
+    events = []
+    execute(order, events.append)
+    (note,) = (event["text"] for event in events if event["event"] == "note")
+    assert note == f"{order.folder}: its checkpoint does not name the optimizer's parameters; the run starts again"
+    execute(whole, lambda event: None)
+    assert numbers(order.folder) == numbers(whole.folder)
+
+
 @pytest.mark.grid
 @pytest.mark.bits
 def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_was_stopped(tmp_path, monkeypatch):

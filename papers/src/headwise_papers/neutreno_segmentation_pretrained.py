@@ -18,6 +18,8 @@ STUDY = UNTRAINED.model_copy(
     update={
         "name": "neutreno-segmentation-pretrained",
         "title": "NeuTRENO in a Segmenter on street scenes, with a pretrained encoder",
+        "question": "Does NeuTRENO raise the mean IoU of a Segmenter whose encoder was pretrained with it, with its "
+        "best strength inside the range and a collapse at its end?",
         "task": PretrainedScenes(),
         "task_place": "headwise_papers.tasks.pretrained_scenes:PretrainedScenes",
         "methods": (*UNTRAINED.methods, SCRATCH),

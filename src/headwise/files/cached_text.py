@@ -32,6 +32,7 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
             with stream:
                 stream.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             os.replace(stream.name, folder / name)
-        except OSError:
+        except BaseException:
             os.unlink(stream.name)
+            raise
     return text

@@ -19,7 +19,7 @@ class DataSet:
 
     Attributes:
         name: of its folder.
-        forms: the files of each form that can be read; one form is enough.
+        forms: the files of each form that can be read, or folders that end with "/"; one form is enough.
         megabytes: size of its files, unpacked; None if not known.
         downloads: whether `prepare` downloads it.
 
@@ -40,7 +40,7 @@ class DataSet:
         folder = data_folder(given)
         # the folder of CIFAR's Python batches has another name than that of its binary files
         places = (folder, folder / self.name, folder.parent if folder.name == self.name else folder)
-        return any(all((place / name).exists() for name in form) for form in self.forms for place in places)
+        return any(all(_exists(place, name) for name in form) for form in self.forms for place in places)
 
     def words(self, given: Path | None) -> str:
         """Return its name, its size and whether it is here or has to be downloaded."""
@@ -50,3 +50,7 @@ class DataSet:
         return (
             f"{self.name}, {size}, to download" if self.downloads else f"{self.name}, {size}, to be obtained manually"
         )
+
+
+def _exists(place: Path, name: str) -> bool:
+    return (place / name).is_dir() if name.endswith("/") else (place / name).is_file()

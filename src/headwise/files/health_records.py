@@ -47,8 +47,8 @@ class Alert(TypedDict):
     sentence: str
     remedy: str
     source: str
-    # absent if the alarm was not measured
-    measured: NotRequired[str]
+    # how early and how often wrong the alarm is, in words
+    measured: str
 
 
 Line = Record | Alert

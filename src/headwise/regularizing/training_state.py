@@ -104,8 +104,7 @@ class Strengths:
             kind = entry["kind"]
             if method is None or type(method).__name__ != kind or name not in method.live:
                 raise ValueError(
-                    f"this state changed {name!r} of method {place + 1}, {kind}, and "
-                    "the methods here are "
+                    f"this state changed {name!r} of method {place + 1}, {kind}, and the methods here are "
                     f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called "
                     "with"
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from headwise.results.records import ClaimTest, EnvironmentRecord, Outcome, Record
+from headwise.results.records import DIVERGED, ClaimTest, EnvironmentRecord, Outcome, Record
 
 Verdict = Literal[
     "as published",
@@ -76,9 +76,11 @@ class JudgedPremise(Record):
             return "not recorded"
         if self.holds:
             return "holds"
-        against = [test for test in self.tests if test.verdict not in HELD]
-        open_still = against and all(test.verdict == "undecided" and test.mean is not None for test in against)
-        return "not shown" if open_still else "fails"
+        # a share of diverged runs compared with a level is not tested
+        decided = [test for test in self.tests if test.outcome == DIVERGED and test.level is not None]
+        against = [test for test in self.tests if test.verdict not in HELD and test not in decided]
+        undecided = all(test.verdict == "undecided" and test.mean is not None for test in against)
+        return "not shown" if against and undecided and not decided else "fails"
 
 
 class JudgedClaim(Record):

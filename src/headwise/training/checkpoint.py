@@ -70,7 +70,6 @@ def _until(folder: Path, known: Mark) -> bytes:
 
 
 PREVIOUS = "checkpoint.previous.safetensors"
-# the metadata entry
 WHOLE = "checkpoint"
 COMING = "checkpoint.new.safetensors"
 
@@ -142,7 +141,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     content = path.read_bytes()
     tensors = load(content)
     size = int.from_bytes(content[:8], "little")
-    whole = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][WHOLE])
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    if WHOLE not in metadata:
+        raise ValueError("it was written by an earlier version")
+    whole = json.loads(metadata[WHOLE])
     if whole["crc32"] != _checksum(tensors, whole["state"]):
         raise ValueError("its checksum does not match its content")
     return Checkpoint(tensors, json.loads(whole["state"]))

@@ -88,10 +88,15 @@ def _execute(order: Order, tell: Tell) -> RunResult:
 
 
 def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str, torch.Tensor] | None]:
-    """Return the state and tensors of the last checkpoint, or a fresh state if some of its readings are lost."""
+    """Return the state and tensors of the last checkpoint, or a fresh state if it lacks readings or names."""
     state, tensors = load_state(order.folder, order.identity, note)
+    lacks = ""
     if order.watch and not stands(order.folder, state.readings):
-        note(f"{order.folder}: {HEALTH} lacks readings that the checkpoint knows; the run starts again")
+        lacks = f"{HEALTH} lacks readings that the checkpoint knows"
+    elif tensors is not None and not state.parameters:
+        lacks = "its checkpoint does not name the optimizer's parameters"
+    if lacks:
+        note(f"{order.folder}: {lacks}; the run starts again")
         if is_first_process():
             # in this order, so that an interruption in between still restarts the run from its beginning
             drop_all(order.folder)

@@ -62,7 +62,6 @@ MODEL, OPTIMIZER, START = "model.", "optimizer.", "start."
 class RunState(Record):
     """The plain part of a checkpoint: position of the run, its measurements, and the state of its parts."""
 
-    # the hash of the run
     run: str = ""
     phase: int = 0
     # epochs of this phase

@@ -59,7 +59,7 @@ class Alerts(list[Alert]):
     """List of alerts that a notebook displays as a table."""
 
     def _repr_html_(self) -> str:
-        rows = [(a["step"], a["alert"], a["sentence"], a["remedy"], a["source"], a.get("measured", "")) for a in self]
+        rows = [(a["step"], a["alert"], a["sentence"], a["remedy"], a["source"], a["measured"]) for a in self]
         title = f"{len(self)} alert{'s' if len(self) != 1 else ''}"
         return html_table(
             title, ("step", "alert", "what it says", "what to do", "who showed it", "how good the alarm is"), rows
@@ -78,7 +78,7 @@ def told(alerts: list[Alert]) -> list[str]:
     texts = []
     for first, *others in kinds.values():
         more = f", and {len(others)} more like it" if others else ""
-        measured = f"\n  how good this alarm is: {known}" if (known := first.get("measured")) else ""
+        measured = f"\n  how good this alarm is: {known}" if (known := first["measured"]) else ""
         texts.append(f"{first['sentence']}{more}\n  what to do: {first['remedy']} ({first['source']}){measured}")
     return texts
 

@@ -41,7 +41,7 @@ def find_folder(folder: Path | None) -> Path:
 
 def described() -> DataSet:
     """Return the description of the data set; its archive contains more than its pictures and has no known size."""
-    return DataSet(SOURCE.folder, (tuple(name for split in COUNTS for name in (split, f"{split}annot")),))
+    return DataSet(SOURCE.folder, (tuple(name for split in COUNTS for name in (f"{split}/", f"{split}annot/")),))
 
 
 def prepare(folder: Path | None, tell: Callable[[str], None]) -> None:

@@ -59,7 +59,7 @@ class PretrainedScenes(StreetScenes):
             return super().batch(examples, generator)
         images, classes = examples[0].float().div_(127.5).sub_(1.0), examples[1]
         if generator is not None:
-            mirrored = torch.rand(len(images), generator=generator) < 0.5
+            mirrored = (torch.rand(len(images), generator=generator) < 0.5).to(images.device)
             images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
         return Batch(F.interpolate(images, (self.pretrain_side,) * 2, mode="bilinear"), classes)
 
@@ -69,11 +69,13 @@ class PretrainedScenes(StreetScenes):
 
     def weight(self, targets: Tensor) -> Tensor:
         """Return the number of labelled pixels, or while pretraining of images."""
-        return super().weight(targets) if self.stage == "segment" else torch.tensor(len(targets))
+        return super().weight(targets) if self.stage == "segment" else _number(targets)
 
     def count(self, output: Tensor, targets: Tensor) -> Sums:
         """Return the numbers of pixels by true and predicted class, or while pretraining the number of images."""
-        return super().count(output, targets) if self.stage == "segment" else {"weight": self.weight(targets)}
+        if self.stage == "segment":
+            return super().count(output, targets)
+        return {"weight": _number(targets)}
 
     def finish(self, sums: dict[str, Tensor]) -> dict[str, Any]:
         """Return the mean IoU, or nothing while pretraining, which is not evaluated."""
@@ -91,6 +93,10 @@ class PretrainedScenes(StreetScenes):
         """Find or download both data sets, and check every file."""
         super().prepare(tell)
         cifar.prepare(SOURCE, self.folder, tell)
+
+
+def _number(targets: Tensor) -> Tensor:
+    return torch.tensor(len(targets), device=targets.device)
 
 
 class ImageClassifier(nn.Module):
