@@ -180,6 +180,7 @@ def _health(method, seed, epochs):
         words = {
             "sentence": f"entropy of blocks.3.attn head 2 fell ({method})",
             "remedy": "SigmaReparam or QKNorm bound it",
+            "measured": "",
             "source": "made up",
         }
         records.append(alert | words)

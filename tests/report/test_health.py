@@ -95,6 +95,7 @@ def test_an_alert_is_shown_with_its_remedy_and_source(tmp_path):
         "threshold": 0.05,
         "sentence": "it fell",
         "remedy": "bound it",
+        "measured": "",
         "source": "a paper",
     }
     text = body(watched(tmp_path, [reading(0), reading(50), alert]))
@@ -104,7 +105,7 @@ def test_an_alert_is_shown_with_its_remedy_and_source(tmp_path):
 
 
 def test_many_alerts_are_cut_and_the_cut_is_told(tmp_path):
-    said = {"alert": "sink", "threshold": 0.5, "remedy": "wait", "source": "a paper"}
+    said = {"alert": "sink", "threshold": 0.5, "remedy": "wait", "source": "a paper", "measured": ""}
     alerts = [reading(step) | said | {"sentence": f"at {step}"} for step in range(150)]
     text = body(watched(tmp_path, alerts))
     assert "150 alerts in 1 watched run; the first 100 are listed" in text
