@@ -26,14 +26,21 @@ KEPT = (
     "QKClip",
     "LSA",
 )
+# hosts that every round of tests asks about each of them; the variants of these hosts, about two
+WIDELY, VARIANTS = ("llama", "bert-padded", "torch"), ("DropKey", "NeuTRENO")
 PAIRS = [(method, host) for method in NAMES for host in HOSTS if (method, host) not in MEANINGLESS]
 
 
 def on(*hosts):
-    """Pairs of every method with these hosts: each method on the first, and one of each kind on the others, in every
-    round of tests."""
+    """Pairs of every method with these hosts: each method on the first, one of each kind on the next, and two on their
+    variants, in every round of tests."""
     pairs = [(method, host) for method, host in PAIRS if host in hosts]
-    return part_of_grid(pairs, [(method, host) for method, host in pairs if host == "own" or method in KEPT])
+    kept = [
+        (method, host)
+        for method, host in pairs
+        if host == "own" or method in VARIANTS or (method in KEPT and host in WIDELY)
+    ]
+    return part_of_grid(pairs, kept)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("FeatScale", "causal"), ("LSA", "sees only itself")])

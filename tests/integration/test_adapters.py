@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import peft
 import pytest
 import torch
+from grids import part_of_grid
 from methods import weight_hosts
 from small_models import HOSTS, fresh
 from tiny_models import FAMILIES
@@ -116,8 +118,13 @@ def test_a_switched_off_adapter_is_left_out_and_comes_back():
 @pytest.mark.parametrize(
     "method", [NuclearDecay(strength=1.0), ProductDecay(strength=1.0)], ids=lambda m: type(m).__name__
 )
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("first", ["adapters", "regularize"])
+@pytest.mark.parametrize(
+    ("first", "name"),
+    part_of_grid(
+        itertools.product(["adapters", "regularize"], MODELS),
+        [*(("adapters", name) for name in MODELS), ("regularize", "separate"), ("regularize", "fused")],
+    ),
+)
 def test_decay_of_products_is_that_of_the_effective_weights_and_trains_the_adapters(method, name, first):
     if first == "adapters":
         made, batch = adapted(name)
