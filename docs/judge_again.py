@@ -32,6 +32,7 @@ from headwise.comparing.claim_check import canonical_claims, canonical_premises
 from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
 from headwise.results.analysis_record import (
+    SIGNS,
     Analysis,
     ClaimsRecord,
     Interval,
@@ -41,7 +42,7 @@ from headwise.results.analysis_record import (
 )
 from headwise.results.answer import answer
 from headwise.results.claim_tests import Criteria, Estimate, directed, same
-from headwise.results.claims import SIGNS, all_diverged, claimed, judged_claims, judged_tests, premised
+from headwise.results.claims import all_diverged, claimed, judged_claims, judged_tests, premised
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.diverged_runs import divergence_tests

@@ -84,6 +84,15 @@ def test_the_failure_arose_where_half_of_the_plain_runs_diverged(failures, holds
     assert premise.holds is holds and premise.state == ("holds" if holds else "fails")
 
 
+def test_beside_a_share_that_is_there_an_undecided_test_is_not_shown():
+    often = ClaimTest(arm="A()", outcome="diverged", says="higher", level=0.2)
+    undecided = ClaimTest(arm="baseline", outcome="test/accuracy", says="higher", level=0.55)
+    figures = {"baseline": list(0.55 + 0.01 * noise(6)), "A()": ["diverged"] * 2 + [0.5] * 4}
+    for tests, state in (((often,), "holds"), ((often, undecided), "not shown")):
+        (premise,) = judged_premises(said(study(figures), [], [Premise(name="both", tests=tests)]))
+        assert premise.state == state
+
+
 def test_all_parts_of_a_claim_at_five_percent_need_no_correction():
     # eight arms, each with p 0.031 by itself
     base = 0.5 + 0.001 * noise(6)

@@ -15,6 +15,8 @@ Verdict = Literal[
     "undecided",
     "not testable here",
 ]
+# of the difference that each prediction expects
+SIGNS = {"higher": 1, "lower": -1, "rises": 1, "falls": -1}
 # verdicts that confirm the published direction
 HELD = ("as published", "same direction, smaller", "same direction, larger")
 # if more seeds are needed, a change of the setting is advised instead
@@ -50,6 +52,18 @@ class JudgedTest(ClaimTest):
     ours: str = ""
 
     @property
+    def by_share(self) -> bool:
+        """Return whether it is a statement about these runs only, whose share that diverged decides without a test."""
+        return self.outcome == DIVERGED and self.level is not None
+
+    @property
+    def shown(self) -> bool:
+        """Return whether the figures show what a premise asks for."""
+        if self.by_share and self.mean is not None:
+            return self.mean * SIGNS[self.says] >= 0
+        return self.verdict in HELD
+
+    @property
     def ratio(self) -> tuple[float, float, float] | None:
         """Return effect, lower end and upper end as multiples of the published effect; None if one is unknown."""
         if not self.effect or self.mean is None or self.low is None or self.high is None:
@@ -76,11 +90,8 @@ class JudgedPremise(Record):
             return "not recorded"
         if self.holds:
             return "holds"
-        # a share of diverged runs compared with a level is not tested
-        decided = [test for test in self.tests if test.outcome == DIVERGED and test.level is not None]
-        against = [test for test in self.tests if test.verdict not in HELD and test not in decided]
-        undecided = all(test.verdict == "undecided" and test.mean is not None for test in against)
-        return "not shown" if against and undecided and not decided else "fails"
+        unshown = [test for test in self.tests if not test.shown]
+        return "not shown" if all(test.verdict == "undecided" and not test.by_share for test in unshown) else "fails"
 
 
 class JudgedClaim(Record):

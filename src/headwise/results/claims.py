@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwise.pages.formats import p_value, unit_named
-from headwise.results.analysis_record import HELD, JudgedClaim, JudgedPremise, JudgedTest, Verdict
+from headwise.results.analysis_record import HELD, SIGNS, JudgedClaim, JudgedPremise, JudgedTest, Verdict
 from headwise.results.answer import count
 from headwise.results.claim_figures import Figures, diverged_pairs, gather
 from headwise.results.claim_tests import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from headwise.results.joint_flips import Table
 
 
-SIGNS = {"higher": 1, "lower": -1, "rises": 1, "falls": -1}
 AGAINST: tuple[Verdict, ...] = ("contrary", "no effect")
 
 
@@ -118,10 +117,7 @@ def _shown(test: JudgedTest, lost: Collection[str]) -> bool | None:
         return False
     if test.verdict == "not testable here" or test.mean is None:
         return None
-    if test.outcome == DIVERGED and test.level is not None:
-        # a statement about these runs only, so their share decides without a test
-        return test.mean * SIGNS[test.says] >= 0
-    return test.verdict in HELD
+    return test.shown
 
 
 def _effects(claims: Iterable[JudgedClaim]) -> dict[str, Effect]:

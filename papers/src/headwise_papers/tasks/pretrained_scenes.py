@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from headwise.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Phase
 from headwise_papers.data import cifar
+from headwise_papers.tasks.image_views import flip
 from headwise_papers.tasks.segmenter import Encoder
 from headwise_papers.tasks.street_scenes import StreetScenes
 
@@ -59,8 +60,7 @@ class PretrainedScenes(StreetScenes):
             return super().batch(examples, generator)
         images, classes = examples[0].float().div_(127.5).sub_(1.0), examples[1]
         if generator is not None:
-            mirrored = (torch.rand(len(images), generator=generator) < 0.5).to(images.device)
-            images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+            images = flip(images, generator)
         return Batch(F.interpolate(images, (self.pretrain_side,) * 2, mode="bilinear"), classes)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
