@@ -118,31 +118,22 @@ def _exact(differences: list[float], unit: str) -> Any:
 def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest | None) -> JudgedTest:
     """Judge a test without kept figures by seed from a kept interval: of the arm's mean, or of the claim's old test."""
     arm = next((one for one in analysis.arms if one.label == test.arm), None)
-    kept_interval: Interval | None = None
-    if (
-        test.level is not None
-        and arm
-        and (mean_record := arm.metrics.get(test.outcome))
-        and mean_record.mean is not None
-    ):
-        ends = [
-            None if one is None else one - test.level for one in (mean_record.mean, mean_record.low, mean_record.high)
-        ]
-        kept_interval = Interval(mean=ends[0], low=ends[1], high=ends[2], n=mean_record.n)
-    elif old is not None and old.low is not None:
-        kept_interval = Interval(mean=old.mean, low=old.low, high=old.high, n=old.n)
-    if kept_interval is None or kept_interval.low is None or kept_interval.high is None or test.says == "inside":
+    estimate = None
+    if old is not None and old.level == test.level:
+        estimate = _kept_estimate(old)
+    elif test.level is not None and arm and (mean_record := arm.metrics.get(test.outcome)):
+        estimate = _estimate_of(mean_record, test.level)
+    if estimate is None or test.says == "inside":
         return test
-    outcome = study.study.outcome(test.outcome)
+    outcome, size = study.study.outcome(test.outcome), test.effect
     unit = unit_named(outcome.unit)
-    estimate, size = _estimate_of(kept_interval), test.effect
     margin = test.margin if test.margin is not None else None if size is None else abs(size) / 2
     criteria = Criteria(0.05, unit, size, margin)
     decision = same(estimate, criteria) if test.says == "same" else directed(estimate, SIGNS[test.says], criteria)
     ours = (
         old.ours
         if old and old.ours
-        else f"{outcome.label} of {test.arm} {unit.number((kept_interval.mean or 0) + (test.level or 0))} {unit.name}"
+        else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))} {unit.name}"
     )
     figures = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs, "p": estimate.p}
     figures |= {
@@ -155,23 +146,24 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     return test.model_copy(update=figures | result | {"refutes": decision.verdict in ("contrary", "no effect")})
 
 
-def _estimate_of(kept_interval: Interval) -> Estimate:
-    """Return the estimates of a 95 % interval, taken as Student's t."""
-    assert kept_interval.mean is not None and kept_interval.low is not None and kept_interval.high is not None
-    degrees = max(kept_interval.n - 1, 1)
-    error = (kept_interval.high - kept_interval.low) / 2 / float(stats.t.ppf(0.975, degrees))
+def _kept_estimate(test: JudgedTest) -> Estimate | None:
+    """Return the estimates that were kept with a test, whatever its intervals are (of signs, for a share)."""
+    if test.mean is None or test.low is None or test.high is None:
+        return None
+    error = (test.high - test.low) / 2 / float(stats.t.ppf(0.975, max(test.n - 1, 1)))
+    return Estimate(test.mean, test.low, test.high, test.inner_low, test.inner_high, error, test.n, test.p)
+
+
+def _estimate_of(mean: Interval, level: float) -> Estimate | None:
+    """Return the estimates of a mean's 95 % interval, taken as Student's t, compared with a level."""
+    if mean.mean is None or mean.low is None or mean.high is None:
+        return None
+    degrees, middle = max(mean.n - 1, 1), mean.mean - level
+    error = (mean.high - mean.low) / 2 / float(stats.t.ppf(0.975, degrees))
     half = float(stats.t.ppf(0.95, degrees)) * error
-    p = float(2 * stats.t.sf(abs(kept_interval.mean) / error, degrees)) if error else float(kept_interval.mean == 0)
-    return Estimate(
-        kept_interval.mean,
-        kept_interval.low,
-        kept_interval.high,
-        kept_interval.mean - half,
-        kept_interval.mean + half,
-        error,
-        kept_interval.n,
-        p,
-    )
+    p = float(2 * stats.t.sf(abs(middle) / error, degrees)) if error else float(middle == 0)
+    ends = (mean.low - level, mean.high - level, middle - half, middle + half)
+    return Estimate(middle, *ends, error, mean.n, p)
 
 
 def _by_levels(test: ClaimTest, arms: list[str]) -> bool:
