@@ -42,7 +42,7 @@ from headwise.results.analysis_record import (
 )
 from headwise.results.answer import answer
 from headwise.results.claim_tests import Criteria, Estimate, directed, same
-from headwise.results.claims import all_diverged, claimed, judged_claims, judged_tests, premised
+from headwise.results.claims import all_diverged, by_amount, claimed, judged_claims, judged_tests, premised
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.diverged_runs import divergence_tests
@@ -120,7 +120,7 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     arm = next((one for one in analysis.arms if one.label == test.arm), None)
     estimate = None
     if old is not None and old.level == test.level:
-        estimate = _kept_estimate(old)
+        estimate = _kept_estimate(old, old.beyond - test.beyond)
     elif test.level is not None and arm and (mean_record := arm.metrics.get(test.outcome)):
         estimate = _estimate_of(mean_record, test.level)
     if estimate is None or test.says == "inside":
@@ -130,11 +130,15 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     margin = test.margin if test.margin is not None else None if size is None else abs(size) / 2
     criteria = Criteria(0.05, unit, size, margin)
     decision = same(estimate, criteria) if test.says == "same" else directed(estimate, SIGNS[test.says], criteria)
+    if test.by is not None:
+        decision = by_amount(decision)
     ours = (
         old.ours
         if old and old.ours
         else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))} {unit.name}"
     )
+    if test.by is not None and "to exceed" not in ours:
+        ours += f", to exceed {unit.number(test.beyond, signed=True)}"
     figures = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs, "p": estimate.p}
     figures |= {
         "inner_low": estimate.inner_low,
@@ -146,12 +150,14 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     return test.model_copy(update=figures | result | {"refutes": decision.verdict in ("contrary", "no effect")})
 
 
-def _kept_estimate(test: JudgedTest) -> Estimate | None:
-    """Return the estimates that were kept with a test, whatever its intervals are (of signs, for a share)."""
+def _kept_estimate(test: JudgedTest, shift: float) -> Estimate | None:
+    """Return the estimates that were kept with a test, by whatever method, moved by `shift`, which leaves no p."""
     if test.mean is None or test.low is None or test.high is None:
         return None
     error = (test.high - test.low) / 2 / float(stats.t.ppf(0.975, max(test.n - 1, 1)))
-    return Estimate(test.mean, test.low, test.high, test.inner_low, test.inner_high, error, test.n, test.p)
+    middle, low, high = test.mean + shift, test.low + shift, test.high + shift
+    inner = [None if end is None else end + shift for end in (test.inner_low, test.inner_high)]
+    return Estimate(middle, low, high, inner[0], inner[1], error, test.n, None if shift else test.p)
 
 
 def _estimate_of(mean: Interval, level: float) -> Estimate | None:
@@ -203,7 +209,7 @@ def as_kept(premises: list[JudgedPremise], before: list[JudgedPremise]) -> list[
     """Return the premises; one that is as before, by the same tests, has its kept figures, which are of runs."""
 
     def asked(premise: JudgedPremise) -> Any:
-        fields = ("arm", "against", "outcome", "against_outcome", "says", "level", "margin", "effect", "scale")
+        fields = ("arm", "against", "outcome", "against_outcome", "says", "level", "by", "margin", "effect", "scale")
         tests = [tuple(getattr(test, name) for name in fields) for test in premise.tests]
         return premise.name, premise.text, premise.holds, tests
 

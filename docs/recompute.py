@@ -409,8 +409,14 @@ def _checks(folder: Path, analysis: dict, figures: dict, values: dict | None, te
         return {}
     return _column(
         test,
-        np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds]),
+        np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds])
+        - beyond(test),
     )
+
+
+def beyond(test: dict) -> float:
+    """Return the difference that a test must exceed, with its sign."""
+    return (test.get("by") or 0.0) * (-1 if test["says"] == "lower" else 1)
 
 
 def _column(test: dict, column: np.ndarray) -> dict[str, bool]:
@@ -513,7 +519,8 @@ def _from_values(folder: Path, analysis: dict, values: dict | None, test: dict) 
         return (
             _column(
                 test,
-                np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds]),
+                np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds])
+                - beyond(test),
             )
             if seeds
             else {}

@@ -12,7 +12,7 @@ from scipy import stats
 
 from headwise.results.analysis_record import JudgedTest
 from headwise.results.claim_tests import figures_in_words, reasons_in_words
-from headwise.results.claims import judge
+from headwise.results.claims import Effect, judge
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.records import (
     AxisRecord,
@@ -145,6 +145,37 @@ def test_sameness_is_shown_within_a_margin_alone(mean, spread, verdict, why):
     by_study = judged(paired(mean, spread, margin=0.01), test_of("same"))
     assert own.verdict == by_study.verdict == verdict and why in own.why
     assert judged(paired(mean, spread), test_of("same")).why == "no margin is declared"
+
+
+@pytest.mark.parametrize(
+    ("mean", "says", "by", "verdict"),
+    [
+        (0.04, "higher", 0.03, "as published"),
+        # shown to be higher, and shown not to be by as much
+        (0.02, "higher", 0.03, "contrary"),
+        (0.03, "higher", 0.03, "undecided"),
+        (-0.04, "lower", 0.03, "as published"),
+        (-0.02, "lower", 0.03, "contrary"),
+        # no worse: a loss that is smaller than allowed, and a gain
+        (-0.02, "higher", -0.03, "as published"),
+        (0.02, "higher", -0.03, "as published"),
+        (-0.04, "higher", -0.03, "contrary"),
+    ],
+)
+def test_a_direction_can_ask_for_an_amount(mean, says, by, verdict):
+    ours = judge(paired(mean, 0.005), Claim(text="", source="", tests=(test_of(says, by=by),)))
+    assert ours.verdict == verdict
+    assert f"{100 * mean:+.2f} points".replace("-", "\N{MINUS SIGN}") in ours.ours
+    assert "to exceed" in ours.ours
+    assert {"as published": "", "contrary": "does not reach the amount", "undecided": "holds the amount"}[verdict] in ours.why
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(0.001, "undecided"), (0.04, "undecided"), (0.10, "contrary")])
+def test_a_margin_wider_than_a_reported_effect_cannot_show_sameness_but_can_refute_it(mean, verdict):
+    claim = Claim(text="", source="", tests=(test_of("same", margin=0.05),))
+    assert judge(paired(mean, 0.005), claim).verdict == ("as published" if mean < 0.05 else "contrary")
+    told = {"test/accuracy": Effect(0.02, "B()")}
+    assert judge(paired(mean, 0.005), claim, effects=told).verdict == verdict
 
 
 def test_sameness_needs_as_many_seeds_as_its_simulation_says():
@@ -364,6 +395,9 @@ def test_as_many_diverged_runs_are_shown_by_exact_bounds(diverged, margin, verdi
         ({"says": "rises", "level": 0.1}, "neither another outcome nor a level"),
         ({"says": "lower", "outcome": "diverged", "against_outcome": "test/loss"}, "compared with no other outcome"),
         ({"says": "lower", "level": 0.1, "against_outcome": "test/loss"}, "not both"),
+        ({"says": "same", "by": 0.1}, "a number that is higher or lower"),
+        ({"says": "higher", "by": 0.1, "outcome": "diverged"}, "a number that is higher or lower"),
+        ({"says": "higher", "by": 0.1, "effect": 0.2}, "neither a level, an effect nor a margin"),
     ],
 )
 def test_a_test_without_a_meaning_is_refused(settings, message):

@@ -94,7 +94,7 @@ def _between(study: StudyFolder, test: ClaimTest) -> Figures:
     if test.level is not None:
         other = np.full_like(table, test.level)
     else:
-        other = _table(study, [test.against], test.against_outcome or test.outcome)
+        other = _table(study, [test.against], test.against_outcome or test.outcome) + test.beyond
     return _paired(np.concatenate([table, other], axis=1))
 
 

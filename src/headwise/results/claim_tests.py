@@ -188,9 +188,7 @@ def same(estimate: Estimate, criteria: Criteria) -> Decision:
         estimate.pairs,
         seeds_for_a_verdict(criteria.alpha),
     )
-    return Decision(
-        "undecided", f"{why}; {_seeds(needed, 'to show it at the difference measured')}", power, _seeds_or_more(needed)
-    )
+    return _with_seeds(why, needed, "to show it at the difference measured", estimate.pairs, power)
 
 
 def inside(first: Sequence[Estimate], last: Sequence[Estimate], criteria: Criteria) -> Decision:
@@ -307,6 +305,15 @@ def _open(why: str, estimate: Estimate, effect: float | None, criteria: Criteria
         estimate.pairs,
         seeds_for_a_verdict(criteria.alpha),
     )
+    return _with_seeds(why, needed, at, estimate.pairs, power)
+
+
+def _with_seeds(why: str, needed: int | None, at: str, pairs: int, power: float | None) -> Decision:
+    """Return an undecided verdict with the number of seeds needed, or without where at least as many were run."""
+    if needed is not None and needed <= pairs:
+        return Decision(
+            "undecided", f"{why}, although these seeds have a power of 80 % {at.removeprefix('to show it ')}", power
+        )
     return Decision("undecided", f"{why}; {_seeds(needed, at)}", power, _seeds_or_more(needed))
 
 

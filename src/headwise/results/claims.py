@@ -125,7 +125,7 @@ def _effects(claims: Iterable[JudgedClaim]) -> dict[str, Effect]:
     smallest: dict[str, Effect] = {}
     for claim in claims:
         for test in claim.tests if claim.verdict in HELD else ():
-            if test.says not in ("higher", "lower") or test.level is not None or test.mean is None:
+            if test.says not in ("higher", "lower") or test.mean is None or (test.level, test.by) != (None, None):
                 continue
             effect = Effect(abs(test.mean), test.arm)
             smallest[test.outcome] = min(smallest.get(test.outcome, effect), effect)
@@ -241,11 +241,13 @@ def _judged_number(
             f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
             f"{effect.arm}, reported as an effect here"
         )
-        if test.says == "same":
+        # what lies outside a wide margin lies outside a narrower one too
+        if test.says == "same" and same(one, criteria).verdict != "contrary":
             return _judged(
                 test, Decision("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=criteria.margin
             )
-        criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
+        if test.says != "same":
+            criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
     if test.says == "same":
         decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
     else:
@@ -253,6 +255,8 @@ def _judged_number(
         decision, jointly = directed(one, sign, criteria), directed(other, sign, criteria._replace(alpha=alpha))
         if decision.verdict == "undecided":
             decision = decision._replace(why=decision.why + margin_note)
+        if test.by is not None:
+            decision = by_amount(decision)
     fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else criteria.margin,
@@ -261,6 +265,12 @@ def _judged_number(
         (equal,) = equivalence(JointIntervals(figures.columns), criteria.margin)
         one = one._replace(p=equal.p)
     return _judged(test, decision, one, **fields, refutes=jointly.verdict in AGAINST)
+
+
+def by_amount(decision: Decision) -> Decision:
+    """Return the decision on a difference that must exceed an amount, in words that speak of the amount."""
+    why = decision.why.replace("the difference is of the other sign", "the interval does not reach the amount")
+    return decision._replace(why=why.replace("the interval holds 0", "the interval holds the amount"))
 
 
 def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | None:
@@ -338,7 +348,8 @@ def _margin(study: StudyFolder, test: ClaimTest, figures: Figures) -> float | No
     if (effect := _step(test, figures, test.effect)) is not None:
         return abs(effect) / 2
     alike = test.outcome.rpartition("/")[2] == study.study.primary.rpartition("/")[2]
-    return study.study.margin if alike and not test.along_axis and test.level is None else None
+    of_differences = not test.along_axis and test.level is None and test.by is None
+    return study.study.margin if alike and of_differences else None
 
 
 def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimate) -> str:
@@ -351,8 +362,14 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimat
         )
     if estimate.mean is None:
         return f"{outcome.label}: no pair of {test.arm} and {_other(test)}"
-    levels = f"{test.arm} {unit.number(figures.means[0])}, {_other(test)} {unit.number(figures.means[1])} {unit.name}"
-    return f"{outcome.label} of {levels.strip()}: {_difference(estimate, outcome)}"
+    other = f"{_other(test)} {unit.number(figures.means[1] - test.beyond)}"
+    levels = f"{test.arm} {unit.number(figures.means[0])}, {other} {unit.name}"
+    words = f"{outcome.label} of {levels.strip()}: "
+    if test.by is None:
+        return words + _difference(estimate, outcome)
+    low, high = (None if end is None else end + test.beyond for end in (estimate.low, estimate.high))
+    difference = estimate._replace(mean=estimate.mean + test.beyond, low=low, high=high)
+    return words + f"{_difference(difference, outcome)}, to exceed {unit.number(test.beyond, signed=True)}"
 
 
 def _other(test: ClaimTest) -> str:

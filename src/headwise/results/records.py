@@ -102,8 +102,9 @@ class ClaimTest(Record):
     best value is neither the first nor the last) apply to a sweep, and `arm` is then the text of the sweep. The outcome
     "diverged" is whether a run diverged. With a `level`, the arm is compared with this published figure instead of
     another arm; because a figure of one setting does not apply to another, `scale` names the only scale at which it is
-    judged. The outcome "critical_rate" is log10 of the learning rate at which a seed's runs begin to diverge: `arm` and
-    `against` are then two sweeps of learning rates.
+    judged. With `by`, an arm is "higher" or "lower" by more than this amount; a negative amount asks whether it is no
+    worse than that. The outcome "critical_rate" is log10 of the learning rate at which a seed's runs begin to diverge:
+    `arm` and `against` are then two sweeps of learning rates.
 
     Example:
         >>> from headwise.study import ClaimTest
@@ -119,6 +120,8 @@ class ClaimTest(Record):
     against_outcome: str = ""
     # a number to compare `arm` with instead of another arm, in the outcome's unit
     level: float | None = None
+    # the amount that "higher" or "lower" must exceed, in the outcome's unit; negative: by how much it may fail
+    by: float | None = None
     # the published effect, in the outcome's unit; for a sweep, from its first value to its last
     effect: float | None = None
     # a smaller difference counts as none, in the outcome's unit; None: the study's own margin for "same", else half
@@ -151,6 +154,11 @@ class ClaimTest(Record):
             raise ValueError(f"{self.arm}: divergence is compared with no other outcome")
         if self.against_outcome and self.level is not None:
             raise ValueError(f"{self.arm}: it is compared with {self.against_outcome} or with {self.level:g}, not both")
+        is_number = self.outcome not in (DIVERGED, CRITICAL_RATE)
+        if self.by is not None and (self.says not in ("higher", "lower") or not is_number):
+            raise ValueError(f"{self.arm}: by={self.by:g} applies to a number that is higher or lower")
+        if self.by is not None and not self.level is self.effect is self.margin is None:
+            raise ValueError(f"{self.arm}: by={self.by:g} takes neither a level, an effect nor a margin")
         if self.effect is not None and self.says in ("same", "inside"):
             raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
         if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
@@ -161,6 +169,11 @@ class ClaimTest(Record):
     def arms(self) -> tuple[str, ...]:
         """Return the arms of a test that does not concern a sweep."""
         return (self.arm,) if self.level is not None else (self.arm, self.against)
+
+    @property
+    def beyond(self) -> float:
+        """Return what is added to the figure of `against` before the comparison: `by`, negative for "lower"."""
+        return (self.by or 0.0) * (-1 if self.says == "lower" else 1)
 
     @property
     def along_axis(self) -> bool:
