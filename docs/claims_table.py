@@ -22,8 +22,11 @@ from headwise.studies.registry import load_study, study_names
 PAGE = "claims.md"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 STUDIES = "<!-- studies -->", "<!-- end of studies -->"
-COMMAND = re.compile(r"Command: (`[^`]+`)")
+# figures that are kept next to a study's own have a command too, above the study's
+COMMAND = re.compile(r"(?m)^Command: (`[^`]+`)")
 TRAINED = re.compile(r"\d+ runs, [\d.]+ minutes|[\d.]+ minutes(?=\.)")
+# the words of the page above the table of studies before the list of commands with fewer seeds
+FEWER = re.compile(r"(a\s+command\s+names\s+fewer\s+seeds\s+than\s+the\s+study\s+has) \([^)]*\)")
 HEAD = ["claim", "source", "method", "verdict", "setting", "published", "ours [95 %]", "study"]
 
 
@@ -75,12 +78,28 @@ def studies(results: Path) -> str:
         page = (folder / "README.md").read_text(encoding="utf-8")
         # the page begins with title, question and answer
         answer = " ".join(page.split("\n\n")[2].split())
-        command, trained = COMMAND.search(page), TRAINED.search(page)
+        commands = list(COMMAND.finditer(page))
+        command = commands[-1] if commands else None
+        trained = TRAINED.search(page, command.start() if command else 0)
         cells = [f"[{folder.name}]({folder.name}/README.md)", command[1] if command else "–"]
         rows.append([*cells, trained[0] if trained else "–", answer])
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     not_run = [name for name in study_names() if name not in kept]
     return "\n".join([*lines, *([f"\n**Not run**: {', '.join(not_run)}."] if not_run else [])])
+
+
+def with_fewer_seeds(results: Path) -> str:
+    """Return the names of the kept studies that have fewer seeds than their scale, each with both numbers."""
+    fewer = []
+    for name, record in kept_claims(results).items():
+        study = getattr(load_study(name), "STUDY", None) if name in study_names() else None
+        if study is None or record.seeds is None:
+            continue
+        scale = study.scales.get(record.scale)
+        planned = (scale.seeds if scale else None) or study.seeds
+        if record.seeds < planned:
+            fewer.append(f"{name}: {record.seeds} of {planned}")
+    return ", ".join(fewer) or "none now"
 
 
 def made_otherwise(results: Path) -> list[str]:
@@ -139,6 +158,7 @@ def main() -> None:
         renewed = filled(page, table(options.results))
         if STUDIES[0] in page:
             renewed = filled(renewed, studies(options.results), STUDIES)
+            renewed = FEWER.sub(lambda found: f"{found[1]} ({with_fewer_seeds(options.results)})", renewed)
     except (OSError, StudyError, ValueError) as error:
         parser.exit(1, f"{error}\n")
     if options.check:

@@ -3,9 +3,10 @@
 python docs/judge_again.py            rewrite claims, differences and tables of docs/results; add to changed_verdicts.md
 python docs/judge_again.py --check    list the verdicts that would change
 
-A kept analysis has the differences from the baseline by seed, and means with Student's intervals. Tests of differences
-are judged from the former, tests against a level from the latter; tests of figures that were not kept (single heads, a
-comparison of two outcomes) are judged from the interval kept with the claim.
+Where every figure was kept by seed (seeds.csv), all tests are judged from these. Else a kept analysis has the
+differences from the baseline by seed, and means with Student's intervals: tests of differences are judged from the
+former, tests against a level from the latter, and tests of figures that were not kept (single heads, a comparison of
+two outcomes) from the interval kept with the claim.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from keep_results import (
     CLAIMS,
+    SEEDS,
     claims_table,
     critical_table,
     divergence_table,
@@ -26,6 +28,7 @@ from keep_results import (
     trend_table,
     write_differences,
 )
+from recompute import read_seeds
 from scipy import stats
 
 from headwise.comparing.claim_check import canonical_claims, canonical_premises
@@ -42,7 +45,15 @@ from headwise.results.analysis_record import (
 )
 from headwise.results.answer import answer
 from headwise.results.claim_tests import Criteria, Estimate, directed, same
-from headwise.results.claims import all_diverged, by_amount, claimed, judged_claims, judged_tests, premised
+from headwise.results.claims import (
+    all_diverged,
+    amount_in_words,
+    by_amount,
+    claimed,
+    judged_claims,
+    judged_tests,
+    premised,
+)
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import paired_differences
 from headwise.results.diverged_runs import divergence_tests
@@ -54,15 +65,15 @@ from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
 CHANGED = "changed_verdicts.md"
-# rounding error of a difference of two shares in single precision
-SINGLE = 2.0**-23
+# rounding errors of a difference of two shares in double and in single precision
+DOUBLE, SINGLE = 2.0**-50, 2.0**-23
 
 
 class Kept(StudyFolder):
-    """A kept study; a figure is the difference by seed plus the baseline's mean, so that every arm has its own mean."""
+    """A kept study. Where only differences by seed were kept, a figure is the difference plus the baseline's mean."""
 
     def figure(self, arm: str, seed: int, name: str) -> float | None:
-        """Return a figure without the baseline's own variation between seeds, which cancels in every difference."""
+        """Return a figure, or one without the baseline's own variation between seeds, which cancels in differences."""
         run = self.runs.get((arm, seed))
         if run is None or run.result is None:
             return None
@@ -79,6 +90,10 @@ def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Ke
             for seed, value in difference.by_seed.items():
                 figures.setdefault((arm.label, int(seed)), {})[name] = base[name] + exact(value)
                 figures.setdefault((analysis.baseline, int(seed)), {})[name] = base[name]
+    for name, by_arm in (read_seeds(folder) or {}).items():
+        for label, by_seed in by_arm.items():
+            for at, value in by_seed.items():
+                figures.setdefault((label, int(at)), {})[name] = value
     runs = {}
     for arm in analysis.arms:
         diverged_seeds = {one.seed for one in arm.runs.diverged}
@@ -111,7 +126,10 @@ def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Ke
 
 
 def _exact(differences: list[float], unit: str) -> Any:
-    shares = whole_of(differences, SINGLE) if unit == "%" and differences else None
+    if unit != "%" or not differences:
+        return float
+    # differences that are exact already stay as they are, so that a second judging changes nothing
+    shares = whole_of(differences, DOUBLE) or whole_of(differences, SINGLE)
     return shares.exact if shares else float
 
 
@@ -137,8 +155,8 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
         if old and old.ours
         else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))} {unit.name}"
     )
-    if test.by is not None and "to exceed" not in ours:
-        ours += f", to exceed {unit.number(test.beyond, signed=True)}"
+    if test.by is not None and (amount := amount_in_words(test, unit)) not in ours:
+        ours += f", {amount}"
     figures = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs, "p": estimate.p}
     figures |= {
         "inner_low": estimate.inner_low,
@@ -172,7 +190,8 @@ def _estimate_of(mean: Interval, level: float) -> Estimate | None:
     return Estimate(middle, *ends, error, mean.n, p)
 
 
-def _by_levels(test: ClaimTest, arms: list[str]) -> bool:
+def _needs_values(test: ClaimTest) -> bool:
+    """Return whether a test cannot be judged from differences from the baseline."""
     return test.level is not None or bool(test.against_outcome)
 
 
@@ -181,6 +200,7 @@ def judged_again(
 ) -> tuple[list[JudgedPremise], list[JudgedClaim]]:
     """Return premises and claims with their verdicts by the current rules."""
     old = {(claim.text, at): test for claim in before for at, test in enumerate(claim.tests)}
+    by_seed = (study.path / SEEDS).is_file()
 
     def settled(tests: list[JudgedTest], text: str) -> list[JudgedTest]:
         settled_tests = []
@@ -190,7 +210,7 @@ def judged_again(
                 test.outcome,
             )
             other_scale = test.scale not in ("", study.study.scale)
-            lost = _by_levels(test, study.arms) or "was not recorded" in test.why
+            lost = (not by_seed and _needs_values(test)) or "was not recorded" in test.why
             settled_tests.append(
                 levelled(study, analysis, test, old_test if same_test else None) if lost and not other_scale else test
             )

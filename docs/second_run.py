@@ -94,13 +94,13 @@ def row(study: StudyFolder, outcome: str, of: Agreement) -> str:
 def summary(name: str, seeds: int, agreements: list[Agreement]) -> str:
     """Return the row of a study: equal differences, and the median and largest change of a mean in standard errors."""
     equal, total = sum(one.equal for one in agreements), sum(one.total for one in agreements)
-    # a figure that is the same for all kept seeds has no error, so that any change of it counts as infinite
-    relative = [
-        change / error if error > 0 else (math.inf if change else 0.0)
-        for one in agreements
-        for change, error in one.changes
-    ]
+    every = [both for one in agreements for both in one.changes]
+    relative = [change / error if error > 0 else 0.0 for change, error in every if error > 0 or not change]
     changes = f"{statistics.median(relative):.2g}, {max(relative):.2g}" if relative else "–"
+    # a figure that is the same for all kept seeds has no error, so its change is given as it is
+    fixed = [change for change, error in every if change and not error > 0]
+    if fixed:
+        changes += f"; figures that are the same for all kept seeds change by at most {max(fixed):.2g}"
     return f"| {name} | {seeds} | {len(agreements)} | {equal:,} of {total:,} | {changes} |"
 
 

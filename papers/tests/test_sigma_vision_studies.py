@@ -51,7 +51,7 @@ def test_claims_name_what_the_study_has_and_the_default_is_the_small_scale(name)
 
 def test_sigma_vit_reads_every_matrix_and_judges_its_claims(tmp_path):
     found = run("sigma-vit", tmp_path, watch_every=2)
-    assert found.complete and len(found.arms) == 6
+    assert found.complete and len(found.arms) == 7
     spectral = next(arm for arm in found.arms if arm.label.startswith("SpectralNorm"))
     assert spectral.metrics["heads/matrix_norm/mean"].mean == pytest.approx(1, rel=0.01)
     assert spectral.metrics["watched/matrix_norm/last"].mean == pytest.approx(1, rel=0.01)

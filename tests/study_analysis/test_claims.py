@@ -166,8 +166,18 @@ def test_a_direction_can_ask_for_an_amount(mean, says, by, verdict):
     ours = judge(paired(mean, 0.005), Claim(text="", source="", tests=(test_of(says, by=by),)))
     assert ours.verdict == verdict
     assert f"{100 * mean:+.2f} points".replace("-", "\N{MINUS SIGN}") in ours.ours
-    assert "to exceed" in ours.ours
-    assert {"as published": "", "contrary": "does not reach the amount", "undecided": "holds the amount"}[verdict] in ours.why
+    assert ("to exceed " if says == "higher" else "to lie below ") in ours.ours
+    assert {"as published": "", "contrary": "does not reach the amount", "undecided": "holds the amount"}[
+        verdict
+    ] in ours.why
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(-0.02, "undecided"), (0.005, "as published"), (-0.1, "contrary")])
+def test_what_an_arm_may_be_worse_by_is_not_used_where_a_smaller_effect_is_reported(mean, verdict):
+    claim = Claim(text="", source="", tests=(test_of("higher", by=-0.05),))
+    assert judge(paired(mean, 0.005), claim).verdict == ("contrary" if mean < -0.05 else "as published")
+    told = {"test/accuracy": Effect(0.01, "B()")}
+    assert judge(paired(mean, 0.005), claim, effects=told).verdict == verdict
 
 
 @pytest.mark.parametrize(("mean", "verdict"), [(0.001, "undecided"), (0.04, "undecided"), (0.10, "contrary")])

@@ -17,6 +17,8 @@ EPOCHS = 25
 # threshold of a "very large" gap: half of the 40 points in the blog's figures
 LARGE = 0.2
 ALIKE = "heads/head_redundancy/mean"
+# premises of the largest number of images, and of the smallest
+OF_MANY, OF_FEW = ("learned", "memorised"), f"memorised with {FEW:,} images"
 SCALES = scales(
     epochs=EPOCHS, learning_rate=1e-3, dim=96, depth=3, head_dim=16, mlp_dim=96, test_size=2000, train_size=MANY
 )
@@ -51,8 +53,9 @@ def _images(count: int) -> str:
     return f"{count} images"
 
 
-def _claim(text: str, where: str, *tests: ClaimTest) -> Claim:
-    return Claim(text=text, source=f"{BLOG}, {where}", published={"figure": "none; in words"}, tests=tests)
+def _claim(text: str, where: str, *tests: ClaimTest, needs: tuple[str, ...] = OF_MANY) -> Claim:
+    words = {"figure": "none; in words"}
+    return Claim(text=text, source=f"{BLOG}, {where}", published=words, tests=tests, needs=needs)
 
 
 def _gains(count: int) -> Claim:
@@ -75,7 +78,12 @@ STUDY = Study(
     task=SizedBlogImages(name="cifar10", **SCALES["small"].settings, head_statistics=("head_redundancy",)),
     task_place="headwise_papers.blog_sizes:SizedBlogImages",
     methods=(*DROPOUT, DECORRELATION),
-    premises=(learned("test/accuracy", 0.1, 0.1), memorised()),
+    premises=(
+        learned("test/accuracy", 0.1, 0.1),
+        memorised(),
+        # a gap of training and test accuracy grows while a model learns its training images
+        memorised(f"{_images(FEW)}/train/accuracy").model_copy(update={"name": OF_FEW}),
+    ),
     claims=(
         *map(_gains, (FEW, MIDDLE, MANY)),
         _claim(
@@ -87,6 +95,7 @@ STUDY = Study(
             f"Fewer images mean more overfitting: the plain model's gap is larger with {FEW:,} than with {MANY:,}.",
             "introduction",
             ClaimTest(arm="baseline", outcome=_gap(FEW), says="higher", against_outcome=_gap(MANY)),
+            needs=(*OF_MANY, OF_FEW),
         ),
         *(
             _claim(
@@ -107,6 +116,7 @@ STUDY = Study(
             source="our own question",
             published={"figure": "not published"},
             tests=(ClaimTest(arm=DROPOUT[1], outcome=ALIKE, says="higher"),),
+            needs=OF_MANY,
         ),
     ),
     scales={"small": SCALES["small"].model_copy(update={"seeds": 8})},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
-from headwise_papers.tasks.decay_claims import GAPS, PAPER, RANKS, axis, norms_meet, ranks_fall
+from headwise_papers.tasks.decay_claims import GAPS, PAPER, RANKS, axis, falls, mean, norms_meet, ranks_fall
 from headwise_papers.tasks.rate_ladder import UNIGRAM
 
 DECAYS = ("0", "0.1", "0.3", "1", "3")
@@ -45,6 +45,11 @@ STUDY = Study(
     claims=(
         *ranks_fall(DECAYS, DEPTH),
         norms_meet(DECAYS),
+        Claim(
+            text="The stronger the decay of attention, the nearer is PᵀP to W_V W_Vᵀ.",
+            source=PAPER,
+            tests=falls(ATTENTION, *mean("imbalance_vo")),
+        ),
         Claim(
             text="The best decay of attention lies between none and much.",
             source=PAPER,
@@ -90,6 +95,8 @@ STUDY = Study(
     },
     notes=(
         "The paper's table of perplexities and its learning rate are not known here; its data and tokens differ. "
-        "As there, no text is seen twice.",
+        "As there, no text is seen twice, so that a gap between training and test loss shows no generalisation.",
+        "Gap: how far ½(‖A‖² + ‖B‖²) of a head's factors exceeds the nuclear norm of their product, as a share of it; "
+        "imbalance: the norm of PᵀP − W_V W_Vᵀ as a share of the sum of both norms.",
     ),
 )

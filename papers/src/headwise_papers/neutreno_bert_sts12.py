@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from headwise_papers.neutreno_bert_stsb import ABOUT_MINILM
+from headwise_papers.neutreno_bert_stsb import ABOUT_MINILM, OWN_CLAIMS, beats_untrained, ranked_better
 from headwise_papers.neutreno_bert_stsb import STUDY as STSB
 from headwise_papers.tasks.sentence_similarity import SentenceSimilarity
+
+SOURCE = "Nguyen et al. 2023, arXiv 2312.00751, section G.9, of SimCSE on STS-12, in words"
 
 STUDY = STSB.model_copy(
     update={
@@ -13,6 +15,9 @@ STUDY = STSB.model_copy(
         "task": SentenceSimilarity(
             data_set="sts2012", objective="contrast", batch_size=16, steps=40, test_size=300, learning_rate=3e-5
         ),
+        # the untrained model's correlation was measured: see search.md
+        "premises": (STSB.premises[0], beats_untrained(0.6394)),
+        "claims": (ranked_better(SOURCE), *OWN_CLAIMS),
         "notes": (
             ABOUT_MINILM,
             "The objective is SimCSE's without supervision, on the first sentences of the training pairs; the "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
-from headwise_papers.sigma_translation import SIGMA, SMALL, SOURCE, UNIGRAM, reference
+from headwise_papers.sigma_translation import SIGMA, SMALL, SOURCE, UNIGRAM, reference, translates
 from headwise_papers.tasks.translation import Translation
 
 # 1,200 steps at 18 layers a side, one pass over the data, and 600 at 50
@@ -32,7 +32,7 @@ def _trains(depth: int) -> Claim:
         "tried.",
         source=SOURCE,
         tests=(ClaimTest(arm=SIGMAS[depth], outcome="test/loss", says="lower", against=POST[depth]),),
-        needs=(f"learned at {depth} layers",),
+        needs=(f"learned at {depth} layers", *(["translates at 18 layers"] if depth == 18 else [])),
     )
 
 
@@ -57,13 +57,14 @@ STUDY = Study(
             ).model_copy(update={"name": f"a reference at {depth} layers"})
             for depth, arm in DEEP.items()
         ),
+        translates(18, DEEP[18]),
     ),
     claims=(
         Claim(
             text="At 18 layers a side post-LN with SigmaReparam is near DeepNorm, each at the best rate tried.",
             source=SOURCE,
             tests=(ClaimTest(arm=SIGMAS[18], outcome="test/loss", says="same", against=DEEP[18], margin=0.2),),
-            needs=("learned at 18 layers", "a reference at 18 layers"),
+            needs=("learned at 18 layers", "a reference at 18 layers", "translates at 18 layers"),
         ),
         Claim(
             text="At 50 layers a side it is behind DeepNorm, each at the best rate tried.",

@@ -18,6 +18,9 @@ REMEDIES = {
     "SoftCap(cap=50.0)": "Gemma 2, arXiv 2408.00118",
 }
 FAILS = "rate 0.3/test/loss"
+LOGITS = "rate 0.01/health/max_logit"
+# the premises of all claims but the one on logits
+PREMISES = ("learned", "failure arose")
 
 
 def _under_muon(remedy: str) -> str:
@@ -36,6 +39,7 @@ def _higher(remedy: str, source: str) -> tuple[Claim, Claim]:
             source=source,
             published={"critical rate": "not published for this model"},
             tests=(ClaimTest(arm=arm, outcome=CRITICAL, says="higher", against=plain),),
+            needs=PREMISES,
         )
         for optimizer, arm, plain in (("AdamW", remedy, "baseline"), ("Muon", _under_muon(remedy), MUON))
     )
@@ -68,6 +72,12 @@ STUDY = Study(
             text="Both plain models fail at the highest rate: their test loss lies above 2.75 nats per character",
             tests=tuple(ClaimTest(arm=arm, outcome=FAILS, says="higher", level=2.75) for arm in ("baseline", MUON)),
         ),
+        Premise(
+            name="logits grow",
+            text="Logits grow as in the source: at the rate 0.01 the largest under Muon is above 100, the threshold of "
+            "QK-Clip; added on 2026-11-26, after the runs",
+            tests=(ClaimTest(arm=MUON, outcome=LOGITS, says="higher", level=100.0),),
+        ),
     ),
     claims=(
         *(claim for remedy, source in REMEDIES.items() for claim in _higher(remedy, source)),
@@ -76,23 +86,27 @@ STUDY = Study(
             source="Wortsman et al. 2023, arXiv 2309.14322",
             published={"sensitivity": "lower (figures)"},
             tests=(ClaimTest(arm='QKNorm(norm="rms")', outcome=SENSITIVITY, says="lower"),),
+            needs=PREMISES,
         ),
         Claim(
             text="At its own best rate Muon reaches a lower loss than AdamW at its own.",
             source="Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982",
             published={"loss": "as AdamW's with about half of the operations (large models)"},
             tests=(ClaimTest(arm=MUON, outcome=BEST, says="lower"),),
+            needs=PREMISES,
         ),
         Claim(
             text="Under Muon logits grow larger than under AdamW, at a rate that both bear.",
             source="Kimi K2, Moonshot AI 2025, arXiv 2507.20534",
             published={"largest logit": "beyond 1,000 under Muon (a figure, a large model)"},
-            tests=(ClaimTest(arm=MUON, outcome="rate 0.01/health/max_logit", says="higher"),),
+            tests=(ClaimTest(arm=MUON, outcome=LOGITS, says="higher"),),
+            needs=(*PREMISES, "logits grow"),
         ),
         Claim(
             text="SigmaReparam wants a higher rate: its best is above that of the plain model, under AdamW.",
             source="ours, stated when runs of eight seeds were known; the searches of other studies suggest it",
             tests=(ClaimTest(arm=SIGMA, outcome="test/best_rate", says="higher"),),
+            needs=PREMISES,
         ),
         *(
             Claim(
@@ -101,6 +115,7 @@ STUDY = Study(
                 source=source,
                 published={"loss": "as good (in words)"},
                 tests=(ClaimTest(arm=remedy, outcome=BEST, says="same", margin=0.02),),
+                needs=PREMISES,
             )
             for remedy, source in REMEDIES.items()
         ),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwise.pages.formats import p_value, unit_named
+from headwise.pages.formats import Unit, p_value, unit_named
 from headwise.results.analysis_record import HELD, SIGNS, JudgedClaim, JudgedPremise, JudgedTest, Verdict
 from headwise.results.answer import count
 from headwise.results.claim_figures import Figures, diverged_pairs, gather
@@ -256,7 +256,7 @@ def _judged_number(
         if decision.verdict == "undecided":
             decision = decision._replace(why=decision.why + margin_note)
         if test.by is not None:
-            decision = by_amount(decision)
+            decision = allowed(test, one, by_amount(decision), effect)
     fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else criteria.margin,
@@ -271,6 +271,18 @@ def by_amount(decision: Decision) -> Decision:
     """Return the decision on a difference that must exceed an amount, in words that speak of the amount."""
     why = decision.why.replace("the difference is of the other sign", "the interval does not reach the amount")
     return decision._replace(why=why.replace("the interval holds 0", "the interval holds the amount"))
+
+
+def allowed(test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None) -> Decision:
+    """Return the decision; an amount by which an arm may be worse is not used if an effect reported here is smaller."""
+    allowance = -(test.by or 0.0)
+    if effect is None or allowance <= effect.size or decision.verdict != "as published":
+        return decision
+    # an arm shown to be better needs no allowance; `shifted` has it added
+    end = shifted.low if test.says == "higher" else shifted.high
+    if end is not None and abs(end) > allowance:
+        return decision
+    return Decision("undecided", f"what is allowed is more than the effect of {effect.arm}, reported here")
 
 
 def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | None:
@@ -369,7 +381,12 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimat
         return words + _difference(estimate, outcome)
     low, high = (None if end is None else end + test.beyond for end in (estimate.low, estimate.high))
     difference = estimate._replace(mean=estimate.mean + test.beyond, low=low, high=high)
-    return words + f"{_difference(difference, outcome)}, to exceed {unit.number(test.beyond, signed=True)}"
+    return words + f"{_difference(difference, outcome)}, {amount_in_words(test, unit)}"
+
+
+def amount_in_words(test: ClaimTest, unit: Unit) -> str:
+    """Return what a difference must exceed or lie below."""
+    return f"to {'exceed' if test.says == 'higher' else 'lie below'} {unit.number(test.beyond, signed=True)}"
 
 
 def _other(test: ClaimTest) -> str:
