@@ -85,7 +85,8 @@ def _strength(test: JudgedTest) -> float:
 
 def _drawn(one: Placed) -> tuple[str, Row] | None:
     test = deciding(one)
-    if test is None or one.claim.verdict == "not testable here":
+    # the lines of a panel are those of a difference of 0, and not of an amount to exceed
+    if test is None or test.by is not None or one.claim.verdict == "not testable here":
         return None
     kind, (mean, low, high) = _scaled(test)
     return kind, Row(one.line, one.study, mean, low, high, one.claim.verdict)

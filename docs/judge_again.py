@@ -68,6 +68,9 @@ CHANGED = "changed_verdicts.md"
 # rounding errors of a difference of two shares in double and in single precision
 DOUBLE, SINGLE = 2.0**-50, 2.0**-23
 
+# what a test compares, in which direction
+ASKED = ("arm", "against", "outcome", "against_outcome", "says")
+
 
 class Kept(StudyFolder):
     """A kept study. Where only differences by seed were kept, a figure is the difference plus the baseline's mean."""
@@ -149,11 +152,13 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     criteria = Criteria(0.05, unit, size, margin)
     decision = same(estimate, criteria) if test.says == "same" else directed(estimate, SIGNS[test.says], criteria)
     if test.by is not None:
-        decision = by_amount(decision)
+        decision = by_amount(test, decision)
     ours = (
         old.ours
         if old and old.ours
-        else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))} {unit.name}"
+        else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))}, compared with "
+        f"{unit.number(test.level)} {unit.name}".rstrip()
+        + f": {unit.number(estimate.mean, signed=True)} {unit.interval(estimate.low, estimate.high, signed=True)}"
     )
     if test.by is not None and (amount := amount_in_words(test, unit)) not in ours:
         ours += f", {amount}"
@@ -205,10 +210,8 @@ def judged_again(
     def settled(tests: list[JudgedTest], text: str) -> list[JudgedTest]:
         settled_tests = []
         for at, test in enumerate(tests):
-            same_test = (old_test := old.get((text, at))) is not None and (old_test.arm, old_test.outcome) == (
-                test.arm,
-                test.outcome,
-            )
+            old_test = old.get((text, at))
+            same_test = old_test is not None and all(getattr(old_test, name) == getattr(test, name) for name in ASKED)
             other_scale = test.scale not in ("", study.study.scale)
             lost = (not by_seed and _needs_values(test)) or "was not recorded" in test.why
             settled_tests.append(
@@ -229,7 +232,7 @@ def as_kept(premises: list[JudgedPremise], before: list[JudgedPremise]) -> list[
     """Return the premises; one that is as before, by the same tests, has its kept figures, which are of runs."""
 
     def asked(premise: JudgedPremise) -> Any:
-        fields = ("arm", "against", "outcome", "against_outcome", "says", "level", "by", "margin", "effect", "scale")
+        fields = (*ASKED, "level", "by", "margin", "effect", "scale")
         tests = [tuple(getattr(test, name) for name in fields) for test in premise.tests]
         return premise.name, premise.text, premise.holds, tests
 

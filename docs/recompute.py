@@ -415,7 +415,7 @@ def _checks(folder: Path, analysis: dict, figures: dict, values: dict | None, te
 
 
 def beyond(test: dict) -> float:
-    """Return the difference that a test must exceed, with its sign."""
+    """Return the amount that a test subtracts from a difference, negative for "lower"."""
     return (test.get("by") or 0.0) * (-1 if test["says"] == "lower" else 1)
 
 
@@ -430,7 +430,7 @@ def _column(test: dict, column: np.ndarray) -> dict[str, bool]:
     # a test of kept intervals, moved by an amount that was stated later, has no p
     if test["says"] != "same" and test["p"] is not None:
         checks["p"] = bool(np.isclose(family.p(0, 0.0), test["p"], atol=1e-9))
-    checks["verdict"] = test["verdict"] in allowed(test, checks["interval"])
+    checks["verdict"] = test["verdict"] in possible_verdicts(test, checks["interval"])
     return checks
 
 
@@ -537,18 +537,18 @@ def _from_values(folder: Path, analysis: dict, values: dict | None, test: dict) 
         return {}
     mean, low, high = (float(row[key]) - test["level"] for key in ("mean", "low", "high"))
     close = bool(np.allclose((mean, low, high), (test["mean"], test["low"], test["high"]), rtol=1e-6, atol=1e-9))
-    return {"interval": close, "verdict": test["verdict"] in allowed(test, close)}
+    return {"interval": close, "verdict": test["verdict"] in possible_verdicts(test, close)}
 
 
-def allowed(test: dict, holds: bool) -> tuple[str, ...]:
+def possible_verdicts(test: dict, holds: bool) -> tuple[str, ...]:
     """Return the verdicts that a confirmed interval (`holds`) allows a test of direction or of equality."""
     if test["n"] < 6 or not holds:
         return ("undecided",)
     within = test["margin"] is not None and max(abs(test["inner_low"]), abs(test["inner_high"])) < test["margin"]
     if test["says"] == "same":
         outside = test["margin"] is not None and (test["low"] > test["margin"] or test["high"] < -test["margin"])
-        # a margin wider than a reported effect is not used, which leaves the test undecided
-        return ("as published", "undecided") if within else ("contrary", "undecided") if outside else ("undecided",)
+        # a margin wider than a reported effect cannot show sameness, which leaves the test undecided
+        return ("as published", "undecided") if within else ("contrary",) if outside else ("undecided",)
     low, high = (test["low"], test["high"]) if test["says"] in ("higher", "rises") else (-test["high"], -test["low"])
     if high < 0:
         return ("contrary",)

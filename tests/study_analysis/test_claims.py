@@ -12,7 +12,7 @@ from scipy import stats
 
 from headwise.results.analysis_record import JudgedTest
 from headwise.results.claim_tests import figures_in_words, reasons_in_words
-from headwise.results.claims import Effect, judge
+from headwise.results.claims import Effect, judge, judged_claims
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.records import (
     AxisRecord,
@@ -167,9 +167,33 @@ def test_a_direction_can_ask_for_an_amount(mean, says, by, verdict):
     assert ours.verdict == verdict
     assert f"{100 * mean:+.2f} points".replace("-", "\N{MINUS SIGN}") in ours.ours
     assert ("to exceed " if says == "higher" else "to lie below ") in ours.ours
-    assert {"as published": "", "contrary": "does not reach the amount", "undecided": "holds the amount"}[
-        verdict
-    ] in ours.why
+    beyond = "beyond what is allowed" if by < 0 else "does not reach the amount"
+    assert {"as published": "", "contrary": beyond, "undecided": "holds the amount"}[verdict] in ours.why
+
+
+def test_no_number_of_seeds_is_named_where_as_many_were_run():
+    # seven of eight runs: a t-test would have shown it, the exact one does not
+    level = test_of("higher", level=0.5)
+    found = judge(study({"baseline": [0.0] * 8, "A()": [1.0] * 7 + [0.0]}), Claim(text="", source="", tests=(level,)))
+    assert found.verdict == "undecided" and found.seeds_needed is None and "seeds would be needed" not in found.why
+    # best inside an axis: the gain over the first value is shown, that over the last is not
+    gains = 0.001 * noise(10)
+    values = {"baseline": [0.5] * 10, "A(p=0.1)": [0.5] * 10}
+    values |= {"A(p=0.2)": list(0.55 + gains), "A(p=0.3)": list(0.549 + 3 * gains[::-1])}
+    inner = ClaimTest(arm=AXIS.text, outcome="test/accuracy", says="inside")
+    found = judge(study(values, axes=[AXIS]), Claim(text="", source="", tests=(inner,)))
+    assert found.verdict == "undecided" and "100,000" not in found.why
+    assert found.seeds_needed is not None and 10 < found.seeds_needed < 200
+    assert f"{found.seeds_needed} seeds would be needed" in found.why
+
+
+def test_a_claim_is_not_undone_by_an_effect_of_its_own():
+    made = paired(-0.02, 0.002)
+    record = made.study.model_copy(
+        update={"claims": [Claim(text="", source="", tests=(test_of("lower"), test_of("higher", by=-0.05)))]}
+    )
+    [found] = judged_claims(dataclasses.replace(made, study=record))
+    assert found.verdict == "as published"
 
 
 @pytest.mark.parametrize(("mean", "verdict"), [(-0.02, "undecided"), (0.005, "as published"), (-0.1, "contrary")])

@@ -42,7 +42,7 @@ STUDY = Study(
     claims=(
         level("data", 0.3),
         *(
-            # above the loss of chance, a similar loss shows as little as a lower one
+            # which methods do not lower the loss as dropout does means something only where dropout's is below chance
             one.model_copy(update={"needs": BELOW_CHANCE})
             if {test.outcome for test in one.tests} == {"test/loss"}
             else one

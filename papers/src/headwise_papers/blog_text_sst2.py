@@ -34,7 +34,7 @@ STUDY = Study(
     # ln 2
     premises=(learned("test/accuracy", 0.5, 0.05), memorised(), below_chance(0.693)),
     claims=tuple(
-        # above the loss of chance, a similar loss shows as little as a lower one
+        # which methods do not lower the loss as dropout does means something only where dropout's is below chance
         one.model_copy(update={"needs": BELOW_CHANCE}) if {test.outcome for test in one.tests} == {"test/loss"} else one
         for one in on_text("SST-2", SIMILAR)
     ),

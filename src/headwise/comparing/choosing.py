@@ -220,7 +220,8 @@ def _claim(claim: Claim) -> Iterator[str]:
     yield f"  {claim.text}" + (f" ({claim.source})" if claim.source else "")
     for test in claim.tests:
         against = "" if test.along_axis else f" against {test.against}"
-        yield f"    {test.arm}: {test.says} in {test.outcome}{against}"
+        amount = "" if test.by is None else f" by {test.by:+g}"
+        yield f"    {test.arm}: {test.says}{amount} in {test.outcome}{against}"
 
 
 def _meaning(kind: type[Subject], name: str) -> str:

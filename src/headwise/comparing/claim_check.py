@@ -68,9 +68,10 @@ def _refuse_wide_margins(study: Study) -> None:
     }
     for test in tests:
         effect = effects.get(test.outcome)
-        if test.margin is not None and effect is not None and test.margin > effect:
+        margin = test.margin if test.by is None else -test.by
+        if margin is not None and effect is not None and margin > effect:
             raise StudyError(
-                f"{study.name}: {test.arm} has the margin {test.margin:g} in {test.outcome}, in which an effect of "
+                f"{study.name}: {test.arm} has the margin {margin:g} in {test.outcome}, in which an effect of "
                 f"{effect:g} is published: it would count as none. Give a margin of {effect / 2:g} or less."
             )
 

@@ -26,9 +26,9 @@ MOST_SEEDS = 100
 class JudgedTest(ClaimTest):
     """One test of a claim with its result: the mean difference, its interval, p, power and verdict.
 
-    Differences are `arm` − `against`; along an axis, the mean change from one value to the next, or for "inside" the
-    smaller of the best inner value's gains over the two ends. Interval, p and verdict come from one test at 5 %,
-    uncorrected for the claim's other tests.
+    Differences are `arm` − `against`, less the amount to exceed with `by`; along an axis, the mean change from one
+    value to the next, or for "inside" the smaller of the best inner value's gains over the two ends. Interval, p and
+    verdict come from one test at 5 %, uncorrected for the claim's other tests.
     """
 
     mean: float | None = None

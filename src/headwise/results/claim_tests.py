@@ -47,8 +47,8 @@ def _groups(tests: list[JudgedTest]) -> Iterator[list[JudgedTest]]:
 def _figures(group: list[JudgedTest]) -> Iterable[str]:
     if len(group) == 1:
         return [group[0].ours]
-    lower = sum(1 for test in group if test.high is not None and test.high < 0)
-    higher = sum(1 for test in group if test.low is not None and test.low > 0)
+    lower = sum(1 for test in group if test.high is not None and test.high + test.beyond < 0)
+    higher = sum(1 for test in group if test.low is not None and test.low + test.beyond > 0)
     first = group[0]
     against = f" against {first.against}" if first.against else ""
     counts = f"lower in {lower}, higher in {higher}, open in {len(group) - lower - higher}"
@@ -63,7 +63,7 @@ def _family(group: list[JudgedTest]) -> str:
 
 def _between(group: list[JudgedTest]) -> str:
     """Return the range of the mean differences if all are of one statistic, and so share a unit; else ""."""
-    means = [test.mean for test in group if test.mean is not None]
+    means = [test.mean + test.beyond for test in group if test.mean is not None]
     return (
         f"; mean differences from {min(means):+.3g} to {max(means):+.3g}".replace("-", "−")
         if means and _family(group)
@@ -208,13 +208,14 @@ def inside(first: Sequence[Estimate], last: Sequence[Estimate], criteria: Criter
     pair = first[best], last[best]
     if min(one.mean or 0.0 for one in pair) <= 0:
         return Decision("undecided", "no inner value is better than both ends in the mean")
-    undecided = max((_open("", one, None, criteria, None) for one in pair), key=lambda one: one.seeds or MOST_SEEDS + 1)
-    words = _seeds(
-        undecided.seeds if undecided.seeds and undecided.seeds <= MOST_SEEDS else None, "at the gains measured"
-    )
-    return Decision(
-        "undecided", f"no inner value is demonstrably better than both ends; {words}", None, undecided.seeds
-    )
+    why = "no inner value is demonstrably better than both ends"
+    # a gain that is shown already needs no more seeds
+    needed = [_open("", one, None, criteria, None).seeds for one in pair if one.low is None or one.low <= 0]
+    if None in needed or not needed:
+        return Decision("undecided", why)
+    most = max(one for one in needed if one is not None)
+    words = _seeds(most if most <= MOST_SEEDS else None, "at the gains measured")
+    return Decision("undecided", f"{why}; {words}", None, most)
 
 
 def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, criteria: Criteria) -> tuple[Decision, float]:
@@ -236,11 +237,10 @@ def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, criteria: C
     size, at = (
         (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
     )
-    needed = _seeds_of_pairs(size, criteria.alpha)
-    words = "" if size <= 0 else f"; {_seeds(needed, at)}"
-    return Decision(
-        "undecided", f"the test decides nothing{words}", power, _seeds_or_more(needed) if size > 0 else None
-    ), p
+    why = "the test decides nothing"
+    if size <= 0:
+        return Decision("undecided", why, power), p
+    return _with_seeds(why, _seeds_of_pairs(size, criteria.alpha), at, pairs, power), p
 
 
 def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], criteria: Criteria) -> tuple[Decision, float]:
@@ -311,9 +311,8 @@ def _open(why: str, estimate: Estimate, effect: float | None, criteria: Criteria
 def _with_seeds(why: str, needed: int | None, at: str, pairs: int, power: float | None) -> Decision:
     """Return an undecided verdict with the number of seeds needed, or without where at least as many were run."""
     if needed is not None and needed <= pairs:
-        return Decision(
-            "undecided", f"{why}, although these seeds have a power of 80 % {at.removeprefix('to show it ')}", power
-        )
+        at = at.removeprefix("to show it ")
+        return Decision("undecided", f"{why}, although these seeds have a power of at least 80 % {at}", power)
     return Decision("undecided", f"{why}; {_seeds(needed, at)}", power, _seeds_or_more(needed))
 
 

@@ -61,12 +61,13 @@ def all_diverged(study: StudyFolder) -> set[str]:
 def judged_claims(study: StudyFolder, premises: Sequence[JudgedPremise] | None = None) -> list[JudgedClaim]:
     """Return every claim of a study with its verdict.
 
-    A margin wider than a difference in the same outcome that another claim calls an effect is not used.
+    A margin, or an amount by which an arm may be worse, is not used if another claim calls a smaller difference in the
+    same outcome an effect; to refute sameness a wide margin is enough.
     """
     judged = judged_premises(study) if premises is None else premises
     first = [judge(study, claim, judged) for claim in study.study.claims]
-    effects = _effects(first)
-    return [judge(study, claim, judged, effects) for claim in study.study.claims] if effects else first
+    others = [first[:at] + first[at + 1 :] for at in range(len(first))]
+    return [judge(study, claim, judged, _effects(of)) for claim, of in zip(study.study.claims, others)]
 
 
 def judge(
@@ -121,7 +122,7 @@ def _shown(test: JudgedTest, lost: Collection[str]) -> bool | None:
 
 
 def _effects(claims: Iterable[JudgedClaim]) -> dict[str, Effect]:
-    """Return, by outcome, the smallest difference that a claim calls an effect."""
+    """Return, by outcome, the smallest difference that a claim which holds calls an effect."""
     smallest: dict[str, Effect] = {}
     for claim in claims:
         for test in claim.tests if claim.verdict in HELD else ():
@@ -256,7 +257,7 @@ def _judged_number(
         if decision.verdict == "undecided":
             decision = decision._replace(why=decision.why + margin_note)
         if test.by is not None:
-            decision = allowed(test, one, by_amount(decision), effect)
+            decision = within_allowance(test, one, by_amount(test, decision), effect)
     fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else criteria.margin,
@@ -267,13 +268,14 @@ def _judged_number(
     return _judged(test, decision, one, **fields, refutes=jointly.verdict in AGAINST)
 
 
-def by_amount(decision: Decision) -> Decision:
+def by_amount(test: ClaimTest, decision: Decision) -> Decision:
     """Return the decision on a difference that must exceed an amount, in words that speak of the amount."""
-    why = decision.why.replace("the difference is of the other sign", "the interval does not reach the amount")
+    beyond = "reaches beyond what is allowed" if test.beyond * SIGNS[test.says] < 0 else "does not reach the amount"
+    why = decision.why.replace("the difference is of the other sign", f"the interval {beyond}")
     return decision._replace(why=why.replace("the interval holds 0", "the interval holds the amount"))
 
 
-def allowed(test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None) -> Decision:
+def within_allowance(test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None) -> Decision:
     """Return the decision; an amount by which an arm may be worse is not used if an effect reported here is smaller."""
     allowance = -(test.by or 0.0)
     if effect is None or allowance <= effect.size or decision.verdict != "as published":

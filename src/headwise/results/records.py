@@ -121,7 +121,7 @@ class ClaimTest(Record):
     # a number to compare `arm` with instead of another arm, in the outcome's unit
     level: float | None = None
     # the amount that "higher" or "lower" must exceed, in the outcome's unit; negative: by how much it may fail
-    by: float | None = None
+    by: float | None = Field(default=None, allow_inf_nan=False)
     # the published effect, in the outcome's unit; for a sweep, from its first value to its last
     effect: float | None = None
     # a smaller difference counts as none, in the outcome's unit; None: the study's own margin for "same", else half
