@@ -91,16 +91,18 @@ def row(study: StudyFolder, outcome: str, of: Agreement) -> str:
     return f"| {outcome} | {len(of.changes)} | {of.equal} of {of.total} | {largest} | {error} |"
 
 
-def summary(name: str, seeds: int, agreements: list[Agreement]) -> str:
+def summary(name: str, seeds: int, agreements: dict[str, Agreement]) -> str:
     """Return the row of a study: equal differences, and the median and largest change of a mean in standard errors."""
-    equal, total = sum(one.equal for one in agreements), sum(one.total for one in agreements)
-    every = [both for one in agreements for both in one.changes]
-    relative = [change / error if error > 0 else 0.0 for change, error in every if error > 0 or not change]
+    equal = sum(one.equal for one in agreements.values())
+    total = sum(one.total for one in agreements.values())
+    every = [(outcome, *both) for outcome, one in agreements.items() for both in one.changes]
+    relative = [change / error if error > 0 else 0.0 for _, change, error in every if error > 0 or not change]
     changes = f"{statistics.median(relative):.2g}, {max(relative):.2g}" if relative else "–"
     # a figure that is the same for all kept seeds has no error, so its change is given as it is
-    fixed = [change for change, error in every if change and not error > 0]
+    fixed = [(change, outcome) for outcome, change, error in every if change and not error > 0]
     if fixed:
-        changes += f"; figures that are the same for all kept seeds change by at most {max(fixed):.2g}"
+        change, outcome = max(fixed)
+        changes += f"; of figures that are the same for all kept seeds, {outcome} changes most, by {change:.2g}"
     return f"| {name} | {seeds} | {len(agreements)} | {equal:,} of {total:,} | {changes} |"
 
 
@@ -123,7 +125,7 @@ def main() -> None:
     if options.summary:
         seeds = {run.seed for arm in study.arms for run in study.of(arm)}
         # a time is no figure that a second run should give again
-        repeatable = [one for outcome, one in measured.items() if outcome.rpartition("/")[2] != "time"]
+        repeatable = {outcome: one for outcome, one in measured.items() if outcome.rpartition("/")[2] != "time"}
         print(summary(study.study.name, len(seeds), repeatable))
         return
     print(HEADER)

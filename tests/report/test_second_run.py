@@ -31,9 +31,9 @@ def test_equal_differences_are_counted_and_a_changed_one_is_told(tmp_path, monke
     assert line.startswith(f"| test/accuracy | 1 | {seeds - 1} of {seeds} | {10 / seeds:.2f} points | ")
     assert second_run.agreement(study, "test/miou", {}) is None
     [(change, error)] = found.changes
-    row = second_run.summary("toy", seeds, [found])
+    row = second_run.summary("toy", seeds, {"test/accuracy": found})
     assert row == f"| toy | {seeds} | 1 | {seeds - 1} of {seeds} | {change / error:.2g}, {change / error:.2g} |"
     # a figure without spread over the kept seeds must not hide its change
-    hidden = second_run.summary("toy", 3, [second_run.Agreement(0, 3, [(5.0, 0.0)])])
-    assert hidden.endswith("| –; figures that are the same for all kept seeds change by at most 5 |")
-    assert second_run.summary("toy", 3, [second_run.Agreement(3, 3, [(0.0, 0.0)])]).endswith("| 0, 0 |")
+    hidden = second_run.summary("toy", 3, {"test/loss": second_run.Agreement(0, 3, [(5.0, 0.0)])})
+    assert hidden.endswith("| –; of figures that are the same for all kept seeds, test/loss changes most, by 5 |")
+    assert second_run.summary("toy", 3, {"test/loss": second_run.Agreement(3, 3, [(0.0, 0.0)])}).endswith("| 0, 0 |")
