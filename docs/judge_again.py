@@ -67,7 +67,6 @@ RESULTS = Path(__file__).parent / "results"
 CHANGED = "changed_verdicts.md"
 # rounding errors of a difference of two shares in double and in single precision
 DOUBLE, SINGLE = 2.0**-50, 2.0**-23
-
 # what a test compares, in which direction
 ASKED = ("arm", "against", "outcome", "against_outcome", "says")
 

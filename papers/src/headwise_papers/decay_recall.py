@@ -8,8 +8,7 @@ here.
 from __future__ import annotations
 
 from headwise.experiments.premises import learned
-from headwise.results.records import Premise
-from headwise.study import Claim, ClaimTest, Scale, Study
+from headwise.study import Claim, ClaimTest, Premise, Scale, Study
 from headwise_papers.tasks.decay_claims import PAPER, RANKS, at_each_step, axis, falls, mean, ranks_fall
 from headwise_papers.tasks.recall import VALUES, AssociativeRecall
 
@@ -20,6 +19,8 @@ BALANCE = ("imbalance_vo", "nuclear_gap_vo", "imbalance_qk", "nuclear_gap_qk")
 NONE, MODERATE = (f"baseline | attention_weight_decay={decay}" for decay in ("0", "0.3"))
 # the share of training labels that are random causes a gap of 4.7 points; a tenth of it counts as no difference
 GAP_MARGIN = 0.005
+# of the claims up to a decay of 0.3
+AFTER = f"{PAPER}; stated for this range when the figures were known"
 LEARNED, MODERATE_LEARNED = "learned", "learned up to a decay of 0.3"
 
 
@@ -32,10 +33,6 @@ def _arms_learned(name: str, words: str, *decays: str) -> Premise:
     )
     text = f"With {words} too the model learned: better than the trivial predictor in test/accuracy by 0.5"
     return Premise(name=name, text=text, tests=levels)
-
-
-# of the claims up to a decay of 0.3
-AFTER = f"{PAPER}; stated for this range when the figures were known"
 
 
 def _lower_at_moderate(text: str, *outcomes: str, source: str = AFTER, margin: float | None = None) -> Claim:

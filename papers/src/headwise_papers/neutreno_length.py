@@ -38,10 +38,7 @@ def compared(text: str, arm: str, outcome: str, says: str, steps: int, *, source
     published = more.pop("published", {"effect": "not published"})
     needs = (LEARNED.name, *([MOVED.name] if arm == FEATSCALE else []))
     test = {"arm": at(arm, steps), "outcome": outcome, "says": says, "against": at("baseline", steps), **more}
-    # a premise that was not recorded stops no claim; a test that was not recorded does
-    moved = MOVED.tests if arm == FEATSCALE else ()
-    tests = (ClaimTest.model_validate(test), *moved)
-    return Claim(text=text, source=source, published=published, tests=tests, needs=needs)
+    return Claim(text=text, source=source, published=published, tests=(ClaimTest.model_validate(test),), needs=needs)
 
 
 LEARNED, MOVED = learned(TOP1, 0.1, 0.1), parameters_moved(at(FEATSCALE, LONG))

@@ -242,13 +242,13 @@ def _judged_number(
             f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
             f"{effect.arm}, reported as an effect here"
         )
+        if test.says != "same":
+            criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
         # what lies outside a wide margin lies outside a narrower one too
-        if test.says == "same" and same(one, criteria).verdict != "contrary":
+        elif same(one, criteria).verdict != "contrary":
             return _judged(
                 test, Decision("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=criteria.margin
             )
-        if test.says != "same":
-            criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
     if test.says == "same":
         decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
     else:
@@ -270,8 +270,8 @@ def _judged_number(
 
 def by_amount(test: ClaimTest, decision: Decision) -> Decision:
     """Return the decision on a difference that must exceed an amount, in words that speak of the amount."""
-    beyond = "reaches beyond what is allowed" if test.beyond * SIGNS[test.says] < 0 else "does not reach the amount"
-    why = decision.why.replace("the difference is of the other sign", f"the interval {beyond}")
+    missed = "reaches beyond what is allowed" if (test.by or 0.0) < 0 else "does not reach the amount"
+    why = decision.why.replace("the difference is of the other sign", f"the interval {missed}")
     return decision._replace(why=why.replace("the interval holds 0", "the interval holds the amount"))
 
 
