@@ -27,6 +27,8 @@ KINDS += ("SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 @pytest.mark.parametrize("method", part_of_grid(sorted(set(methods.__all__)), KINDS))
 def test_a_method_on_adapted_projections_is_that_on_the_merged_model_or_refused_by_name(method, name):
     made, batch = adapted(name)
+    # float64: a method that renormalizes enlarges the rounding in which the two products differ
+    made = made.double()
     plain = merged(made).train().requires_grad_(True)
     base = made.train().get_base_model()
     if method in REFUSED | REFUSED_ON[name]:
@@ -36,10 +38,9 @@ def test_a_method_on_adapted_projections_is_that_on_the_merged_model_or_refused_
     handles = [headwise.regularize(one, getattr(methods, method)(), seed=5) for one in (base, plain)]
     assert len(handles[0].fitted) == len(handles[1].fitted) > 0
     outs = [run(one, batch) for one in (base, plain)]
-    # ReAttention's norm divides by the spread of a batch, which enlarges what rounding leaves
-    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-4 if method == "ReAttention" else 1e-5)
+    torch.testing.assert_close(*outs, rtol=1e-6, atol=1e-6)
     losses = [handle.loss() for handle in handles]
-    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=1e-6)
     (outs[0].square().mean() + losses[0]).backward()
     # SymmetricAttention reads no keys: their adapters get none
     reached = [p.grad for key, p in base.named_parameters() if "lora_" in key and p.grad is not None]
