@@ -53,6 +53,13 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
+def tables(text: str) -> list[list[int]]:
+    """Return the number of cells of each row of each table of a Markdown text, one list a table."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^\|.*\n\|[ :|-]+\n(?:\|.*\n?)*", text, re.MULTILINE)
+    return [[len(re.split(r"(?<!\\)\|", row.strip().strip("|"))) for row in table.splitlines()] for table in found]
+
+
 def made_by_the_build() -> set[Path]:
     """Return the pages that are in docs/generated once the site is built."""
     pages = {DOCS / "generated" / "gallery.md"}
@@ -86,6 +93,17 @@ def test_links_of_what_is_written_lead_somewhere(path):
         assert found.exists() or found in made_by_the_build(), f"{path.name}: {link}"
         if place and found.suffix == ".md" and found.is_file():
             assert place in anchors(found), f"{path.name}: {link}"
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_rows_of_a_table_are_of_one_length(path):
+    # a table whose second line is longer than its first is shown as text
+    assert all(len(set(cells)) == 1 for cells in tables(path.read_text(encoding="utf-8")))
+
+
+def test_a_table_whose_rows_differ_is_found():
+    assert tables("| a | b |\n| --- | --- | --- |\n| 1 | 2 \\| 3 |\n") == [[2, 3, 2]]
+    assert not tables("```\n| a |\n| - | - |\n```\n")
 
 
 @pytest.fixture(scope="module")
