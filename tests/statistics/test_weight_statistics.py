@@ -63,6 +63,19 @@ def test_balance_and_gap_are_those_of_groups(groups):
         half = 0.5 * (own.trace() + shared.trace())
         gap = (half - torch.linalg.svdvals(joined).sum()) / half
         torch.testing.assert_close(WEIGHT_STATISTICS["nuclear_gap"]().of(p)[g], gap)
+        ranks = [
+            next(k for k in range(1, 7) if values[:k].sum() >= 0.95 * values.sum())
+            for values in map(torch.linalg.svdvals, (own, shared))
+        ]
+        assert WEIGHT_STATISTICS["rank_gap"]().of(p)[g].item() == pytest.approx(abs(ranks[0] - ranks[1]) / 6)
+
+
+def test_the_ranks_of_factors_of_known_rank_are_as_far_apart_as_made():
+    basis = torch.linalg.qr(torch.randn(20, 6, dtype=F64, generator=torch.Generator().manual_seed(1)))[0].T
+    lower = basis.clone()
+    lower[2:] = 0
+    for own, shared in ((basis, lower), (lower, basis)):
+        assert WEIGHT_STATISTICS["rank_gap"]().of(Product("vo", own[None], shared[None])).item() == pytest.approx(4 / 6)
 
 
 def test_zero_weights_give_zeros_and_no_nan():

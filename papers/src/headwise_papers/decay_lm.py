@@ -10,7 +10,19 @@ from __future__ import annotations
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
-from headwise_papers.tasks.decay_claims import GAPS, PAPER, RANKS, axis, falls, mean, norms_meet, ranks_fall
+from headwise_papers.tasks.decay_claims import (
+    GAPS,
+    IMBALANCES,
+    PAPER,
+    RANK_GAPS,
+    RANKS,
+    axis,
+    factor_ranks_meet,
+    falls,
+    mean,
+    norms_meet,
+    ranks_fall,
+)
 from headwise_papers.tasks.rate_ladder import UNIGRAM
 
 DECAYS = ("0", "0.1", "0.3", "1", "3")
@@ -36,7 +48,7 @@ STUDY = Study(
         heads=3,
         context=32,
         test_size=800,
-        head_statistics=(*RANKS, "imbalance_vo", *GAPS),
+        head_statistics=(*RANKS, *IMBALANCES, *GAPS, *RANK_GAPS),
     ),
     task_place="headwise_papers.tasks.character_lm:CharacterLM",
     methods=(),
@@ -50,6 +62,7 @@ STUDY = Study(
             source=PAPER,
             tests=falls(ATTENTION, *mean("imbalance_vo")),
         ),
+        *factor_ranks_meet(DECAYS),
         Claim(
             text="The best decay of attention lies between none and much.",
             source=PAPER,

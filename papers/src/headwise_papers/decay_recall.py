@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from headwise.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Premise, Scale, Study
-from headwise_papers.tasks.decay_claims import PAPER, RANKS, at_each_step, axis, falls, mean, ranks_fall
+from headwise_papers.tasks.decay_claims import (
+    PAPER,
+    RANK_GAPS,
+    RANKS,
+    RANKS_SOURCE,
+    at_each_step,
+    axis,
+    falls,
+    mean,
+    ranks_fall,
+)
 from headwise_papers.tasks.recall import VALUES, AssociativeRecall
 
 DECAYS = ("0", "0.03", "0.1", "0.3", "1")
@@ -61,7 +71,7 @@ STUDY = Study(
         watch_statistics=(*RANKS, *BALANCE),
         watch_every=20,
         head_rates=BALANCE,
-        head_statistics=(*RANKS, *BALANCE),
+        head_statistics=(*RANKS, *BALANCE, *RANK_GAPS),
     ),
     task_place="headwise_papers.tasks.recall:AssociativeRecall",
     methods=(),
@@ -109,6 +119,12 @@ STUDY = Study(
         ),
         _lower_at_moderate(
             "At a decay of 0.3 both are smaller at the end of training than without decay.", *mean(*BALANCE[:2])
+        ),
+        _lower_at_moderate(
+            "At a decay of 0.3 the ranks of PᵀP and W_V W_Vᵀ are nearer to each other than without decay, and those of "
+            "W_KᵀW_K and W_QᵀW_Q.",
+            *mean(*RANK_GAPS),
+            source=RANKS_SOURCE,
         ),
         _lower_at_moderate(
             "At a decay of 0.3 the gap of training and test accuracy is smaller than without decay.",

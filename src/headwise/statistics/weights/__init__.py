@@ -10,6 +10,7 @@ from headwise.statistics.weights.ranks import (
     FrobeniusNorm,
     NuclearNorm,
     PseudoRank,
+    RankGap,
     SpectralNorm,
     StableRank,
 )
@@ -18,7 +19,17 @@ from headwise.statistics.weights.weight_reading import WeightReading, weight_rea
 # The registry, used by tests, tables and the audit.
 WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
     kind.name: kind
-    for kind in (SpectralNorm, FrobeniusNorm, NuclearNorm, StableRank, EffectiveRank, PseudoRank, Imbalance, NuclearGap)
+    for kind in (
+        SpectralNorm,
+        FrobeniusNorm,
+        NuclearNorm,
+        StableRank,
+        EffectiveRank,
+        PseudoRank,
+        RankGap,
+        Imbalance,
+        NuclearGap,
+    )
 }
 
 __all__ = [

@@ -68,7 +68,7 @@ class Product:
     def spectrum(self) -> Tensor:
         """Return the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
         shared = self.shared_root.repeat_interleave(self.heads // self.groups, 0)
-        return _singular_values(self.own_root @ shared.mT)
+        return singular_values(self.own_root @ shared.mT)
 
     @cached_property
     def group_spectrum(self) -> Tensor:
@@ -76,7 +76,7 @@ class Product:
         if self.heads == self.groups:
             return self.spectrum
         joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
-        return _singular_values(joined @ self.shared_root.mT)
+        return singular_values(joined @ self.shared_root.mT)
 
     @cached_property
     def own_gram(self) -> Tensor:
@@ -89,7 +89,7 @@ class Product:
         return self.shared @ self.shared.mT
 
 
-def _singular_values(matrices: Tensor) -> Tensor:
+def singular_values(matrices: Tensor) -> Tensor:
     """Return the singular values (n, d) of matrices, NaN instead of an error for a matrix that is not finite."""
     finite = matrices.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[:, None, None], matrices, 0.0))

@@ -1,9 +1,9 @@
-"""Three definitions of the rank of a head's product, and its norms."""
+"""Three definitions of the rank of a head's product, its norms, and how far the ranks of its factors are apart."""
 
 import torch
 from torch import Tensor
 
-from headwise.statistics.weights.product import Product, WeightStatistic
+from headwise.statistics.weights.product import Product, WeightStatistic, singular_values
 
 
 class SpectralNorm(WeightStatistic):
@@ -58,12 +58,32 @@ class PseudoRank(WeightStatistic):
         self.of_model = of_model
 
     def of(self, product: Product) -> Tensor:
-        sums = product.spectrum.double().cumsum(-1)
-        # The tolerance keeps rounding of the sums from adding 1 to k at exactly 95 %.
-        below = sums < MASS * sums[:, -1:] * (1 - 1e-9)
-        count = (below.sum(-1) + 1) * (sums[:, -1] > 0)
-        share = count.to(product.spectrum.dtype) / (product.width if self.of_model else product.size)
-        return torch.where(sums[:, -1].isnan(), torch.nan, share)
+        return _leading(product.spectrum) / (product.width if self.of_model else product.size)
+
+
+def _leading(spectrum: Tensor) -> Tensor:
+    """Return the least number (n,) of singular values (n, d) that make up 95 % of their sum; NaN if one is NaN."""
+    sums = spectrum.double().cumsum(-1)
+    # The tolerance keeps rounding of the sums from adding 1 to the number at exactly 95 %.
+    below = sums < MASS * sums[:, -1:] * (1 - 1e-9)
+    count = (below.sum(-1) + 1) * (sums[:, -1] > 0)
+    return torch.where(sums[:, -1].isnan(), torch.nan, count.to(spectrum.dtype))
+
+
+class RankGap(WeightStatistic):
+    """Computes the difference of the pseudo-ranks of Σ_h P_hᵀP_h and W_VW_Vᵀ, and the same for queries and keys.
+
+    Under weight decay the two Gram matrices become equal (Kobayashi et al. 2024, arXiv 2410.23819), and so do their
+    ranks. The figure is at least 0. The sum is over the heads of a group.
+    """
+
+    name = "rank_gap"
+    unit = "share of the head size"
+    per = "group"
+
+    def of(self, product: Product) -> Tensor:
+        own, shared = (_leading(singular_values(gram)) for gram in (product.own_gram, product.shared_gram))
+        return (own - shared).abs() / product.size
 
 
 class EffectiveRank(WeightStatistic):
