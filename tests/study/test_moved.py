@@ -19,6 +19,7 @@ from headwise.training.checkpoint import load_checkpoint
 from headwise.training.execution import execute
 
 GAINS, SIGMA, IDLE = "FeatScale()", repr(SigmaReparam()), "DropHead(p=0.2)"
+FASTER = "FeatScale() | method_learning_rate=0.05"
 
 
 def results(study, out):
@@ -33,12 +34,16 @@ def own(folder, mark):
 
 
 def test_what_methods_learned_moved_by_what_the_weights_on_disk_say(tmp_path):
-    of = {order.configuration.arm: order for order in orders(tiny_study(methods=(GAINS, IDLE, SIGMA)), tmp_path)}
+    of = {
+        order.configuration.arm: order for order in orders(tiny_study(methods=(GAINS, FASTER, IDLE, SIGMA)), tmp_path)
+    }
     metrics = {arm: execute(order, lambda event: None).metrics for arm, order in of.items()}
     # gains that start at 0 have moved by what they are
     gains = torch.cat([t.flatten() for name, t in own(of[GAINS].folder, "_gain").items()])
     assert metrics[GAINS][MOVED] == pytest.approx(float(gains.square().mean().sqrt()), rel=1e-6) and gains.any()
     assert MOVED_RELATIVE not in metrics[GAINS]
+    # of Adam, a step is about as large as the rate
+    assert metrics[FASTER][MOVED] > 5 * metrics[GAINS][MOVED]
     assert 0 < metrics[SIGMA][MOVED_RELATIVE] < 1
     assert not any(name.startswith("methods/") for arm in ("baseline", IDLE) for name in metrics[arm])
 

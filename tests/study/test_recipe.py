@@ -6,8 +6,11 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from study.small_studies import tiny_study
 from torch import nn
 
+import headwise
+from headwise.experiments.arm import read_arm
 from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
@@ -56,6 +59,34 @@ def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
     optimizer.step()
     moved = [not torch.equal(before[k], v) for k, v in model.state_dict().items()]
     assert all(moved)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["cosine", "plateau"])
+def test_parameters_of_methods_have_a_learning_rate_of_their_own(name, schedule):
+    model, example = encoder(), torch.randn(2, 3, 8)
+    handle = headwise.regularize(model, headwise.FeatScale(), example=example)
+    recipe = Recipe(optimizer=name, learning_rate=0.01, method_learning_rate=0.2, schedule=schedule, warmup=2)
+    own = {id(parameter) for parameter in handle.parameters()}
+    optimizer = build_optimizer(recipe, model, example, CPU, handle.parameters())
+    rates = LearningRate(recipe, optimizer, steps=10)
+    rates.before_step(0)
+    for group in optimizer.param_groups:
+        kinds = {id(parameter) in own for parameter in group["params"]}
+        assert len(kinds) == 1
+        assert group["lr"] == pytest.approx(0.1 if kinds == {True} else 0.005)
+    assert rates.value == pytest.approx(0.005)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len([*model.parameters()])
+    same = build_optimizer(Recipe(optimizer=name, learning_rate=0.01), model, example, CPU, handle.parameters())
+    assert {group["lr"] for group in same.param_groups} == {0.01}
+
+
+def test_a_learning_rate_for_methods_that_learn_nothing_is_refused():
+    task = tiny_study().task
+    assert read_arm("FeatScale() | method_learning_rate=0.02", task).changes == (("method_learning_rate", 0.02),)
+    for arm in ("DropHead(p=0.1)", "baseline"):
+        with pytest.raises(StudyError, match="no method with parameters of its own"):
+            read_arm(f"{arm} | method_learning_rate=0.02", task)
 
 
 def test_a_decay_for_weights_that_are_not_there_is_refused_and_a_common_one_is_not():

@@ -43,6 +43,9 @@ class Recipe(BaseModel):
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
     optimizer: OptimizerName = "adamw"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="after the warm-up")
+    method_learning_rate: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="of the methods' own parameters; None: learning_rate"
+    )
     betas: tuple[Share, Share] | None = Field(None, description="of adamw, adam and muon's AdamW; None: (0.9, 0.999)")
     eps: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="of adamw, adam, muon's AdamW and adagrad; None: torch's own"

@@ -14,7 +14,7 @@ from headwise.league.cell import Cell
 from headwise.league.world_folder import STEP_TIMES, step_times
 from headwise.results.answer import count
 from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
-from headwise.training.fit import fit
+from headwise.training.fit import fit, parameters_of
 from headwise.training.job import Order
 from headwise.training.measuring import now
 from headwise.training.optimizer import build_optimizer
@@ -73,7 +73,7 @@ def _stepper(order: Order) -> Callable[[], float]:
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
     arm = read_arm(configuration.arm, task)
     handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps)
-    optimizer = build_optimizer(task, model, example, device)
+    optimizer = build_optimizer(task, model, example, device, parameters_of(handle))
     examples, generator = move(first_batch(task, train, task.batch_size), device), torch.Generator().manual_seed(0)
     clock = time.process_time if device.type == "cpu" else lambda: now(device)
     model.train()

@@ -33,7 +33,7 @@ from headwise.training.checkpoint import (
     stands,
 )
 from headwise.training.course import Course
-from headwise.training.fit import fit, moved, starts_of
+from headwise.training.fit import fit, moved, parameters_of, starts_of
 from headwise.training.heads import watch_run
 from headwise.training.job import Order, is_first_process
 from headwise.training.measuring import Clock
@@ -302,7 +302,7 @@ def prepare(
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
         starts |= {name: start for name, start in before.starts.items() if matches(name, phase.carry)}
     _freeze(phase, model)
-    optimizer = build_optimizer(task, model, example, device)
+    optimizer = build_optimizer(task, model, example, device, parameters_of(regularized))
     training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
     training.starts = starts
     if task.loss_goal is not None:

@@ -109,6 +109,11 @@ def fit_arm(
     return (regularized or PlainHandle(model)), regularized
 
 
+def parameters_of(regularized: Regularized | None) -> list[nn.Parameter]:
+    """Return the parameters that the methods added; none without methods."""
+    return [] if regularized is None else regularized.parameters()
+
+
 def starts_of(regularized: Any | None) -> dict[str, Tensor]:
     """Return copies of the parameters that the methods have just added, by name."""
     if regularized is None:

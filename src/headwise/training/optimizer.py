@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from headwise.experiments.recipe import Recipe
 from headwise.files.errors import StudyError
 from headwise.regularizing.parameter_groups import parameter_groups, undecayed
+
+# the key of a group's learning rate as a multiple of the recipe's
+SHARE = "rate_share"
 
 
 class LARS(torch.optim.Optimizer):
@@ -174,7 +177,8 @@ class LearningRate:
     @property
     def value(self) -> float:
         """Return the current learning rate."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        first = self._optimizer.param_groups[0]
+        return float(first["lr"]) / float(first.get(SHARE, 1.0))
 
     def before_step(self, step: int) -> None:
         """Set the rate of optimizer step `step`, counted from 0 over the whole run."""
@@ -203,7 +207,7 @@ class LearningRate:
 
     def _write(self, value: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = value
+            group["lr"] = value * group.get(SHARE, 1.0)
 
 
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -216,8 +220,17 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of `recipe` for `model`, with its methods fitted; `example` is a batch of inputs.
+def build_optimizer(
+    recipe: Recipe, model: nn.Module, example: Any, device: torch.device, own: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """Return the optimizer of `recipe` for `model`, with its methods fitted.
+
+    Args:
+        recipe: the settings.
+        model: the model, on `device`.
+        example: a batch of inputs.
+        device: of the training.
+        own: the parameters that the methods added.
 
     Raises:
         StudyError: if the recipe has a separate weight decay and the weights it applies to cannot be identified.
@@ -225,7 +238,20 @@ def build_optimizer(recipe: Recipe, model: nn.Module, example: Any, device: torc
     settings: dict[str, Any] = recipe.optimizer_settings()
     if recipe.optimizer in ("adamw", "adam", "sgd"):
         settings["fused"] = device.type == "cuda"
-    return KINDS[recipe.optimizer](decay_groups(recipe, model, example), lr=recipe.learning_rate, **settings)
+    groups = rate_groups(recipe, decay_groups(recipe, model, example), own)
+    return KINDS[recipe.optimizer](groups, lr=recipe.learning_rate, **settings)
+
+
+def rate_groups(recipe: Recipe, groups: list[dict[str, Any]], own: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return the groups with their learning rates; the methods' `own` parameters are apart if they have another."""
+    rate = recipe.method_learning_rate
+    methods = set() if rate is None else set(map(id, own))
+    parts = [
+        {**group, "params": [p for p in group["params"] if (id(p) in methods) == of_methods], SHARE: share}
+        for group in groups
+        for of_methods, share in ((False, 1.0), (True, (rate or 0.0) / recipe.learning_rate))
+    ]
+    return [{**part, "lr": part[SHARE] * recipe.learning_rate} for part in parts if part["params"]]
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:

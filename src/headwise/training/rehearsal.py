@@ -15,7 +15,7 @@ from headwise.experiments.task import Task
 from headwise.files.errors import StudyError, is_for_users
 from headwise.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
 from headwise.training.evaluate import count_batch, explained, finished, made_in
-from headwise.training.fit import fit
+from headwise.training.fit import fit, parameters_of
 from headwise.training.job import Order, Rehearsal
 from headwise.training.measuring import now
 from headwise.training.optimizer import build_optimizer
@@ -93,7 +93,7 @@ def _step_seconds(part: Part, model: nn.Module, handle: Any, examples: Any, exam
     """Train two steps on one batch and return the seconds of the second; the first is a warm-up."""
     task = part.task
     device = next(model.parameters()).device
-    optimizer = build_optimizer(task, model, example, device)
+    optimizer = build_optimizer(task, model, example, device, parameters_of(handle))
     model.train()
     seconds = 0.0
     for _ in range(2):
