@@ -7,10 +7,11 @@ from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, SMALL, DeiT
 
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
-DEPTHS = "{6,12,24}"
+DEPTHS = "{6,12,24,32}"
 STRENGTH = "NeuTRENO(strength=0.6)"
 PLAIN, NEUTRENO = f"baseline | depth={DEPTHS}", f"{STRENGTH} | depth={DEPTHS}"
 DEEP, DEEP_NEUTRENO = "baseline | depth=24", f"{STRENGTH} | depth=24"
+DEEPEST, DEEPEST_NEUTRENO = "baseline | depth=32", f"{STRENGTH} | depth=32"
 TOP1, COSINE = "test/accuracy", "heads/final_cosine/mean"
 
 STUDY = Study(
@@ -34,6 +35,12 @@ STUDY = Study(
             tests=(ClaimTest(arm=DEEP, outcome=TOP1, says="lower"),),
         ),
         Claim(
+            text="The plain model gains nothing by more depth: 32 layers are less accurate than 24.",
+            source=f"{PAPER}, on over-smoothing in transformers, after Zhou et al. 2021",
+            published={"accuracy": "a ViT of 32 layers underperforms one of 24 (in words)"},
+            tests=(ClaimTest(arm=DEEPEST, outcome=TOP1, says="lower", against=DEEP),),
+        ),
+        Claim(
             text="With NeuTRENO it does: 24 layers are more accurate than 12.",
             source="our own question",
             published={"accuracy": "not published"},
@@ -44,6 +51,12 @@ STUDY = Study(
             source=f"{PAPER}, Table 1 at 12 layers",
             published={"top-1": "72.17 → 73.01 (ImageNet, 12 layers)"},
             tests=(ClaimTest(arm=DEEP_NEUTRENO, outcome=TOP1, says="higher", against=DEEP, effect=0.0084),),
+        ),
+        Claim(
+            text="At 32 layers NeuTRENO raises the accuracy.",
+            source=f"{PAPER}, Table 1 at 12 layers",
+            published={"top-1": "72.17 → 73.01 (ImageNet, 12 layers)"},
+            tests=(ClaimTest(arm=DEEPEST_NEUTRENO, outcome=TOP1, says="higher", against=DEEPEST, effect=0.0084),),
         ),
         Claim(
             text="The tokens of the plain model grow more alike the deeper it is.",
