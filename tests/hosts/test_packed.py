@@ -171,7 +171,7 @@ def test_every_method_on_every_implementation(llama, kind, method):
     attention = None if on_kernel(method) else "headwise"
     expected = train(model, kind, [method], padded(), attention)
     # transformers' eager attention takes its softmax in fp32, whatever the model's dtype
-    same(train(model, kind, [method], packed(), attention), expected, 1e-6 if kind == "eager" else 1e-12)
+    same(train(model, kind, [method], packed(), attention), expected, 5e-6 if kind == "eager" else 1e-12)
 
 
 @pytest.mark.parametrize("method", BIDIRECTIONAL, ids=repr)
