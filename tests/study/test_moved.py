@@ -19,7 +19,7 @@ from headwise.training.checkpoint import load_checkpoint
 from headwise.training.execution import execute
 
 GAINS, SIGMA, IDLE = "FeatScale()", repr(SigmaReparam()), "DropHead(p=0.2)"
-FASTER = "FeatScale() | method_learning_rate=0.05"
+FASTER = "FeatScale() | method_rate=10.0"
 
 
 def results(study, out):

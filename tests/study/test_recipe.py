@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
-from study.small_studies import tiny_study
+from study.small_studies import carry, tiny_study
 from torch import nn
 
 import headwise
-from headwise.experiments.arm import read_arm
+from headwise.experiments.arm import read_arm, refuse_equal_arms
 from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
@@ -63,16 +63,16 @@ def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", ["cosine", "plateau"])
-def test_parameters_of_methods_have_a_learning_rate_of_their_own(name, schedule):
+def test_parameters_that_methods_add_have_a_learning_rate_of_their_own(name, schedule):
     model, example = encoder(), torch.randn(2, 3, 8)
     handle = headwise.regularize(model, headwise.FeatScale(), example=example)
-    recipe = Recipe(optimizer=name, learning_rate=0.01, method_learning_rate=0.2, schedule=schedule, warmup=2)
-    own = {id(parameter) for parameter in handle.parameters()}
+    recipe = Recipe(optimizer=name, learning_rate=0.01, method_rate=20, schedule=schedule, warmup=2)
+    added = {id(parameter) for parameter in handle.parameters()}
     optimizer = build_optimizer(recipe, model, example, CPU, handle.parameters())
     rates = LearningRate(recipe, optimizer, steps=10)
     rates.before_step(0)
     for group in optimizer.param_groups:
-        kinds = {id(parameter) in own for parameter in group["params"]}
+        kinds = {id(parameter) in added for parameter in group["params"]}
         assert len(kinds) == 1
         assert group["lr"] == pytest.approx(0.1 if kinds == {True} else 0.005)
     assert rates.value == pytest.approx(0.005)
@@ -81,12 +81,33 @@ def test_parameters_of_methods_have_a_learning_rate_of_their_own(name, schedule)
     assert {group["lr"] for group in same.param_groups} == {0.01}
 
 
-def test_a_learning_rate_for_methods_that_learn_nothing_is_refused():
+def test_plateau_keeps_the_ratio_of_rates_where_torch_skips_a_tiny_reduction():
+    model, example = encoder(), torch.randn(2, 3, 8)
+    handle = headwise.regularize(model, headwise.FeatScale(), example=example)
+    recipe = Recipe(learning_rate=1e-3, method_rate=50, schedule="plateau", patience=0, factor=0.1)
+    optimizer = build_optimizer(recipe, model, example, CPU, handle.parameters())
+    rates = LearningRate(recipe, optimizer, steps=100)
+    rates.before_step(0)
+    for epoch in range(12):
+        rates.after_epoch(epoch, 1.0)
+        assert {round(group["lr"] / rates.value, 6) for group in optimizer.param_groups} == {1.0, 50.0}
+    assert rates.value < 2e-8
+    again = LearningRate(recipe, build_optimizer(recipe, model, example, CPU, handle.parameters()), steps=100)
+    again.load_state(rates.state())
+    assert [g["lr"] for g in again._optimizer.param_groups] == [g["lr"] for g in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("arm", ["baseline", "DropHead(p=0.1)", "XSA()", "SpectralNorm()"])
+def test_a_rate_for_parameters_that_no_method_adds_is_refused(arm, tmp_path):
+    with pytest.raises(StudyError, match="no method of the arm adds parameters, so that method_rate changes nothing"):
+        carry(tiny_study(methods=(f"{arm} | method_rate=10",)), tmp_path)
+
+
+def test_a_rate_that_changes_nothing_makes_no_other_arm():
     task = tiny_study().task
-    assert read_arm("FeatScale() | method_learning_rate=0.02", task).changes == (("method_learning_rate", 0.02),)
-    for arm in ("DropHead(p=0.1)", "baseline"):
-        with pytest.raises(StudyError, match="no method with parameters of its own"):
-            read_arm(f"{arm} | method_learning_rate=0.02", task)
+    equal = [read_arm(text, task) for text in ("FeatScale()", "FeatScale() | method_rate=1")]
+    with pytest.raises(StudyError, match="same arm"):
+        refuse_equal_arms(equal, task)
 
 
 def test_a_decay_for_weights_that_are_not_there_is_refused_and_a_common_one_is_not():

@@ -62,7 +62,7 @@ STUDY = Study(
             source=PAPER,
             tests=falls(ATTENTION, *mean("imbalance_vo")),
         ),
-        *factor_ranks_meet(DECAYS),
+        factor_ranks_meet(DECAYS),
         Claim(
             text="The best decay of attention lies between none and much.",
             source=PAPER,

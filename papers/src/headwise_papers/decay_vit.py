@@ -68,7 +68,7 @@ STUDY = Study(
         ),
         norms_meet(DECAYS),
         factors_balance(DECAYS),
-        *factor_ranks_meet(DECAYS),
+        factor_ranks_meet(DECAYS),
         Claim(
             text="The stronger the decay of attention, the smaller the gap of training and test accuracy.",
             source="ours: whether models of lower rank generalise better",

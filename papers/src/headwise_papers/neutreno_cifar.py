@@ -9,7 +9,7 @@ from headwise_papers.tasks.deit import PUBLISHED, SMALL, DeiT
 NEUTRENO, FEATSCALE = "NeuTRENO(strength=0.6)", "FeatScale()"
 BOTH = f"{NEUTRENO} + {FEATSCALE}"
 # gains that learn ten times as fast as the model
-FAST, FAST_BOTH = (f"{arm} | method_learning_rate=0.02" for arm in (FEATSCALE, BOTH))
+FAST, FAST_BOTH = (f"{arm} | method_rate=10.0" for arm in (FEATSCALE, BOTH))
 SYMMETRIC = 'SymmetricAttention(keep="keys")'
 SYMMETRIC_BOTH = f"{SYMMETRIC} + {NEUTRENO}"
 # the trained plain model after a third as many further steps: with the method switched on over their first fifth, and

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headwise.core.settings import suggest
 from headwise.experiments.arm_settings import Timed, cut, is_timed, read_settings, read_timed, split, write_setting
 from headwise.experiments.configuration import BASELINE, SAME
-from headwise.experiments.recipe import Recipe
 from headwise.experiments.subject import Subject
 from headwise.experiments.task_source import build_task
 from headwise.files.errors import StudyError
@@ -173,10 +172,8 @@ def read_arm(text: str, task: Subject) -> Arm:
     changes = _changes(pieces["|"], task) if "|" in pieces else {}
     if head in (BASELINE, SAME):
         _check_plain(head, where, changes)
-        _check_rate(text, changes, (), task)
         return Arm(head).changed(task, **changes)
     methods, timed = _read_methods(head, text)
-    _check_rate(text, changes, methods, task)
     return Arm("", methods, timed, where).changed(task, **changes)
 
 
@@ -241,15 +238,6 @@ def _check_plain(name: str, where: Where | None, changes: dict[str, Any]) -> Non
         raise StudyError(f"{name} has no methods, so that '@ {where}' has no meaning.")
     if name == SAME and changes:
         raise StudyError(f"{SAME} is the baseline again and changes nothing. Write '{BASELINE} | ...' for changes.")
-
-
-def _check_rate(text: str, changes: dict[str, Any], methods: tuple[Method, ...], task: Subject) -> None:
-    # an argument of a script may have this name too
-    chosen = isinstance(task, Recipe) and changes.get("method_learning_rate") is not None
-    if chosen and not any(method.learns for method in methods):
-        raise StudyError(
-            f"{text!r} has no method with parameters of its own, so that method_learning_rate changes nothing."
-        )
 
 
 def _read_methods(text: str, whole: str) -> tuple[tuple[Method, ...], tuple[tuple[int, str, Timed], ...]]:

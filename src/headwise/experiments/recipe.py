@@ -43,8 +43,8 @@ class Recipe(BaseModel):
     accumulation: int = Field(1, ge=1, description="batches whose gradients make one optimizer step")
     optimizer: OptimizerName = "adamw"
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False, description="after the warm-up")
-    method_learning_rate: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="of the methods' own parameters; None: learning_rate"
+    method_rate: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="of parameters that methods add: a multiple of learning_rate"
     )
     betas: tuple[Share, Share] | None = Field(None, description="of adamw, adam and muon's AdamW; None: (0.9, 0.999)")
     eps: float | None = Field(

@@ -73,7 +73,7 @@ def _stepper(order: Order) -> Callable[[], float]:
     steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
     arm = read_arm(configuration.arm, task)
     handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps)
-    optimizer = build_optimizer(task, model, example, device, parameters_of(handle))
+    optimizer = build_optimizer(task, model, example, device, parameters_of(arm, handle))
     examples, generator = move(first_batch(task, train, task.batch_size), device), torch.Generator().manual_seed(0)
     clock = time.process_time if device.type == "cpu" else lambda: now(device)
     model.train()

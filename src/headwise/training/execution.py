@@ -302,7 +302,8 @@ def prepare(
         carry_over(phase, model, before.weights, f"phase {before.phase!r}")
         starts |= {name: start for name, start in before.starts.items() if matches(name, phase.carry)}
     _freeze(phase, model)
-    optimizer = build_optimizer(task, model, example, device, parameters_of(regularized))
+    added = parameters_of(arm, regularized) if phase.methods else []
+    optimizer = build_optimizer(task, model, example, device, added)
     training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
     training.starts = starts
     if task.loss_goal is not None:

@@ -109,9 +109,16 @@ def fit_arm(
     return (regularized or PlainHandle(model)), regularized
 
 
-def parameters_of(regularized: Regularized | None) -> list[nn.Parameter]:
-    """Return the parameters that the methods added; none without methods."""
-    return [] if regularized is None else regularized.parameters()
+def parameters_of(arm: Arm, regularized: Regularized | None) -> list[nn.Parameter]:
+    """Return the parameters that the methods of a task's arm added; none without methods.
+
+    Raises:
+        StudyError: if the arm sets a learning rate for such parameters and has none.
+    """
+    added = [] if regularized is None else regularized.parameters()
+    if not added and "method_rate" in dict(arm.changes):
+        raise StudyError(f"{arm.text}: no method of the arm adds parameters, so that method_rate changes nothing.")
+    return added
 
 
 def starts_of(regularized: Any | None) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from headwise.experiments.recipe import Recipe
 from headwise.files.errors import StudyError
 from headwise.regularizing.parameter_groups import parameter_groups, undecayed
 
-# the key of a group's learning rate as a multiple of the recipe's
-SHARE = "rate_share"
+# the key of a group's learning rate, in learning rates of the recipe
+MULTIPLE = "rate_multiple"
 
 
 class LARS(torch.optim.Optimizer):
@@ -178,7 +178,7 @@ class LearningRate:
     def value(self) -> float:
         """Return the current learning rate."""
         first = self._optimizer.param_groups[0]
-        return float(first["lr"]) / float(first.get(SHARE, 1.0))
+        return float(first["lr"]) / float(first.get(MULTIPLE, 1.0))
 
     def before_step(self, step: int) -> None:
         """Set the rate of optimizer step `step`, counted from 0 over the whole run."""
@@ -190,6 +190,8 @@ class LearningRate:
         """Report an epoch's loss (of validation, or of training) to `plateau`; the epoch ended after `step` steps."""
         if self._plateau is not None and step >= warmup_steps(self.recipe, self.steps) and math.isfinite(loss):
             self._plateau.step(loss)
+            # torch skips a reduction that is tiny for a group: all groups keep their ratio
+            self._write(self.value)
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values."""
@@ -207,7 +209,7 @@ class LearningRate:
 
     def _write(self, value: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = value * group.get(SHARE, 1.0)
+            group["lr"] = value * group.get(MULTIPLE, 1.0)
 
 
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -221,7 +223,7 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def build_optimizer(
-    recipe: Recipe, model: nn.Module, example: Any, device: torch.device, own: Iterable[nn.Parameter] = ()
+    recipe: Recipe, model: nn.Module, example: Any, device: torch.device, added: Iterable[nn.Parameter] = ()
 ) -> torch.optim.Optimizer:
     """Return the optimizer of `recipe` for `model`, with its methods fitted.
 
@@ -230,7 +232,7 @@ def build_optimizer(
         model: the model, on `device`.
         example: a batch of inputs.
         device: of the training.
-        own: the parameters that the methods added.
+        added: the parameters that the methods added.
 
     Raises:
         StudyError: if the recipe has a separate weight decay and the weights it applies to cannot be identified.
@@ -238,20 +240,19 @@ def build_optimizer(
     settings: dict[str, Any] = recipe.optimizer_settings()
     if recipe.optimizer in ("adamw", "adam", "sgd"):
         settings["fused"] = device.type == "cuda"
-    groups = rate_groups(recipe, decay_groups(recipe, model, example), own)
+    groups = rate_groups(recipe, decay_groups(recipe, model, example), added)
     return KINDS[recipe.optimizer](groups, lr=recipe.learning_rate, **settings)
 
 
-def rate_groups(recipe: Recipe, groups: list[dict[str, Any]], own: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return the groups with their learning rates; the methods' `own` parameters are apart if they have another."""
-    rate = recipe.method_learning_rate
-    methods = set() if rate is None else set(map(id, own))
+def rate_groups(recipe: Recipe, groups: list[dict[str, Any]], added: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """Return the groups with their learning rates, each split in two if `added` parameters have another rate."""
+    apart = set() if recipe.method_rate == 1 else set(map(id, added))
     parts = [
-        {**group, "params": [p for p in group["params"] if (id(p) in methods) == of_methods], SHARE: share}
+        {**group, "params": [p for p in group["params"] if (id(p) in apart) == chosen], MULTIPLE: multiple}
         for group in groups
-        for of_methods, share in ((False, 1.0), (True, (rate or 0.0) / recipe.learning_rate))
+        for chosen, multiple in ((False, 1.0), (True, recipe.method_rate))
     ]
-    return [{**part, "lr": part[SHARE] * recipe.learning_rate} for part in parts if part["params"]]
+    return [{**part, "lr": part[MULTIPLE] * recipe.learning_rate} for part in parts if part["params"]]
 
 
 def decay_groups(recipe: Recipe, model: nn.Module, example: Any) -> list[dict[str, Any]]:

@@ -107,6 +107,7 @@ RHYTHMS = ("end", "phase", "epoch")
 
 def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, splits: Splits) -> EpochLine:
     """Return one epoch as a line of the metric stream, with the evaluations made after every epoch."""
+    assert training.rates is not None
     metrics: dict[str, float | None] = {"train/loss": epoch.loss}
     if epoch.metric is not None:
         metrics[f"train/{training.task.metric_name}"] = epoch.metric
@@ -119,7 +120,7 @@ def describe_epoch(training: Training, epoch: Epoch, number: int, phase: str, sp
         steps=epoch.steps,
         seconds=round(epoch.seconds, 4),
         apart=epoch.apart.model_copy(update={"seconds": round(epoch.apart.seconds, 4)}),
-        learning_rate=training.optimizer.param_groups[0]["lr"],
+        learning_rate=training.rates.value,
         metrics=metrics,
     )
 

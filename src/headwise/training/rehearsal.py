@@ -72,6 +72,7 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         example = make_batch(task, move(first_batch(task, train, 2), device), None).inputs
         steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
         handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps) if part.phase.methods else None
+        added = parameters_of(arm, handle) if part.phase.methods else []
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
         single_phase = part.following is None
@@ -82,18 +83,20 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         }
         if trains:
             cost["seconds"] = _step_seconds(
-                part, model, handle, move(first_batch(task, train, task.batch_size), device), example
+                part, model, handle, move(first_batch(task, train, task.batch_size), device), example, added
             )
         if handle is not None:
             handle.remove(discard=True)
     return {"arm": configuration.arm, **reach, **cost}
 
 
-def _step_seconds(part: Part, model: nn.Module, handle: Any, examples: Any, example: Any) -> float:
+def _step_seconds(
+    part: Part, model: nn.Module, handle: Any, examples: Any, example: Any, added: list[nn.Parameter]
+) -> float:
     """Train two steps on one batch and return the seconds of the second; the first is a warm-up."""
     task = part.task
     device = next(model.parameters()).device
-    optimizer = build_optimizer(task, model, example, device, parameters_of(handle))
+    optimizer = build_optimizer(task, model, example, device, added)
     model.train()
     seconds = 0.0
     for _ in range(2):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.statistics.weights.product import Product, WeightStatistic, singular_values
+from headwise.statistics.weights.product import Product, WeightStatistic, singular_values, unbalanced
 
 
 class SpectralNorm(WeightStatistic):
@@ -70,16 +70,22 @@ def _leading(spectrum: Tensor) -> Tensor:
     return torch.where(sums[:, -1].isnan(), torch.nan, count.to(spectrum.dtype))
 
 
-class RankGap(WeightStatistic):
-    """Computes the difference of the pseudo-ranks of Σ_h P_hᵀP_h and W_VW_Vᵀ, and the same for queries and keys.
+ROTATED = "with rotary positions weight decay balances traces of queries and keys, which have no rank"
 
-    Under weight decay the two Gram matrices become equal (Kobayashi et al. 2024, arXiv 2410.23819), and so do their
-    ranks. The figure is at least 0. The sum is over the heads of a group.
+
+class RankGap(WeightStatistic):
+    """Computes |r(Σ_h P_hᵀP_h) − r(W_VW_Vᵀ)| / d with pseudo-ranks r, and the same for queries and keys.
+
+    Under weight decay the two matrices become equal (Kobayashi et al. 2024, arXiv 2410.23819), and with them their
+    ranks. The sum is over the heads of a group. With rotary positions only traces of queries and keys balance.
     """
 
     name = "rank_gap"
     unit = "share of the head size"
     per = "group"
+
+    def applies(self, product: Product) -> str | None:
+        return unbalanced(product) or (ROTATED if product.pairs is not None else None)
 
     def of(self, product: Product) -> Tensor:
         own, shared = (_leading(singular_values(gram)) for gram in (product.own_gram, product.shared_gram))
