@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.results.analysis_record import JudgedClaim
+from headwise.results.answer import count
 from headwise.results.claims import judged_claims
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.intervals import interval
@@ -85,7 +86,8 @@ def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mappi
 def answer(claims: Sequence[JudgedClaim]) -> str:
     """Return the sentence on the numbers of claims by verdict, and the contradicted claims."""
     counts = Counter(claim.verdict for claim in claims)
-    words = f"Of {len(claims)} claims " + ", ".join(f"{many} {verdict}" for verdict, many in counts.items()) + "."
+    parts = ", ".join(f"{many} {verdict}" for verdict, many in counts.items())
+    words = f"Of {count(len(claims), 'claim')} {parts}."
     return " ".join([words, *(f"Contrary: {claim.text}" for claim in claims if claim.verdict == "contrary")])
 
 
@@ -101,12 +103,12 @@ def each(arms: Iterable[str], outcome: str, says: Any, level: float, margin: flo
 
 def _table(figures: Figures, labels: Mapping[str, str]) -> dict[str, Any]:
     rows = [
-        [subject, label, len(values), _span(values)]
+        [subject, label, len(values) if len(set(values)) > 1 else 1, _span(values)]
         for subject, repeated in figures.items()
         for key, label in labels.items()
         if (values := [figures_of_repeat[key] for figures_of_repeat in repeated if key in figures_of_repeat])
     ]
-    return {"title": "Figures", "columns": ["of", "figure", "repeats", "mean [95 %]"], "rows": rows}
+    return {"title": "Means over draws", "columns": ["of", "figure", "draws", "mean [95 %]"], "rows": rows}
 
 
 def _span(values: Sequence[float]) -> str:

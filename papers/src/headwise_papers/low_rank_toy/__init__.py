@@ -25,7 +25,7 @@ QUESTION = (
 )
 SOURCE = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819, the figure on"
 LABELS = {
-    "thresholded": "singular values against max(s − λ, 0) (decades)",
+    "thresholded": "singular values against their soft threshold (decades)",
     "nuclear": "singular values against those of the nuclear norm (decades)",
     "law": "relative error of e^(−2λt) (decades)",
     "gap": "gap of the norms at the end (decades)",

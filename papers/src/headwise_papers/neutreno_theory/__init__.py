@@ -74,7 +74,7 @@ CLAIMS = (
     ),
 )
 NOTES = (
-    "The spread falls by the second eigenvalue of A at each pass. With A fixed, the passes with the fidelity term "
+    "Each pass multiplies the spread by the second eigenvalue of A. With A fixed, the passes with the fidelity term "
     "converge only while λ < 1 + the smallest eigenvalue of A.",
     "Attention's own kernel is not symmetric, so that its step is not a gradient step of J. The study "
     "oversmoothing-at-init measures how similar the tokens of whole random models become, without and with NeuTRENO.",
