@@ -103,12 +103,12 @@ def each(arms: Iterable[str], outcome: str, says: Any, level: float, margin: flo
 
 def _table(figures: Figures, labels: Mapping[str, str]) -> dict[str, Any]:
     rows = [
-        [subject, label, len(values) if len(set(values)) > 1 else 1, _span(values)]
+        [subject, label, len(values), _span(values)]
         for subject, repeated in figures.items()
         for key, label in labels.items()
         if (values := [figures_of_repeat[key] for figures_of_repeat in repeated if key in figures_of_repeat])
     ]
-    return {"title": "Means over draws", "columns": ["of", "figure", "draws", "mean [95 %]"], "rows": rows}
+    return {"title": "Means over repeats", "columns": ["of", "figure", "repeats", "mean [95 %]"], "rows": rows}
 
 
 def _span(values: Sequence[float]) -> str:
