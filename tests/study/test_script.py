@@ -263,8 +263,9 @@ def test_a_study_that_is_stopped_ends_its_script_and_goes_on_where_it_was(tmp_pa
     ]
     command += ["--seeds", "1", "--no-rehearsal", "--out", str(tmp_path / "out")]
     process = headwise(*command)
-    wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))
-    number = json.loads(next(tmp_path.glob("out/runs/*/told/1.json")).read_text())["process"]
+    started = wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))[0].parents[1]
+    # the other run, at the same time, may not have started its script yet
+    number = wait_for(lambda: json.loads((started / "told" / "1.json").read_text()).get("process"))
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143 and "stopped; nothing is lost" in said, said
