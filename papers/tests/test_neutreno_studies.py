@@ -117,7 +117,7 @@ def test_image_classification_runs_to_figures_that_its_models_give(tmp_path):
     assert not folder.missing()
     claims = judged_claims(folder)
     # a model of this size learns nothing, which a premise of the study asks
-    assert len(claims) == 9 and {claim.verdict for claim in claims} == {"not testable here"}
+    assert len(claims) == len(study.claims) and {claim.verdict for claim in claims} == {"not testable here"}
     run = folder.runs["baseline", 1]
     images, classes = study.task.data("test")
     chosen = torch.randperm(400, generator=torch.Generator().manual_seed(_seed_of_the_test()))[:40]
