@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from headwise.experiments.premises import learned, parameters_moved
-from headwise.study import Claim, ClaimTest, Evaluation, Scale, Study
+from headwise.study import Claim, ClaimTest, Evaluation, Premise, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, DeiT
 
-SHORT, MIDDLE, LONG = 100, 400, 1200
-LENGTHS = f"{{{SHORT},{MIDDLE},{LONG}}}"
+SHORT, MIDDLE, LONG, LONGEST = 100, 400, 1200, 6000
 PAPER = "Nguyen et al. 2023, arXiv 2312.00751"
 OURS = "our own question"
 # its gains start at 0, where it changes nothing
 FEATSCALE = "FeatScale()"
-AXES = tuple(
-    f"{arm} | steps={LENGTHS}" for arm in ("baseline", "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)", FEATSCALE)
+STRONG, WEAK = "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)"
+AXES = (
+    *(f"{arm} | steps={{{SHORT},{MIDDLE},{LONG},{LONGEST}}}" for arm in ("baseline", STRONG)),
+    *(f"{arm} | steps={{{SHORT},{MIDDLE},{LONG}}}" for arm in (WEAK, FEATSCALE)),
 )
-TOP1 = "test/accuracy"
+TOP1, GAP, COSINE = "test/accuracy", "gap/accuracy", "heads/final_cosine/mean"
 
 
 class MeasuredDeiT(DeiT):
@@ -36,14 +37,22 @@ def at(arm: str, steps: int) -> str:
 def compared(text: str, arm: str, outcome: str, says: str, steps: int, *, source: str, **more: object) -> Claim:
     """Return the claim that an arm differs from the plain model at the same length of training."""
     published = more.pop("published", {"effect": "not published"})
-    needs = (LEARNED.name, *([MOVED.name] if arm == FEATSCALE else []))
+    needs = (
+        LEARNED.name,
+        *([MOVED.name] if arm == FEATSCALE else []),
+        *([OVERFITS.name] if (outcome, steps) == (GAP, LONGEST) else []),
+    )
     test = {"arm": at(arm, steps), "outcome": outcome, "says": says, "against": at("baseline", steps), **more}
     return Claim(text=text, source=source, published=published, tests=(ClaimTest.model_validate(test),), needs=needs)
 
 
 LEARNED, MOVED = learned(TOP1, 0.1, 0.1), parameters_moved(at(FEATSCALE, LONG))
+OVERFITS = Premise(
+    name="overfits",
+    text=f"The plain model overfits: its train − test accuracy is above 20 points after {LONGEST} steps",
+    tests=(ClaimTest(arm=at("baseline", LONGEST), outcome=GAP, says="higher", level=0.2),),
+)
 HIGHER = {"published": {"top-1": "72.17 → 73.01 (ImageNet, 300 epochs)"}, "effect": 0.0084}
-STRONG, WEAK = "NeuTRENO(strength=0.6)", "NeuTRENO(strength=0.2)"
 
 STUDY = Study(
     name="neutreno-length",
@@ -67,7 +76,7 @@ STUDY = Study(
     task_place="headwise_papers.neutreno_length:MeasuredDeiT",
     methods=(),
     sweeps=AXES,
-    premises=(LEARNED, MOVED),
+    premises=(LEARNED, MOVED, OVERFITS),
     claims=(
         compared(f"NeuTRENO is more accurate after {SHORT} steps.", STRONG, TOP1, "higher", SHORT, source=OURS),
         compared(
@@ -106,9 +115,34 @@ STUDY = Study(
         compared(
             f"NeuTRENO regularizes: train − test accuracy is smaller after {LONG} steps.",
             STRONG,
-            "gap/accuracy",
+            GAP,
             "lower",
             LONG,
+            source=OURS,
+        ),
+        compared(f"NeuTRENO is more accurate after {LONGEST} steps.", STRONG, TOP1, "higher", LONGEST, source=OURS),
+        compared(
+            f"NeuTRENO learns faster: its training loss is lower after {LONGEST} steps.",
+            STRONG,
+            "train/loss",
+            "lower",
+            LONGEST,
+            source=OURS,
+        ),
+        compared(
+            f"NeuTRENO regularizes: train − test accuracy is smaller after {LONGEST} steps.",
+            STRONG,
+            GAP,
+            "lower",
+            LONGEST,
+            source=OURS,
+        ),
+        compared(
+            f"NeuTRENO keeps the tokens less alike after {LONGEST} steps.",
+            STRONG,
+            COSINE,
+            "lower",
+            LONGEST,
             source=OURS,
         ),
         compared(
@@ -128,7 +162,7 @@ STUDY = Study(
             tests=tuple(
                 ClaimTest(
                     arm=at(STRONG, steps),
-                    outcome="heads/final_cosine/mean",
+                    outcome=COSINE,
                     says="lower",
                     against=at("baseline", steps),
                 )
@@ -140,7 +174,7 @@ STUDY = Study(
     scales={"small": Scale(seeds=8), "paper": Scale(settings=PUBLISHED, seeds=5)},
     notes=(
         f"Each length has its own cosine schedule. {SHORT} steps of 16 see most of the 2,000 training images once, "
-        f"{LONG} steps each nearly ten times.",
+        f"{LONG} steps each nearly ten times, {LONGEST} steps 48 times.",
         "The paper trains for 300 epochs of ImageNet and does not vary the length. At the scale paper the lengths of "
         "the arms are those written here, which its batches make longer.",
     ),
