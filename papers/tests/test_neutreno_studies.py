@@ -159,7 +159,8 @@ def test_length_and_depth_change_what_their_axis_says(tmp_path, study, axis, arm
     canonical_claims(study)
     assert study.scales["small"].seeds == 8
     task = type(study.task)(**study.task.model_dump() | TINY)
-    small = study.model_copy(update={"task": task, "sweeps": (axis,), "seeds": 1, "claims": (), "premises": ()})
+    changes = {"methods": (), "sweeps": (axis,), "seeds": 1, "claims": (), "premises": ()}
+    small = study.model_copy(update={"task": task, **changes})
     carry(small, tmp_path)
     folder = read_study(tmp_path)
     assert len(small.arms) == arms and not folder.missing()

@@ -3,7 +3,7 @@
 import headwise_papers.tasks.cifar as cifar
 import pytest
 import torch
-from headwise_papers import sigma_robust, sigma_temperature, sigma_vit
+from headwise_papers import sigma_robust, sigma_temperature, sigma_vit, sigma_vit_shallow
 from small_studies import carry
 
 from headwise.comparing.claim_check import canonical_claims
@@ -12,7 +12,8 @@ from headwise.results.analysis import analyse
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "head_dim": 4, "mlp_dim": 8, "patch": 16, "batch_size": 8, "steps": 6}
 TINY |= {"train_size": 48, "test_size": 20}
-STUDIES = {module.STUDY.name: module.STUDY for module in (sigma_vit, sigma_robust, sigma_temperature)}
+MODULES = (sigma_vit, sigma_robust, sigma_temperature, sigma_vit_shallow)
+STUDIES = {module.STUDY.name: module.STUDY for module in MODULES}
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +46,22 @@ def test_claims_name_what_the_study_has_and_the_default_is_the_small_scale(name)
     assert len(canonical_claims(study)) == len(study.claims) > 1
     small = build_task(type(study.task), study.task.model_dump() | study.scales["small"].settings)
     assert small.model_dump() == study.task.model_dump() and study.scales["small"].seeds == study.seeds >= 6
+
+
+@pytest.mark.parametrize("module", [sigma_vit, sigma_robust, sigma_temperature])
+def test_the_scale_of_the_paper_has_the_shape_of_its_model(module):
+    study = module.STUDY
     paper = build_task(type(study.task), study.task.model_dump() | study.scales["paper"].settings)
     assert paper.depth == 12 and paper.dim == 768
+
+
+def test_six_layers_without_norms_run_with_each_method(tmp_path):
+    found = run("sigma-vit-shallow", tmp_path)
+    assert found.complete and len(found.arms) == 5
+    # a model of this size learns nothing, which the premise asks
+    assert {claim.verdict for claim in found.claims} == {"not testable here"}
+    losses = {arm.label: arm.metrics["test/loss"].mean for arm in found.arms}
+    assert len(set(losses.values())) == 5
 
 
 def test_sigma_vit_reads_every_matrix_and_judges_its_claims(tmp_path):

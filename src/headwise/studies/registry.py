@@ -29,7 +29,7 @@ PAPERS = (
     "neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes neutreno-robust "
     "neutreno-segmentation neutreno-segmentation-pretrained neutreno-theory oversmoothing-at-init retrofit "
     "sigma-bound sigma-lm sigma-robust sigma-simclr sigma-speech sigma-temperature sigma-translation "
-    "sigma-translation-deep sigma-translation-rates sigma-vit stability-map"
+    "sigma-translation-deep sigma-translation-rates sigma-vit sigma-vit-shallow stability-map"
 ).split()
 
 
