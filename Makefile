@@ -16,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table studies-gpu launches storm clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm clean
 
 # each target and its duration, from its own echo line
 help:
@@ -116,11 +116,18 @@ bench-compiled: $(VENV)/.test
 	@echo "make bench-compiled: compiled training steps: minutes; table here"
 	$(PY) benchmarks/compiled.py $(ARGS)
 
-# what a GPU is for, most important first; each study resumes where it was stopped
+# What a GPU is for, most important first. Each study resumes where it was stopped.
+gpu: $(VENV)/.test
+	@echo "make gpu: the tests, the benchmark and the studies for a GPU: hours; result here and in results/gpu"
+	$(TESTING) $(PY) -m pytest -m cuda
+	$(MAKE) bench-cuda
+	$(MAKE) studies-gpu
+
 studies-gpu: $(VENV)/.test
-	@echo "make studies-gpu: studies for a GPU; resumes: hours; result: results/gpu"
-	$(PY) -m headwise compare blog-cifar10 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar10 $(ARGS)
-	$(PY) -m headwise compare blog-cifar100 --scale paper --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/blog-cifar100 $(ARGS)
+	@echo "make studies-gpu: the studies alone; resumes: hours; result: results/gpu"
+	for study in blog-cifar10 blog-cifar100; do \
+		$(PY) -m headwise compare $$study --scale paper --set dtype=bfloat16 --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study $(ARGS) || exit 1; \
+	done
 	for study in sigma-vit sigma-simclr sigma-translation-deep; do \
 		$(PY) -m headwise compare $$study --scale gpu --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study $(ARGS) || exit 1; \
 	done

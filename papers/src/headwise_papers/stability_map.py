@@ -19,6 +19,8 @@ REMEDIES = {
 }
 FAILS = "rate 0.3/test/loss"
 LOGITS = "rate 0.01/health/max_logit"
+# the highest of the plain model's best rates
+LOGITS_AT_BEST = "rate 0.03/health/max_logit"
 # the premises of all claims but the one on logits
 PREMISES = ("learned", "failure arose")
 
@@ -78,6 +80,12 @@ STUDY = Study(
             "QK-Clip; added on 2026-11-26, after the runs",
             tests=(ClaimTest(arm=MUON, outcome=LOGITS, says="higher", level=100.0),),
         ),
+        Premise(
+            name="QKClip acts",
+            text="QKClip acts at the best rate: at 0.03, the highest of the plain model's best rates, its largest "
+            "logit is above 100; added on 2026-11-27, after the runs",
+            tests=(ClaimTest(arm="baseline", outcome=LOGITS_AT_BEST, says="higher", level=100.0),),
+        ),
     ),
     claims=(
         *(claim for remedy, source in REMEDIES.items() for claim in _higher(remedy, source)),
@@ -115,7 +123,7 @@ STUDY = Study(
                 source=source,
                 published={"loss": "as good (in words)"},
                 tests=(ClaimTest(arm=remedy, outcome=BEST, says="same", margin=0.02),),
-                needs=PREMISES,
+                needs=(*PREMISES, *(["QKClip acts"] if remedy.startswith("QKClip") else [])),
             )
             for remedy, source in REMEDIES.items()
         ),
