@@ -118,7 +118,7 @@ bench-compiled: $(VENV)/.test
 
 # What a GPU is for, most important first. Each study resumes where it was stopped.
 gpu: $(VENV)/.test
-	@echo "make gpu: the tests, the benchmark and the studies for a GPU: hours; result here and in results/gpu"
+	@echo "make gpu: tests, benchmark, studies on a GPU: hours; result: results/gpu"
 	$(TESTING) $(PY) -m pytest -m cuda
 	$(MAKE) bench-cuda
 	$(MAKE) studies-gpu
