@@ -4,6 +4,7 @@ kept results."""
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -247,6 +248,12 @@ def test_every_kept_analysis_gives_figures(site):
         assert bool(own) != bool(drawn), folder.name
         assert all((folder / f"{name}.svg").is_file() for name in own)
         assert any(name.startswith(("paired-differences", "differences-in")) for name in (*own, *drawn)), folder.name
+
+
+@pytest.mark.parametrize("kept", sorted((DOCS / "results").glob("*/analysis.json")), ids=lambda path: path.parent.name)
+def test_the_page_of_a_study_says_the_answer_of_its_analysis(kept):
+    answer = json.loads(kept.read_text(encoding="utf-8"))["answer"]
+    assert answer in kept.with_name("README.md").read_text(encoding="utf-8")
 
 
 def test_a_method_page_shows_its_rows_of_the_league(site):

@@ -175,6 +175,17 @@ def test_length_and_depth_change_what_their_axis_says(tmp_path, study, axis, arm
     assert all(claimed <= result.metrics.keys() for result in results)
 
 
+def test_gains_move_further_in_the_arm_that_learns_ten_times_as_fast(tmp_path):
+    task = type(neutreno_length.STUDY.task)(**neutreno_length.STUDY.task.model_dump() | TINY)
+    arms = ("FeatScale() | steps=5", neutreno_length.at(neutreno_length.FAST, 5))
+    changes = {"methods": arms, "sweeps": (), "seeds": 1, "claims": (), "premises": ()}
+    carry(neutreno_length.STUDY.model_copy(update={"task": task, **changes}), tmp_path)
+    folder = read_study(tmp_path)
+    plain, fast = (folder.runs[arm, 0].metric("methods/moved") for arm in folder.arms[1:])
+    assert [folder.runs[arm, 0].result.steps for arm in folder.arms[1:]] == [5, 5]
+    assert fast > 3 * plain > 0
+
+
 def test_incremental_learning_sees_each_class_in_one_task_alone():
     seen = []
     for task in range(5):
