@@ -259,6 +259,38 @@ def test_buffers_that_are_none_are_there():
     assert list(borders.own_buffers(module)) == ["rope", "table"] and borders.own_buffers(module)["rope"] is None
 
 
+@canary("hook_first")
+def test_a_hook_that_is_put_first_is_first_in_both_orders_and_can_be_removed():
+    layer, ran = nn.Linear(2, 3), []
+    layer.register_forward_pre_hook(lambda *_: ran.append("one"))
+    layer.register_forward_pre_hook(lambda *_: ran.append("two"))
+    handle = borders.hook_first(layer, lambda module, args, kwargs: ran.append(kwargs), with_kwargs=True)
+    hooks = borders.forward_pre_hooks_of(layer)
+    assert list(hooks) == list(dict.keys(hooks))
+    layer(input=torch.ones(2))
+    assert [*map(str, ran)] == [str({"input": torch.ones(2)}), "one", "two"]
+    handle.remove()
+    layer(torch.ones(2))
+    assert ran[3:] == ["one", "two"]
+
+
+@canary("hook_first")
+def test_a_compiled_model_reads_attributes_of_the_object_whose_hook_is_first():
+    class Reader:
+        def __init__(self, name):
+            self.name = name
+
+        def hook(self, module, args):
+            return (args[0] * getattr(self, self.name),)
+
+    layer, later, first = nn.Linear(2, 2), Reader("slope"), Reader("limit")
+    later.slope, first.limit = 2.0, 3.0
+    layer.register_forward_pre_hook(later.hook)
+    borders.hook_first(layer, first.hook)
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+
+
 @canary("forward_hooks_of", "forward_pre_hooks_of")
 @pytest.mark.parametrize(
     ("hooks", "register"),

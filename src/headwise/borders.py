@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.utils import _python_dispatch, _pytree
+from torch.utils.hooks import RemovableHandle
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -57,6 +58,19 @@ def forward_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
 def forward_pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """Return a module's forward pre-hooks, which torch only adds and removes publicly."""
     return module._forward_pre_hooks
+
+
+def hook_first(module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool = False) -> RemovableHandle:
+    """Register a forward pre-hook that runs before all present ones; return its handle.
+
+    `prepend=True` changes the order of iteration alone. The compiler of torch 2.11 also reads the order of insertion,
+    and then guards the wrong hook: an InternalTorchDynamoError. Here both orders are the same.
+    """
+    handle = module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+    hooks = module._forward_pre_hooks
+    for key in [key for key in hooks if key != handle.id]:
+        hooks[key] = hooks.pop(key)
+    return handle
 
 
 def packs_projections(module: nn.MultiheadAttention) -> bool:

@@ -42,10 +42,10 @@ STUDY = Study(
     question="Is a language model better whose attention decays less than its MLPs, and which layers' products lose "
     "rank to the decay?",
     task=CharacterLM(
-        steps=400,
+        steps=3000,
         batch_size=16,
         learning_rate=1e-2,
-        warmup=30,
+        warmup=100,
         schedule="cosine",
         weight_decay=0.1,
         attention_weight_decay=0.1,
@@ -71,11 +71,12 @@ STUDY = Study(
             "A decay of attention of a third of the MLPs' 0.3 lowers the perplexity.", (HALF_FREE, COUPLED)
         ),
         Claim(
-            text="Decoupled decay is better than the best coupled one: 0.3 on the MLPs with 0 or 0.1 on attention has "
-            "a lower perplexity than 0.1 on both.",
+            text="Decoupled decay is better than every coupled one that was tried: attention without decay and 0.3 on "
+            "the MLPs has a lower perplexity than 0.1, 0.3 or 1 on both.",
             source="ours: whether the source compares with the best coupled decay is not known here",
             tests=tuple(
-                ClaimTest(arm=arm, outcome="test/perplexity", says="lower", against=WEAK) for arm in (FREE, HALF_FREE)
+                ClaimTest(arm=FREE, outcome="test/perplexity", says="lower", against=coupled)
+                for coupled in (WEAK, COUPLED, STRONG)
             ),
         ),
         Claim(
@@ -100,7 +101,7 @@ STUDY = Study(
         ),
     ),
     scales={
-        "small": Scale(seeds=8),
+        "small": Scale(seeds=10),
         "paper": Scale(
             settings={
                 "dim": 768,
@@ -118,8 +119,7 @@ STUDY = Study(
         ),
     },
     notes=(
-        "The summary of the paper states that decoupling can help, without a figure. As there, no text is seen "
-        "twice. The effect of a decay λ in n "
-        "steps at a rate η scales as ηλn: the rate here is high so that it has an effect in 400 steps.",
+        "The summary of the paper states that decoupling can help, without a figure. The paper's models see no text "
+        "twice; in 3,000 steps these see each character three to four times.",
     ),
 )

@@ -75,7 +75,7 @@ GPU = {
     "dtype": "bfloat16",
 }
 
-# accuracy of the probe on an encoder that was not trained
+# accuracy of the probe on an encoder that was not trained, at the scale `small`; at `gpu` it is 0.34
 UNTRAINED = 0.30
 
 STUDY = Study(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.borders import LABELS, forward_pre_hooks_of
+from headwise.borders import LABELS, forward_pre_hooks_of, hook_first
 from headwise.regularizing.handle_place import Handle, kept_handle
 
 # The losses that transformers computes from logits and labels only; the POOLED ones name the logits pooled_logits.
@@ -44,7 +44,7 @@ def compute_loss_func(handle: Handle, base: Callable[..., Tensor] | None = None)
     returned = Labels(handle)
     hooks = forward_pre_hooks_of(handle.model).values()
     if base is None and not any(isinstance(hook, Labels) for hook in hooks):
-        handle.hooks.append(handle.model.register_forward_pre_hook(returned, with_kwargs=True, prepend=True))
+        handle.hooks.append(hook_first(handle.model, returned, with_kwargs=True))
     returned = next((hook for hook in hooks if isinstance(hook, Labels)), returned)
 
     def loss(outputs: Any, labels: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
-from headwise.borders import own_buffers, own_modules
+from headwise.borders import hook_first, own_buffers, own_modules
 from headwise.core.method import touches_call
 from headwise.core.site import Site
 from headwise.files.errors import LEAVE_OUT
@@ -150,7 +150,7 @@ class SdpaAdapter:
         self.handles = [
             module.register_forward_pre_hook(self.hooks.before, with_kwargs=True),
             # Runs before all other hooks, so that their calls belong to this site; `leave` runs even after an error.
-            module.register_forward_pre_hook(self.enter, prepend=True),
+            hook_first(module, self.enter),
             module.register_forward_hook(self.leave, always_call=True),
         ]
         if output is not None:
