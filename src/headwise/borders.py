@@ -64,7 +64,8 @@ def hook_first(module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool
     """Register a forward pre-hook that runs before all present ones; return its handle.
 
     `prepend=True` changes the order of iteration alone. The compiler of torch 2.11 also reads the order of insertion,
-    and then guards the wrong hook: an InternalTorchDynamoError. Here both orders are the same.
+    and then guards the wrong hook: an InternalTorchDynamoError. Here both orders are the same, until another hook is
+    prepended with `prepend=True`.
     """
     handle = module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
     hooks = module._forward_pre_hooks
