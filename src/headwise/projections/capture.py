@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import hook_first
 from headwise.core.site import Site
 from headwise.projections.leaves import leaves
 
@@ -244,7 +245,7 @@ def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arg
             raise _ReachedError
 
     # An exception ends the run at the module: the rest would cost time and may fail on a synthesised batch.
-    handle = module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
+    handle = hook_first(module, keep, with_kwargs=True)
     try:
         run()
     except _ReachedError:
