@@ -16,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm mutations clean
 
 # each target and its duration, from its own echo line
 help:
@@ -144,6 +144,11 @@ launches: $(VENV)/.test
 storm: $(VENV)/.test
 	@echo "make storm: a thousand kills: hours; count here"
 	OMP_NUM_THREADS=1 $(STUB) $(PY) tests/study/storm.py $(ARGS)
+
+# places of the source that are broken one after another, to see that their tests fail; ARGS="results/ methods/" for some
+mutations: $(VENV)/.test
+	@echo "make mutations: a hundred broken programs: half an hour; list here"
+	OMP_NUM_THREADS=1 $(PY) tests/mutations/run.py $(ARGS)
 
 methods-table: $(VENV)/.test
 	@echo "make methods-table: seconds; writes README.md and pages of docs/"
