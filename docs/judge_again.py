@@ -34,6 +34,7 @@ from scipy import stats
 from headwise.comparing.claim_check import canonical_claims, canonical_premises
 from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
+from headwise.reporting.plain_tables import study_csv
 from headwise.results.analysis_record import (
     SIGNS,
     Analysis,
@@ -64,7 +65,7 @@ from headwise.results.trend import trends
 from headwise.studies.registry import load_study, study_names
 
 RESULTS = Path(__file__).parent / "results"
-CHANGED = "changed_verdicts.md"
+CHANGED, TABLE = "changed_verdicts.md", "table.csv"
 # rounding errors of a difference of two shares in double and in single precision
 DOUBLE, SINGLE = 2.0**-50, 2.0**-23
 # what a test compares, in which direction
@@ -320,6 +321,7 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
         after = after.model_copy(update={"premises": premises, "claims": claims})
         path.write_text(_json(after.model_dump(mode="json")), encoding="utf-8")
         write_differences(folder, after)
+        (folder / TABLE).write_text(study_csv(after), encoding="utf-8")
         if record:
             record = record.model_copy(update={"premises": premises, "claims": claims})
             claims_path.write_text(_json(record.model_dump(mode="json")), encoding="utf-8")

@@ -5,8 +5,8 @@ python docs/recompute.py    exit with 1 and list the mismatches if there are any
 From each folder it reads differences.csv (outcome, arm, seed, difference) and, if kept, seeds.csv (outcome, arm, seed,
 value), and compares the recomputed statistics with analysis.json and claims.json: the interval, p and verdict of every
 arm in every outcome, the trends along axes, the tests of divergence, and every test of a claim. A test against a level
-whose figures by seed were not kept is compared with the interval in table.csv. The package itself is not imported, so
-that the check is independent of it.
+whose figures by seed were not kept is compared with the interval in table.csv, whose figures must be those of
+analysis.json. The package itself is not imported, so that the check is independent of it.
 """
 
 from __future__ import annotations
@@ -158,6 +158,39 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
                     if not right
                 ]
     return count, wrong
+
+
+# columns of table.csv, by their names in an arm's mean and in its difference from the baseline
+OF_MEANS = {"mean": "mean", "low": "low", "high": "high"}
+OF_DIFFERENCES = {
+    "difference": "mean",
+    "difference_low": "low",
+    "difference_high": "high",
+    "pairs": "n",
+    "p": "p",
+    "p_corrected": "p_corrected",
+    "verdict_text": "verdict_text",
+    "within": "within",
+}
+
+
+def table_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare every figure of table.csv with that of analysis.json; return as `mismatches` does."""
+    analysis, count, wrong = json.loads((folder / "analysis.json").read_text(encoding="utf-8")), 0, []
+    with (folder / "table.csv").open(encoding="utf-8", newline="") as stream:
+        rows = {(row["arm"], row["outcome"]): row for row in csv.DictReader(stream)}
+    for arm in analysis["arms"]:
+        for name in analysis["outcomes"]:
+            row, difference = rows.pop((arm["label"], name), {}), arm["differences"].get(name) or {}
+            figures = {column: arm["metrics"][name][key] for column, key in OF_MEANS.items()}
+            figures |= {column: difference.get(key) for column, key in OF_DIFFERENCES.items()}
+            count += len(figures)
+            wrong += [
+                f"{folder.name}: {column} of {arm['label']} in {name}, in table.csv"
+                for column, value in figures.items()
+                if row.get(column) != ("" if value is None else str(value))
+            ]
+    return count, wrong + [f"{folder.name}: {arm} in {name}, in table.csv alone" for arm, name in rows]
 
 
 def read_seeds(folder: Path) -> dict[str, dict[str, dict[str, float]]] | None:
@@ -648,6 +681,16 @@ def league_mismatches(folder: Path) -> tuple[int, list[str]]:
     return len(checked), wrong
 
 
+CHECKS = (
+    mismatches,
+    table_mismatches,
+    axis_mismatches,
+    divergence_mismatches,
+    critical_mismatches,
+    claims_mismatches,
+)
+
+
 def main() -> None:
     """Recompute every kept result and print the mismatches."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -657,7 +700,7 @@ def main() -> None:
     total, wrong = 0, []
     for path in sorted(options.results.glob("*/differences.csv")):
         if not options.studies or path.parent.name in options.studies:
-            for check in (mismatches, axis_mismatches, divergence_mismatches, critical_mismatches, claims_mismatches):
+            for check in CHECKS:
                 count, mismatched = check(path.parent)
                 total, wrong = total + count, wrong + mismatched
     if not options.studies:

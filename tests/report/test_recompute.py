@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 
@@ -91,6 +92,11 @@ def test_axes_levels_and_divergence_follow_from_what_is_kept(doses, capsys):
 
 
 CHANGED = {
+    "a figure of the table": (
+        "analysis.json",
+        lambda kept: kept["arms"][1]["metrics"]["test/accuracy"].update(high=0.9),
+        "high of DropHead(p=0.1) in test/accuracy, in table.csv",
+    ),
     "a trend": (
         "analysis.json",
         lambda kept: kept["trends"][0].update(step=kept["trends"][0]["step"] * 1.01),
@@ -160,3 +166,14 @@ def test_judging_again_changes_nothing_that_was_judged_by_the_same_rules(monkeyp
     monkeypatch.syspath_prepend(ROOT / "docs")
     command("judge_again.py", "--check", "sigma-simclr")
     assert capsys.readouterr().out == "sigma-simclr\n\n"
+
+
+def test_judging_again_writes_the_table_again(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    judge_again = importlib.import_module("judge_again")
+    folder = tmp_path / "sigma-simclr"
+    shutil.copytree(ROOT / "docs" / "results" / folder.name, folder)
+    table = (folder / "table.csv").read_text()
+    (folder / "table.csv").write_text("arm,outcome\n")
+    judge_again.renew(folder, write=True)
+    assert (folder / "table.csv").read_text() == table
