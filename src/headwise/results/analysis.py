@@ -159,7 +159,7 @@ def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} jointly by sign flips (one that lost pairs separately); of a mean, "
+        "interval": f"95 %, for {arms} jointly by sign flips; of a mean, "
         f"Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged "
         "runs, Clopper and Pearson's",
         "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random "

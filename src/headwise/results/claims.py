@@ -28,7 +28,7 @@ from headwise.results.claim_tests import (
     reasons_in_words,
     same,
 )
-from headwise.results.intervals import ALPHA, JointIntervals, equivalence, families
+from headwise.results.intervals import ALPHA, JointIntervals, equivalence
 from headwise.results.records import DIVERGED, Claim, ClaimTest, Outcome, Premise
 
 if TYPE_CHECKING:
@@ -184,14 +184,8 @@ def _joint_estimates(figures: list[Figures], alpha: float) -> list[list[Estimate
 
     if not figures:
         return []
-    table = np.concatenate([one.columns for one in figures], axis=1)
-    by_column: dict[int, Estimate] = {}
-    groups = families(table)
-    for columns in groups:
-        error = alpha if len(groups) == 1 else alpha * len(columns) / table.shape[1]
-        by_column |= dict(zip(columns, _estimates(table[:, columns], error)))
-    ordered = iter([by_column[at] for at in range(table.shape[1])])
-    return [[next(ordered) for _ in range(one.columns.shape[1])] for one in figures]
+    estimates = iter(_estimates(np.concatenate([one.columns for one in figures], axis=1), alpha))
+    return [[next(estimates) for _ in range(one.columns.shape[1])] for one in figures]
 
 
 def _estimates(table: Table, alpha: float) -> list[Estimate]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headwise.results.analysis_record import CriticalRate
 from headwise.results.folder import StudyFolder
-from headwise.results.intervals import ALPHA, JointIntervals, families, interval
+from headwise.results.intervals import ALPHA, JointIntervals, interval
 from headwise.results.records import DIVERGED, AxisRecord
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def critical_rates(study: StudyFolder) -> list[CriticalRate]:
 
 def _against(first: str, records: list[CriticalRate], differences: Table) -> list[CriticalRate]:
     """Return the records with their differences from the first axis added; all axes are judged together."""
-    updated = list(records)
-    for columns in families(differences) if records else []:
-        joint = JointIntervals(differences[:, columns])
-        parts = zip(columns, joint.bounds(ALPHA), joint.p_zero(), joint.means, joint.pairs)
-        for at, bounds, p, mean, pairs in parts:
-            fields = {"against": first, "pairs": int(pairs)}
-            fields |= {"difference": float(mean), "difference_low": bounds.low, "difference_high": bounds.high, "p": p}
-            updated[at] = updated[at].model_copy(update=fields if pairs else {"against": first})
+    if not records:
+        return []
+    joint, updated = JointIntervals(differences), []
+    parts = zip(records, joint.bounds(ALPHA), joint.p_zero(), joint.means, joint.pairs)
+    for record, bounds, p, mean, pairs in parts:
+        fields = {"against": first, "pairs": int(pairs)}
+        fields |= {"difference": float(mean), "difference_low": bounds.low, "difference_high": bounds.high, "p": p}
+        updated.append(record.model_copy(update=fields if pairs else {"against": first}))
     return updated

@@ -19,7 +19,6 @@ from headwise.results.intervals import (
     Equivalence,
     JointIntervals,
     equivalence,
-    families,
     smallest_p,
 )
 from headwise.results.joint_flips import joint_test
@@ -95,7 +94,9 @@ def paired_differences(
         [math.nan if arm in unpaired else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds
     ]
     table = np.array(rows, dtype=float)
-    alone, judged = joint_test(table).alone, _judged(table, margin)
+    # the arms that are not paired have their shares of the error, which the paired ones leave to them
+    alone, share = joint_test(table).alone, 1 - len(unpaired) / len(others)
+    judged = _judged(table, margin, share)
     differences = {}
     for at, arm in enumerate(others):
         if arm in unpaired:
@@ -109,7 +110,7 @@ def paired_differences(
             "failed": [seed for seed in pairs if _diverged(study, (arm, study.baseline), seed)],
             "p": alone[at] if pairs else None,
             "p_corrected": p if pairs else None,
-            "smallest_p": smallest_p(len(pairs)),
+            "smallest_p": min(1.0, smallest_p(len(pairs)) / share),
             "exact": len(study.seeds) <= EXACT_UP_TO,
             "pairing": pairing_gain([ours[arm][seed] for seed in pairs], [base[seed] for seed in pairs]),  # type: ignore[misc]
         }
@@ -120,14 +121,16 @@ def paired_differences(
     return differences
 
 
-def _judged(table: Table, margin: float | None) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
-    """Return interval, its p, standard error and equivalence by column; incomplete columns are judged separately."""
-    by_column: dict[int, tuple[Bounds, float, float, Equivalence]] = {}
-    for columns in families(table):
-        intervals = JointIntervals(table[:, columns])
-        parts = intervals.bounds(ALPHA), intervals.p_zero(), intervals.errors().tolist(), equivalence(intervals, margin)
-        by_column |= dict(zip(columns, zip(*parts)))
-    return by_column
+def _judged(
+    table: Table, margin: float | None, share: float = 1.0
+) -> dict[int, tuple[Bounds, float, float, Equivalence]]:
+    """Return interval, its p, standard error and equivalence by column, judged together with a share of the error."""
+    if not share:
+        return {}
+    intervals = JointIntervals(table)
+    p = [min(1.0, one / share) for one in intervals.p_zero()]
+    equal = equivalence(intervals, margin, ALPHA * share)
+    return dict(enumerate(zip(intervals.bounds(ALPHA * share), p, intervals.errors().tolist(), equal)))
 
 
 def _unpaired(

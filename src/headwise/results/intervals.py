@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headwise.results.analysis_record import Interval
-from headwise.results.joint_flips import ROUNDING, flips, scores
+from headwise.results.joint_flips import ROUNDING, competing, flips, scores, seeds_for_a_verdict, t_of
 from headwise.results.joint_flips import smallest_p as smallest_p_of
 
 if TYPE_CHECKING:
@@ -69,20 +69,6 @@ class Bounds(NamedTuple):
     how: str
 
 
-def families(differences: Table) -> list[list[int]]:
-    """Return groups of columns to judge together: all complete columns form one, each incomplete column its own.
-
-    An arm with few pairs has a wide interval anyway, and would widen those of the others.
-    """
-    import numpy as np
-
-    present = np.isfinite(np.asarray(differences, dtype=float))
-    pairs = present.sum(axis=0)
-    complete = present.any(axis=1).sum()
-    together = [at for at in range(len(pairs)) if pairs[at] == complete]
-    return [*([together] if together else []), *([at] for at in range(len(pairs)) if pairs[at] != complete)]
-
-
 def smallest_p(pairs: int) -> float:
     """Return the smallest two-sided p that this number of pairs can give a verdict, whatever the number of arms."""
     return max(smallest_p_of(pairs), 0.0 if pairs <= EXACT_UP_TO else 1 / (RESAMPLES + 1))
@@ -105,7 +91,8 @@ class JointIntervals:
         signs = flips(len(table), exact_up_to=EXACT_UP_TO, resamples=RESAMPLES).signs
         self._centred = signs @ centred
         self._counts = signs @ present.astype(float)
-        self._others = _largest_of_the_others(scores(self._centred, self._squares, self.pairs))
+        rivals = competing(self.pairs, seeds_for_a_verdict(ALPHA))
+        self._others = _largest_of_the_others(rivals * scores(self._centred, self._squares, self.pairs))
 
     def errors(self) -> NDArray[np.float64]:
         """Return the standard error of each arm's mean difference."""
@@ -155,7 +142,7 @@ class JointIntervals:
         """Return one end of every interval, by bisection between the mean and a value far enough to be excluded."""
         import numpy as np
 
-        farthest = 2 * np.sqrt(self._others.max(axis=0, initial=0.0)) + 2 * self.pairs + 10
+        farthest = 2 * t_of(self._others.max(axis=0, initial=0.0), self.pairs) + 2 * self.pairs + 10
         inside = np.zeros(len(self.means))
         outside = farthest * self.errors()
         # with few seeds, the flips of one arm can be so extreme that no value of another is excluded
@@ -189,8 +176,8 @@ class Equivalence(NamedTuple):
     equivalent: bool
 
 
-def equivalence(intervals: JointIntervals, margin: float | None) -> list[Equivalence]:
-    """Return the result of two one-sided tests at 5 % for every arm.
+def equivalence(intervals: JointIntervals, margin: float | None, alpha: float = ALPHA) -> list[Equivalence]:
+    """Return the result of two one-sided tests at `alpha` for every arm.
 
     `margin` is in the differences' unit, None when none is declared. Both tests are the joint sign-flip test of the
     value at the margin, so that with 95 % confidence every arm declared equivalent is so. Schuirmann 1987, doi
@@ -198,7 +185,7 @@ def equivalence(intervals: JointIntervals, margin: float | None) -> list[Equival
     """
     import numpy as np
 
-    bounds = intervals.bounds(2 * ALPHA)
+    bounds = intervals.bounds(2 * alpha)
     within = [None if one.low is None or one.high is None else max(abs(one.low), abs(one.high)) for one in bounds]
     if margin is None:
         return [Equivalence(one, None, False) for one in within]

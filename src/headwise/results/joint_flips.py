@@ -8,7 +8,9 @@ differences of a seed together keeps that dependence, and one reference distribu
 serves every arm. Westfall and Young 1993, "Resampling-based multiple testing", algorithm 4.1; Romano and Wolf 2005, doi
 10.1198/016214504000000539.
 
-A table of differences is seeds × arms, NaN where a pair is missing.
+A table of differences is seeds × arms, NaN where a pair is missing. Arms with different numbers of pairs are compared
+as normal deviates, because a t of few pairs is large by chance; an arm that has lost so many pairs that nothing can be
+shown of it does not weaken the correction of the others (Tarone 1990, doi 10.2307/2531456).
 """
 
 from __future__ import annotations
@@ -73,6 +75,15 @@ def seeds_for_a_verdict(alpha: float = 0.05) -> int:
     return pairs
 
 
+def competing(pairs: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    """Return, per arm, whether the others are corrected for it: not one left with fewer pairs than `least`.
+
+    `least` is the smallest number of pairs that a verdict takes. Where no arm has as many, all that have the most
+    compete.
+    """
+    return pairs >= min(least, int(pairs.max(initial=0)))
+
+
 def joint_test(differences: Table) -> JointTest:
     """Return the p of every arm, alone and corrected for all arms by the step-down max-T procedure.
 
@@ -87,15 +98,16 @@ def joint_test(differences: Table) -> JointTest:
     squares = (values**2).sum(axis=0)
     observed = scores(values.sum(axis=0), squares, pairs)
     order = np.argsort(-observed, kind="stable")
+    rivals = competing(pairs, seeds_for_a_verdict())
     alone, joint = np.zeros(len(observed)), np.zeros(len(observed))
     signs = flips(len(values)).signs
     for part in np.array_split(signs, max(1, len(signs) // 16_384)):
         flipped = scores(part @ values, squares, pairs)
         threshold = observed * (1 - ROUNDING)
         alone += (flipped >= threshold).sum(axis=0)
-        # at each step, the largest score of the remaining arms
-        largest = np.maximum.accumulate(flipped[:, order[::-1]], axis=1)[:, ::-1]
-        joint += (largest >= threshold[order]).sum(axis=0)
+        # at each step, the arm's own score or the largest of the remaining arms
+        largest = np.maximum.accumulate((flipped * rivals)[:, order[::-1]], axis=1)[:, ::-1]
+        joint += (np.maximum(largest, flipped[:, order]) >= threshold[order]).sum(axis=0)
     corrected = np.ones(len(observed))
     corrected[order] = np.maximum.accumulate(joint / len(signs))
     return JointTest((alone / len(signs)).tolist(), corrected.tolist())
@@ -137,10 +149,29 @@ def sign_flip(differences: list[float]) -> float:
 
 
 def scores(sums: Table, squares: Table, pairs: NDArray[np.int64]) -> Table:
-    """Return t² of the mean, 0 where every difference is 0; a flip changes the sum but not the sum of squares."""
+    """Return the square of the normal deviate of the mean's t, 0 where every difference is 0.
+
+    Deviates of different numbers of pairs can be compared (Wallace 1959, doi 10.1214/aoms/1177706093); among equal
+    numbers they are ordered as t² is. A flip changes the sum but not the sum of squares.
+    """
     import numpy as np
 
     largest = pairs * squares
     share = np.divide(sums**2, largest, out=np.zeros(np.broadcast(sums, largest).shape), where=largest > 0)
     share = np.where(share > NOTHING, share, 0.0)
-    return (pairs - 1).clip(0) * share / np.maximum(1 - share, 1 / FARTHEST)
+    return -_stretch(pairs) * np.log1p(-np.minimum(share, 1 - 1 / FARTHEST))
+
+
+def t_of(score: Table, pairs: NDArray[np.int64]) -> Table:
+    """Return |t| of a score."""
+    import numpy as np
+
+    degrees = (pairs - 1).clip(0)
+    ratio = np.divide(score, _stretch(pairs), out=np.zeros_like(score), where=degrees > 0)
+    return np.sqrt(degrees * np.expm1(ratio.clip(max=np.log(FARTHEST))))
+
+
+def _stretch(pairs: NDArray[np.int64]) -> Table:
+    degrees = (pairs - 1).clip(0).astype(float)
+    stretched: Table = degrees * ((8 * degrees + 1) / (8 * degrees + 3)) ** 2
+    return stretched
