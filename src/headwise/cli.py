@@ -224,6 +224,13 @@ def report(
     baseline: Annotated[str, typer.Option(help="For a table: the arm to compare the others with.")] = "baseline",
     arm: Annotated[str, typer.Option(help="For a table: the column of the arms. Default: arm, method or group.")] = "",
     seed_column: Annotated[str, typer.Option(help="For a table: the column of the seeds. Default: seed.")] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="For a table: the columns that are settings, lr,width, in which rows of one arm must agree; "
+            "repeatable. Default: those that an export marks as settings."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="For a table: the folder of its report. Default: NAME-report.")
     ] = None,
@@ -233,18 +240,21 @@ def report(
 ) -> None:
     """Rebuild the report of a study from its files."""
     from headwise.reporting.command import report_numbers, run
-    from headwise.reporting.numbers import is_table
+    from headwise.reporting.table_rows import is_table
 
     tables = [path for path in folders if is_table(path)]
     if tables and len(folders) > 1:
         raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
     if tables:
-        report_numbers(tables[0], outcome or [], baseline, arm=arm, seed=seed_column, out=out, export=export)
+        columns = [name.strip() for text in settings or [] for name in text.split(",") if name.strip()]
+        report_numbers(
+            tables[0], outcome or [], baseline, arm=arm, seed=seed_column, settings=columns, out=out, export=export
+        )
         return
-    if outcome or arm or seed_column or out:
+    if outcome or arm or seed_column or settings or out:
         raise StudyError(
-            f"--outcome, --arm, --seed-column and --out are for tables, and {folders[0]} is a folder of results: leave "
-            "them out."
+            f"--outcome, --arm, --seed-column, --settings and --out are for tables, and {folders[0]} is a folder of "
+            "results: leave them out."
         )
     run(folders, export)
 

@@ -31,7 +31,8 @@ def table(path, rows):
 
 
 def verdict(folder):
-    found = analyse(folder).compared[0].differences["test/accuracy"]
+    analysis = analyse(folder)
+    found = analysis.compared[0].differences[analysis.primary]
     return found.by_seed, found.verdict, found.p_corrected
 
 
@@ -148,6 +149,33 @@ def of_a_spreadsheet(path):
     return path
 
 
+def of_optuna(path):
+    """As the frame of trials of Optuna 5 writes it: a pruned trial has the last value that it reported."""
+    rows = [
+        {"number": at, "value": row["accuracy"], "datetime_start": f"2026-11-28 02:33:07.0{at:05}"}
+        | {"datetime_complete": f"2026-11-28 02:33:09.0{at:05}", "duration": f"0 days 00:00:02.0{at:05}"}
+        | {"params_arm": row["arm"], "params_lr": 0.1, "params_seed": row["seed"], "user_attrs_epochs": 3 + at % 2}
+        | {"system_attrs_grid_id": at, "system_attrs_search_space": str({"arm": ["plain"]}), "state": "COMPLETE"}
+        for at, row in enumerate(rows_of())
+    ]
+    rows.append(rows[-1] | {"number": 14, "value": 0.2, "params_seed": 7, "state": "PRUNED"})
+    return table(path, rows)
+
+
+def of_ray(path):
+    """As the frame of results of Ray 2.60 writes it; `done` is false for trials that ended by themselves."""
+    return table(
+        path,
+        [
+            {"accuracy": row["accuracy"], "eval/loss": 0.4, "timestamp": 1795833200 + at, "checkpoint_dir_name": ""}
+            | {"done": False, "training_iteration": 2, "trial_id": f"11fa2_{at:05}", "date": "2026-11-28_02-33-20"}
+            | {"time_this_iter_s": 0.1 + at % 3, "pid": 10738 + at // 2, "hostname": "vm", "node_ip": "192.0.2.2"}
+            | {"config/arm": row["arm"], "config/seed": row["seed"], "config/lr": 0.1, "logdir": f"11fa2_{at:05}"}
+            for at, row in enumerate(rows_of())
+        ],
+    )
+
+
 def of_json(path):
     path = path.with_suffix(".json")
     path.write_text(json.dumps(rows_of()))
@@ -166,6 +194,8 @@ EXPORTS = [
     of_a_plot_of_trackio,
     of_bars_of_trackio,
     of_a_spreadsheet,
+    of_optuna,
+    of_ray,
 ]
 
 
@@ -176,10 +206,58 @@ def test_a_setting_of_wandbs_page_that_stands_out_is_told(tmp_path):
         study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
 
 
+def with_rates(rows):
+    rows = [{**row, "lr": 0.1, "width": "64"} for row in rows]
+    rows[3]["lr"] = 0.2
+    return rows
+
+
+@pytest.mark.parametrize("settings", [["lr"], ["width", "lr"]])
+def test_rows_of_one_arm_agree_in_the_settings_that_are_declared(tmp_path, settings):
+    path = table(tmp_path / "runs.csv", with_rates(rows_of()))
+    with pytest.raises(StudyError, match=r"row 5 has lr 0.2, and row 2 of the same arm plain has 0.1. One arm is one"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=settings)
+    assert not study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["width"])
+    with pytest.raises(StudyError, match=r"--settings widht: .* has no such column. Did you mean 'width'"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["widht"])
+
+
+def test_a_column_that_may_be_a_setting_is_asked_for(tmp_path):
+    path = table(tmp_path / "runs.csv", with_rates(rows_of()))
+    assert study_of_numbers(path, OUTCOME, "plain", tmp_path / "out") == [
+        "rows of one arm differ in lr. If one is a setting, name it and it is checked: --settings lr."
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["params.", "config.", "config/"])
+def test_a_format_that_has_settings_is_believed_and_a_declaration_comes_first(tmp_path, prefix):
+    rows = [
+        {f"{prefix}{name}": value for name, value in row.items() if name != "accuracy"} for row in with_rates(rows_of())
+    ]
+    rows = [
+        {**row, f"{prefix}output_dir": f"runs/{at}", "accuracy": 0.5, "best_epoch": at // 4}
+        for at, row in enumerate(rows)
+    ]
+    path = table(tmp_path / "runs.csv", rows)
+    with pytest.raises(StudyError, match=f"row 5 has {prefix}lr 0.2, and row 2 of the same arm plain has 0.1"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert not study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["width"])
+
+
+def test_equal_numbers_are_one_setting_however_written(tmp_path):
+    rows = [
+        {**row, "lr": ("0.10", "1e-1", ".1")[at % 3], "width": ("64", "64.0")[at % 2]}
+        for at, row in enumerate(rows_of())
+    ]
+    path = table(tmp_path / "runs.csv", rows)
+    assert not study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["lr", "width"])
+
+
 @pytest.mark.parametrize("make", EXPORTS)
 def test_exports_give_the_verdict_of_the_plain_table(tmp_path, make):
     study_of_numbers(table(tmp_path / "plain.csv", rows_of()), OUTCOME, "plain", tmp_path / "one")
-    study_of_numbers(make(tmp_path / "runs.csv"), OUTCOME, "plain", tmp_path / "other")
+    outcome = ["value:higher"] if make is of_optuna else OUTCOME
+    study_of_numbers(make(tmp_path / "runs.csv"), outcome, "plain", tmp_path / "other")
     assert verdict(tmp_path / "one") == verdict(tmp_path / "other")
 
 
@@ -206,7 +284,7 @@ def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):
     notes = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
     assert notes == [
         "row 4 (plain, seed 2) has no accuracy (finished): this seed makes no pair.",
-        "row 6 (plain, seed 4) has no accuracy (crashed): this seed makes no pair.",
+        "row 6 (plain, seed 4) is not finished (crashed): this seed makes no pair.",
         "dropped has no row of seed 6: this seed makes no pair.",
     ]
     assert list(verdict(tmp_path / "out")[0]) == ["0", "1", "3", "5"]
@@ -219,18 +297,81 @@ def test_a_diverged_run_counts_as_one(tmp_path):
     assert len(analyse(tmp_path / "out").arms[0].runs.diverged) == 1
 
 
-def mixed(rows):
-    for row in rows:
-        row["lr"] = 0.1
-    rows[3]["lr"] = 0.2
-    return rows
+# what tools write for a run that ended as it should, and for others
+STATES = {
+    "optuna": ("state", "COMPLETE", ["PRUNED", "FAIL", "RUNNING", "WAITING", "TrialState.PRUNED"]),
+    "ray": ("status", "TERMINATED", ["ERROR", "PENDING", "RUNNING", "PAUSED"]),
+    "slurm": (
+        "State",
+        "COMPLETED",
+        "CANCELLED TIMEOUT OUT_OF_MEMORY NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE FAILED PENDING RUNNING REQUEUED "
+        "SUSPENDED REVOKED COMPLETING OUT_OF_ME+ CANCELLED+".split()
+        + ["CANCELLED by 1000"],
+    ),
+    "wandb": ("State", "finished", ["crashed", "failed", "killed", "running", "pending", "preempting", "preempted"]),
+    "mlflow": ("status", "FINISHED", ["FAILED", "KILLED", "RUNNING", "SCHEDULED"]),
+    "lightning": ("status", "TrainerStatus.FINISHED", ["interrupted", "running", "initializing", "Stopped"]),
+    "kubernetes": (
+        "status.phase",
+        "Succeeded",
+        ["Failed", "Pending", "Unknown", "OOMKilled", "Evicted", "Error", "CrashLoopBackOff", "Init:Error"],
+    ),
+    "exit codes": ("ExitCode", "0:0", ["1:0", "0:9", "137"]),
+    "flags": ("failed", "False", ["True"]),
+    "headwise": ("status", "finished", ["unfinished", "damaged"]),
+}
+UNFINISHED = [(column, good, bad) for column, good, states in STATES.values() for bad in states]
+
+
+def with_states(path, column, good, bad):
+    """The first three runs of the second arm ended badly, with a figure that would decide against it."""
+    rows = [{**row, column: good} for row in rows_of()]
+    for row in rows[7:10]:
+        row |= {"accuracy": 0.1, column: bad}
+    return table(path, rows)
+
+
+@pytest.mark.parametrize(("column", "good", "bad"), UNFINISHED)
+def test_a_run_that_did_not_finish_has_no_figures(tmp_path, column, good, bad):
+    path = with_states(tmp_path / "runs.csv", column, good, bad)
+    notes = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"]
+    said = [f"row {9 + at} (dropped, seed {at}) is not finished" for at in range(3)]
+    assert [note.partition(" (")[0] for note in notes] == [note.partition(" (")[0] for note in said]
+    assert all(note.startswith(words) for note, words in zip(notes, said))
+
+
+@pytest.mark.parametrize("state", ["Terminated", "finishing", "not finished", "12", "true", ""])
+def test_an_unknown_state_is_told_and_not_believed(tmp_path, state):
+    path = with_states(tmp_path / "runs.csv", "status", "finished", state)
+    *gaps, note = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"] and len(gaps) == 3
+    assert note == (
+        f"rows 9, 10, 11 have the state {state or 'empty'!r}, which is not known to mean that a run finished: its "
+        "figures are not used. If it did, write finished."
+    )
+    path = table(tmp_path / "none.csv", rows_of(status=state or "done?"))
+    with pytest.raises(StudyError, match=r"has no finished run; its states are .* Write finished for runs that"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "none")
+
+
+def test_rows_without_a_state_count_where_only_failures_have_one(tmp_path):
+    path = with_states(tmp_path / "runs.csv", "status", "", "failed")
+    study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("column", ["config.status", "params.state", "metrics.status", "train_status_count", "done"])
+def test_settings_and_figures_are_no_states(tmp_path, column):
+    rows = [{**row, column: "False"} for row in rows_of()]
+    assert not study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert len(verdict(tmp_path / "out")[0]) == 7
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda rows: [*rows, rows[3]], "rows 5 and 16 are both plain, seed 3. A pair needs one run of each arm"),
-        (mixed, "row 5 has lr 0.2, and row 2 of the same arm plain has 0.1. One arm is one configuration"),
         (lambda rows: [{**rows[0], "seed": "one"}, *rows[1:]], "row 2 has 'one' for seed, which is not a whole number"),
         (lambda rows: [{**rows[0], "arm": ""}, *rows[1:]], "row 2 has no arm"),
         (

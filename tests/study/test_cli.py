@@ -63,7 +63,7 @@ OPTIONS = {
     "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome "
     "--plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
-    "report": "--arm --baseline --export --help --out --outcome --seed-column",
+    "report": "--arm --baseline --export --help --out --outcome --seed-column --settings",
     "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --out --pairs --plan "
     "--ray-address --run --seeds --slurm --source --time --trials --worlds",
     "methods": "--for --help",

@@ -23,6 +23,7 @@ def report_numbers(
     *,
     arm: str = "",
     seed: str = "",
+    settings: Sequence[str] = (),
     out: Path | None = None,
     export: Path | None = None,
 ) -> Path:
@@ -34,7 +35,7 @@ def report_numbers(
         StudyError: see `study_of_numbers`.
     """
     folder = out or path.with_name(f"{path.stem}-report")
-    notes = study_of_numbers(path, outcomes, baseline, folder, arm=arm, seed=seed)
+    notes = study_of_numbers(path, outcomes, baseline, folder, arm=arm, seed=seed, settings=settings)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     page = rebuild(folder)
