@@ -5,14 +5,13 @@ For methods; `statistics/row_figures.py` computes more figures, without gradient
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.core.kernels import kernels_run_on
 from headwise.core.masked import allowed_keys, masked_logits
 from headwise.core.precision import at_least_fp32
 
@@ -145,17 +144,11 @@ def _(
 
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     """Return the module of Triton kernels if it can compute this call, or None for the blocks in Python."""
-    if q.device.type != "cuda" or not has_triton():
+    if not kernels_run_on(q.device):
         return None
     from headwise.attention import triton_rows
 
     return triton_rows if triton_rows.supports(q, k, v) else None
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether Triton, which comes with the CUDA builds of torch, is installed."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.borders import constant_in_graphs
 from headwise.core import masked, random_draws
+from headwise.core.kernels import kernels_run_on
 from headwise.core.masked import allowed_keys
 from headwise.core.method_state import MethodState
 from headwise.core.packed import Packed
@@ -34,6 +35,7 @@ class KernelsRan:
     row_statistics: bool = False
     own_map: bool = False
     host: bool = False
+    draws: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the kernels that ran, as reports show them."""
@@ -44,6 +46,7 @@ class KernelsRan:
             "rows": self.row_statistics,
             "its own map": self.own_map,
             "the host's": self.host,
+            "draws": self.draws,
         }
         return tuple(name for name, ran in flags.items() if ran)
 
@@ -175,11 +178,22 @@ class Call:
         if query_dim is not None and query_dim != len(shape) - 2:
             raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
         block = self.query_block if query_dim is not None else None
+        self._note_kernel()
         return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
+
+    def kept_draw(self, method: object, shape: tuple[int, ...], p: Tensor, name: str = "") -> Tensor:
+        """Return bools that are True with probability 1 - p, 0-d: where `uniform_draw` gives a number of at least p."""
+        self._note_kernel()
+        return random_draws.kept(self.open_pass().key, self.salt(method, name), p, tuple(shape), self.q.device)
 
     def normal_draw(self, method: object, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Return fp32 numbers drawn from N(0, 1); repeated requests in one pass return the same numbers."""
+        self._note_kernel()
         return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
+
+    def _note_kernel(self) -> None:
+        if kernels_run_on(self.q.device) and not torch.compiler.is_compiling():
+            self.layer.ran.draws = True
 
     def salt(self, method: object, name: str) -> int:
         """Return the salt that separates the draws of a method and name from all others of the pass."""

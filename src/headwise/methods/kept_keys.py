@@ -28,18 +28,19 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
     """
     whole = whole_of(call)
     if unit == "column":
-        draw = call.uniform_draw(method, (call.samples, call.heads, 1, call.keys))
-        return _with_columns_back(_outside_windows(call.per_sample(draw) < p / window, window), whole)
+        kept = call.kept_draw(method, (call.samples, call.heads, 1, call.keys), p / window)
+        return _with_columns_back(_outside_windows(call.per_sample(kept), window), whole)
     shape = (call.samples, call.heads, whole.queries, call.keys)
     draw = call.uniform_draw(method, shape, query_dim=2)
-    return _with_elements_back(_outside_windows(call.per_sample(draw) < p / window, window), call)
+    return _with_elements_back(_outside_windows(call.per_sample(draw) >= p / window, window), call)
 
 
-def _outside_windows(starts: Tensor, window: int) -> Tensor:
+def _outside_windows(none_starts: Tensor, window: int) -> Tensor:
+    """Return which keys no dropped window covers, given the keys at which none starts."""
     if window == 1:
-        return ~starts
+        return none_starts
     # A key is dropped if a window starts at one of the last `window` keys, i.e. if the count has grown since then.
-    count = starts.cumsum(-1)
+    count = (~none_starts).cumsum(-1)
     before = torch.nn.functional.pad(count, (window, 0))[..., : count.shape[-1]]
     return count == before
 

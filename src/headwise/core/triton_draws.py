@@ -1,0 +1,116 @@
+"""The draws of `random_draws` as one Triton kernel: the same bits, hashed in uint32 registers.
+
+The number at position i of a draw is hash(hash(i·GOLDEN + key) + salt) with the finalizer of MurmurHash3, modulo 2^32.
+Its upper 24 bits are a uniform number u of [0, 1). A normal number is √(-2 log(1 - u))·cos(2π u') with u' drawn at the
+same position under another salt (Box and Muller 1958).
+"""
+
+# Triton interprets the annotations of a kernel itself.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def scramble(h):
+    """Return the finalizer of MurmurHash3 of uint32 numbers, the `_scramble` of `random_draws`."""
+    h ^= h >> 16
+    h *= 0x85EBCA6B
+    h ^= h >> 13
+    h *= 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def hashed(position, key, salt):
+    """Return the 32-bit hashes of positions under a key and a salt, all uint32."""
+    return scramble(scramble(position * 0x9E3779B1 + key) + salt)
+
+
+@triton.jit
+def uniform_at(position, key, salt):
+    """Return fp32 numbers of [0, 1): the upper 24 bits of the hashes, which fp32 represents exactly."""
+    # By way of int32, from which the conversion is one instruction.
+    return (hashed(position, key, salt) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def normal_at(position, key, salt):
+    """Return fp32 numbers of N(0, 1)."""
+    # 1 - u is exact, and at least 2^-24.
+    radius = tl.sqrt(-2.0 * tl.log(1.0 - uniform_at(position, key, salt)))
+    return radius * _cosine(uniform_at(position, key, salt ^ 0x5BD1E995))
+
+
+@triton.jit
+def _cosine(turns):
+    """Return cos(2π·turns) for turns of [0, 1), to 1e-7; CUDA's own is ready for numbers that need a stack."""
+    # cos(2πt) = sin(x) with x = 2π(|t - 1/2| - 1/4) of [-π/2, π/2], by the Taylor series up to x^11.
+    x = (tl.abs(turns - 0.5) - 0.25) * 6.283185307179586
+    y = x * x
+    series = y * (2.7557319e-06 - y * 2.5052108e-08)
+    return x * (1.0 - y * (0.16666667 - y * (0.0083333333 - y * (0.00019841270 - series))))
+
+
+@triton.jit
+def key_of(key_at, number, KEYED: tl.constexpr):
+    """Return the key as uint32: read from the device, or the number that the host gave."""
+    return tl.load(key_at).to(tl.uint32) if KEYED else number.to(tl.uint32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["number", "salt", "first", "jump", "span"])
+def draw_kernel(
+    out_at, key_at, number, salt, p, first, jump, span, COUNT,
+    KIND: tl.constexpr, KEYED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one block of numbers; entry i of a part has position i + first + (i // span)·jump in the whole draw.
+
+    KIND is 0 for uniform numbers, 1 for normal ones, 2 for whether a uniform number is at least p.
+    """
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    position = entry + first + (entry // span) * jump if PART else entry
+    position = position.to(tl.uint32)
+    key, salt = key_of(key_at, number, KEYED), salt.to(tl.uint32, bitcast=True)
+    if KIND == 1:
+        drawn = normal_at(position, key, salt)
+    else:
+        drawn = uniform_at(position, key, salt)
+    if KIND == 2:
+        drawn = drawn >= p
+    tl.store(out_at + entry, drawn, mask=entry < COUNT)
+
+
+def draw(
+    kind: int, key: Tensor | None, number: int, salt: int, p: float, shape: list[int], block: list[int], out: Tensor
+) -> Tensor:
+    """Fill `out` with the draw of `random_draws.draw_on_device` and return it."""
+    rows, width = (shape[-2], shape[-1]) if block else (1, 1)
+    taken, first = (block[1] - block[0], block[0] * width) if block else (1, 0)
+    span = taken * width if block else max(1, math.prod(shape))
+    count = out.numel()
+    if count == 0:
+        return out
+    # Triton launches on the current device, which differs from that of `out` in a model spread over several devices.
+    with torch.cuda.device_of(out):
+        draw_kernel[(triton.cdiv(count, BLOCK),)](
+            out.view(torch.uint8) if out.dtype == torch.bool else out,
+            out if key is None else key,
+            signed(number), signed(salt), p, first, (rows - taken) * width, span, count,
+            KIND=kind, KEYED=key is not None, PART=bool(block), BLOCK=BLOCK,
+        )  # fmt: skip
+    return out
+
+
+def signed(number: int) -> int:
+    """Return the int32 with the same 32 bits, as Triton would take larger numbers for 64-bit ones."""
+    number &= 0xFFFFFFFF
+    return number - (1 << 32) if number >= 1 << 31 else number

@@ -1,0 +1,68 @@
+"""Runs the Triton kernel of draws: interpreted beside the hash in PyTorch, or compiled for GPUs that are not here.
+
+TRITON_INTERPRET=1 python tests/kernels/triton_draw_cases.py run      prints for each draw its largest difference
+python tests/kernels/triton_draw_cases.py compile                     prints for each kernel what it needs
+"""
+
+import itertools
+import json
+import sys
+
+import torch
+from triton_process import compiled_instead_of_launched
+
+from headwise.core import random_draws, triton_draws
+
+CPU = torch.device("cpu")
+KINDS = {"uniform": random_draws.UNIFORM, "normal": random_draws.NORMAL, "kept": random_draws.KEPT}
+# the shape of the whole draw, and which of its rows are drawn
+DRAWS = {
+    "one number": ((), []),
+    "seven": ((7,), []),
+    "more than a block": ((2, 4, 33, 65), []),
+    "a block of rows": ((2, 3, 9, 5), [2, 6]),
+    "the last row": ((3, 1, 700, 7), [699, 700]),
+}
+P = 0.3
+
+
+def filled(kind, key, salt, shape, block):
+    """Draw by the kernel, with a key of the host or of a tensor."""
+    given, number = (key, 0) if isinstance(key, torch.Tensor) else (None, key)
+    out = torch.empty(random_draws._part_of(list(shape), block), dtype=random_draws.DTYPES[kind])
+    return triton_draws.draw(kind, given, number, salt, P, list(shape), block, out)
+
+
+def wanted(kind, key, salt, shape, block):
+    """Draw by the operators in int64, whose numbers results on disk depend on."""
+    if kind == random_draws.NORMAL:
+        return random_draws.normal(key, salt, shape, CPU)
+    drawn = random_draws.uniform(key, salt, shape, CPU, slice(*block) if block else None)
+    return drawn >= P if kind == random_draws.KEPT else drawn
+
+
+def run():
+    """Print the largest difference of each draw, and whether it has more than one value."""
+    for (name, kind), (of, (shape, block)) in itertools.product(KINDS.items(), DRAWS.items()):
+        if kind != random_draws.UNIFORM and block:
+            continue
+        for key, salt in ((0x12345678, 5), (0xFEDCBA98, 0x9ABCDEF0), (torch.tensor(0xFEDCBA98), 0x7FFFFFFF)):
+            found, right = filled(kind, key, salt, shape, block), wanted(kind, key, salt, shape, block)
+            assert found.shape == right.shape and found.dtype == right.dtype
+            line = {"kind": name, "draw": of, "error": (found.float() - right.float()).abs().max().item()}
+            print(json.dumps({**line, "differ": len(found.unique())}), flush=True)
+
+
+def compile_all():
+    """Compile what draws of heads, columns and inputs launch."""
+    for capability in (80, 90, 100):
+        with compiled_instead_of_launched(capability) as made:
+            for kind in KINDS.values():
+                filled(kind, 7, 5, (16, 12, 1, 1024), [])
+            filled(random_draws.UNIFORM, torch.tensor(7), 5, (16, 12, 64, 64), [8, 16])
+        for line in made:
+            print(json.dumps({"capability": capability, **line}), flush=True)
+
+
+if __name__ == "__main__":
+    {"run": run, "compile": compile_all}[sys.argv[1]]()
