@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headwise.core.precision import magnitude
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
@@ -13,7 +14,7 @@ class AttentionEntropy(Statistic):
     """Averages H_i = −Σ_j A_ij log A_ij over real queries.
 
     Zhai et al. 2023, arXiv 2303.06296. A is the softmax before dropout, with a learned sink as an additional column.
-    Computed as log Z − Σ e^D·D / Z with D = s − max, which stays accurate when the entropy collapses.
+    Computed as log Z − Σ e^D·D / Z with D = s − max, which stays accurate to 1e-7 nats when the entropy collapses.
     """
 
     name = "attention_entropy"
@@ -60,6 +61,10 @@ class LowestEntropy(Statistic):
         return rows.extremum(rows.entropy, "min", least=2)
 
 
+# The size of a row of logits, in nats, above which its floor is 0 in every dtype.
+LARGEST_SIZE = 1e4
+
+
 def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
     """Return the minimum of the entropy (nats) of softmax(a) over ‖a‖₂ ≤ size with `keys` entries; 0 for one key.
 
@@ -68,6 +73,8 @@ def entropy_floor(size: Tensor, keys: Tensor) -> Tensor:
     """
     several = keys > 1
     keys = keys.clamp_min(2)
+    # Its exponential is 0 long before, and an infinite size times that 0 would be NaN.
+    size = size.clamp_max(LARGEST_SIZE)
     beta = torch.exp(-size * (keys / (keys - 1)).sqrt())
     rest = (keys - 1) * beta
     floor = torch.log1p(rest) + size * (keys * (keys - 1)).sqrt() * beta / (1 + rest)
@@ -129,7 +136,11 @@ class EntropyFloorSpectral(Statistic):
     def tally(self, rows: RowFigures) -> Tally:
         reading, queries = rows.reading, rows.queries
         x = reading.without_padding(reading.given(reading.hidden))
+        unit = magnitude(x, (1, 2))
+        x = x / unit
         gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
         largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
-        size = abs(reading.factor) * reading.given(reading.product_norm).float() * largest[:, None]
+        # In this order, weights of norm 0 stay 0 when the squares of the tokens overflow.
+        size = abs(reading.factor) * reading.given(reading.product_norm).float() * unit[:, 0] * largest[:, None]
+        size = size * unit[:, 0]
         return queries.mean(entropy_floor(size[..., None], queries.counts.expand(reading.batch, reading.heads, -1)))

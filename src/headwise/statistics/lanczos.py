@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.core.precision import directions, norms
+
 # Convergence is checked after each product on a CPU, and after every PAUSE products on devices that must synchronise.
 WAITING, PAUSE = ("cuda", "xpu", "mps"), 50
 
@@ -37,14 +39,14 @@ def coefficients(
     after the last. Vectors are not made orthogonal again: that gives copies of eigenvalues and leaves the extreme one
     as it is (Paige 1976).
     """
-    before, vector, size = torch.zeros_like(start), start / start.norm(), start.new_zeros(())
+    before, vector, size = torch.zeros_like(start), directions(start), start.new_zeros(())
     pause = (pause or PAUSE) if start.device.type in WAITING else 1
     rows: list[Tensor] = []
     for step in range(1, iterations + 1):
         new = product(vector)
         finite, along = new.isfinite().all(), torch.dot(new, vector)
         new = new - along * vector - size * before
-        size = new.norm()
+        size = norms(new)
         rows.append(torch.stack([finite.to(new.dtype), along, size]))
         if step % pause == 0 and step < iterations and _read(torch.stack(rows).tolist(), tolerance, step)[1]:
             break

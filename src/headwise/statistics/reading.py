@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.masked import visible
-from headwise.core.precision import norms
+from headwise.core.precision import magnitude, norms
 from headwise.statistics.tally import Tally
 
 
@@ -333,11 +333,14 @@ class Queries:
         share = self.population / self.drawn.clamp_min(1)
         total = (values.sum(-1) * share[:, None]).sum(0)
         drawn = self.drawn[:, None]
+        # In a unit in which no square underflows.
+        unit = magnitude(values, (0, 2)) if values.numel() else values.new_ones(1, values.shape[1], 1)
+        values = values / unit
         middle = values.sum(-1) / drawn.clamp_min(1)
         residual = (values - middle[..., None]).square().mul(self.valid).sum(-1) / (drawn - 1).clamp_min(1)
         left_out = (1 - drawn / self.population[:, None].clamp_min(1)).clamp_min(0)
         spread = (self.population[:, None].square() * left_out * residual / drawn.clamp_min(1)).sum(0)
-        return Tally(total, weight, spread, True)
+        return Tally(total, weight, spread.sqrt() * unit[0, :, 0], True)
 
     def extremum(self, values: Tensor, kind: str, least_keys: float = 1, extra: int = 0) -> Tally:
         """Return the largest ("max") or smallest ("min") of `values` (B,H,R) over the queries that `mean` counts."""

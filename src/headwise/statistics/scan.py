@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from headwise.attention.row_statistics import entropy_of
 from headwise.core.masked import masked_logits
@@ -138,18 +140,17 @@ class SoftmaxBlock:
     it.
 
     Attributes:
-        depth: logits − level; overwritten by `entropy`.
+        depth: logits − top; overwritten by `entropy`.
         powers: exp(depth); overwritten by `weights`.
-        level: the largest logit of each row including a learned sink (b,H,r), so that exp does not overflow.
-        top: the largest logit of each row (b,H,r).
-        total: the sum of powers over all columns including the sink (b,H,r).
-        beyond: the sink's logit − level (b,H,r); None without sinks.
+        top: the largest logit of each row (b,H,r). A learned sink is left out, because above all keys it would make
+            their powers underflow.
+        total: the sum of powers over the keys (b,H,r).
+        beyond: the sink's logit − top (b,H,r); None without sinks.
         seen: 1 for allowed keys and 0 for others; None if all are allowed.
     """
 
     depth: Tensor
     powers: Tensor
-    level: Tensor
     top: Tensor
     total: Tensor
     beyond: Tensor | None
@@ -160,19 +161,22 @@ class SoftmaxBlock:
         """Return the block of `samples` and `rows`, computed in `memory`, which is overwritten."""
         sinks = logits.reading.sinks
         scores, seen = logits.block(samples, rows, memory.scores)
-        top = level = scores.amax(-1)
-        if sinks is not None:
-            level = torch.maximum(top, sinks.to(logits.dtype)[:, None])
-        depth = scores.sub_(level[..., None])
+        top = scores.amax(-1)
+        depth = scores.sub_(top[..., None])
         powers = torch.exp(depth, out=memory.powers[: depth.numel()].view(depth.shape))
-        mass = powers.sum(-1)
-        beyond = None if sinks is None else sinks.to(logits.dtype)[:, None] - level
-        total = mass if beyond is None else mass + beyond.exp()
-        return cls(depth, powers, level, top, total, beyond, seen)
+        # A sink of -inf is none; as a finite logit it does not make NaN of 0 times infinity.
+        beyond = None if sinks is None else (sinks.to(logits.dtype)[:, None] - top).clamp(FAR, -FAR)
+        return cls(depth, powers, top, powers.sum(-1), beyond, seen)
+
+    @cached_property
+    def log_peak(self) -> Tensor:
+        """Return the logarithm of the largest weight of each row (b,H,r)."""
+        log_total = self.total.log()
+        return -log_total if self.beyond is None else -log_total - softplus(self.beyond - log_total)
 
     def peak(self) -> Tensor:
         """Return the largest weight of each row (b,H,r)."""
-        return (self.top - self.level).exp() / self.total
+        return 1 / self.total if self.beyond is None else self.log_peak.exp()
 
     def centred(self, counts: Tensor) -> Tensor:
         """Return the norm of each row's logits about their mean over `counts` allowed keys."""
@@ -187,12 +191,24 @@ class SoftmaxBlock:
 
     def entropy(self) -> Tensor:
         """Return the entropy of each row in nats (b,H,r); overwrites `depth`."""
-        fall = self.depth.mul_(self.powers).sum(-1)
-        if self.beyond is not None:
-            fall = fall + self.beyond.exp() * self.beyond
         # Rounding may make the entropy of a row with one key slightly negative.
-        return entropy_of(self.total.log(), fall, self.total).clamp_min(0)
+        among_keys = entropy_of(self.total.log(), self.depth.mul_(self.powers).sum(-1), self.total).clamp_min(0)
+        if self.beyond is None:
+            return among_keys
+        # With a sink: the entropy of the choice between it and the keys, and that among the keys.
+        margin = self.total.log() - self.beyond
+        against_keys, against_sink = softplus(-margin), softplus(margin)
+        return (-against_keys).exp() * (among_keys + against_keys) + (-against_sink).exp() * against_sink
 
-    def weights(self, valid: Tensor) -> Tensor:
-        """Return the weights (b,H,r,w), 0 in rows where `valid` is 0; overwrites `powers`."""
-        return self.powers.mul_((valid / self.total)[..., None])
+    def weights(self, valid: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the weights (b,H,r,w), 0 in rows where `valid` is 0, and their unit (b,H,1,1); overwrites `powers`.
+
+        The unit is the largest weight of each head's block where a sink may leave only weights so small that their
+        squares underflow: then the weights are divided by it, and it is returned as its logarithm. Otherwise it is
+        None, for 1.
+        """
+        if self.beyond is None:
+            return self.powers.mul_((valid / self.total)[..., None]), None
+        log_peak = torch.where(valid > 0, self.log_peak, -torch.inf)
+        unit = log_peak.amax(-1, keepdim=True).clamp_min(FAR)
+        return self.powers.mul_((log_peak - unit).exp()[..., None]), unit[..., None]

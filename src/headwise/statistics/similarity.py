@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headwise.core.precision import directions, magnitude
 from headwise.statistics.reading import Reading, SiteFacts
 from headwise.statistics.row_figures import RowFigures
 from headwise.statistics.statistic import Statistic
@@ -13,24 +14,22 @@ class HeadRedundancy(Statistic):
     """Averages the cosine of a head's flattened attention map with those of the other heads of its layer.
 
     Per sample ⟨A_h, A_g⟩ / (‖A_h‖‖A_g‖) over real queries, averaged over samples and the other heads; its mean over
-    heads is the mean over pairs. 1: all heads have the same map. The inner products are a Gram matrix summed block by
-    block.
+    heads is the mean over pairs. 1: all heads have the same map. The inner products are summed block by block.
     """
 
     name = "head_redundancy"
     unit = "cosine"
     reduction = "mean over samples and other heads"
-    needs = ("gram",)
+    needs = ("likeness",)
     worse = "high"
 
     def applies(self, facts: SiteFacts) -> str | None:
         return "the layer has one head, which has no pair" if facts.heads < 2 else None
 
     def tally(self, rows: RowFigures) -> Tally:
-        size = rows.gram.diagonal(dim1=1, dim2=2).sqrt()
-        cosine = rows.gram / (size[:, :, None] * size[:, None])
+        cosine = rows.likeness
         others = (cosine.sum(-1) - cosine.diagonal(dim1=1, dim2=2)) / (rows.reading.heads - 1)
-        return Tally.over_samples(torch.where(size > 0, others, torch.nan).float(), rows.queries.sampled)
+        return Tally.over_samples(others.float(), rows.queries.sampled)
 
 
 class LayerRedundancy(Statistic):
@@ -98,7 +97,7 @@ def cosine(reading: Reading, tokens: Tensor) -> Tally:
 
     It is (‖Σ x̂_i‖² − T) / (T(T − 1)).
     """
-    unit = torch.nn.functional.normalize(reading.without_padding(tokens), dim=-1, eps=1e-30)
+    unit = directions(reading.without_padding(tokens))
     together = unit.sum(1).square().sum(-1)
     # Zero tokens add nothing to either sum.
     alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
@@ -110,12 +109,13 @@ def cosine(reading: Reading, tokens: Tensor) -> Tally:
 def share_about_the_mean(reading: Reading, tokens: Tensor) -> Tally:
     """Return ‖x − mean of tokens‖_F / ‖x‖_F for the real tokens (B,T,C)."""
     x, real = reading.without_padding(tokens), reading.real_of(tokens)
+    x = x / magnitude(x, (1, 2))
     mean = x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
     whole = torch.linalg.vector_norm(x, dim=(1, 2))
-    centred = x - mean
+    x -= mean
     if reading.real_queries is not None:
-        centred = centred * real[..., None]
-    rest = torch.linalg.vector_norm(centred, dim=(1, 2))
+        x *= real[..., None]
+    rest = torch.linalg.vector_norm(x, dim=(1, 2))
     return Tally.over_samples(torch.where(whole > 0, rest / whole, torch.nan)[:, None])
 
 
@@ -289,6 +289,8 @@ class MassiveActivations(Statistic):
         # The median in the stream's own dtype converts exactly to fp32. It is NaN if all tokens are padding; a ratio of
         # NaN with a finite median comes from diverged activations and is kept.
         median = size.flatten(1).nanmedian(-1).values.float()
-        ratio = largest.flatten(1).amax(-1).float() / median
+        most = largest.flatten(1).amax(-1).float()
+        # A ratio of finite numbers is finite: infinity means a divergence.
+        ratio = torch.where(most.isfinite(), (most / median).clamp(max=torch.finfo(most.dtype).max), most / median)
         known = (median > 0) | ratio.isnan() & ~median.isnan()
         return Tally.extremum(torch.where(known, ratio, -torch.inf).amax(0, keepdim=True), "max", False)

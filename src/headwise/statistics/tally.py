@@ -14,7 +14,7 @@ CONFIDENCE = 1.959964
 class Tally:
     """A sum and its weight ("mean"), or an extremum ("max", "min"), for each head or for the layer.
 
-    `spread` is the variance of the sum due to sampling of queries, or None if all were read.
+    `spread` is the standard deviation of the sum due to sampling of queries, or None if all were read.
     """
 
     total: Tensor
@@ -53,7 +53,7 @@ class Tally:
             self,
             total=self.total + other.total,
             weight=self.weight + other.weight,
-            spread=reduce(torch.add, spreads) if spreads else None,
+            spread=reduce(torch.hypot, spreads) if spreads else None,
             sampled=self.sampled or other.sampled,
         )
 
@@ -75,4 +75,4 @@ class Tally:
         """Return the half width of the 95 % interval of a sampled mean, or None if nothing was sampled."""
         if self.spread is None or self.kind != "mean":
             return None
-        return CONFIDENCE * self.spread.clamp_min(0).sqrt() / self.weight
+        return CONFIDENCE * self.spread / self.weight

@@ -92,9 +92,9 @@ def _unpack(vector: Tensor, offset: int, name: str, shape: tuple[int, ...]) -> t
     present, kind, sampled, spread = vector[offset : offset + 4].tolist()
     if not present:
         return None, end
-    total, weight, variance = vector[offset + 4 : end].view(3, *shape).unbind()
+    total, weight, deviation = vector[offset + 4 : end].view(3, *shape).unbind()
     tally = Tally(total, weight, None, bool(sampled), KINDS[int(kind)])
-    return replace(tally, spread=variance) if spread else tally, end
+    return replace(tally, spread=deviation) if spread else tally, end
 
 
 # The assumed largest growth of logits from one reading to the next, where measuring it would wait for a device.

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from headwise import projections
 from headwise.borders import Convolution
 from headwise.core.call import Call
-from headwise.core.precision import at_least_fp32
+from headwise.core.precision import at_least_fp32, magnitude
 from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
@@ -121,14 +121,18 @@ def still(*modules: nn.Module) -> Iterator[None]:
 
 def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
     """Return ‖W_KᵀW_Q‖₂ of each query head from (H, d, C) and (Hkv, d, C), computed with d×d matrices only."""
-    queries, keys = queries.detach(), keys.detach()
+    queries, keys = at_least_fp32(queries.detach()), at_least_fp32(keys.detach())
+    units = [magnitude(x, (1, 2)) for x in (queries, keys)]
+    queries, keys = queries / units[0], keys / units[1]
     keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
     grams = [queries @ queries.mT, keys @ keys.mT]
     finite = torch.stack([gram.isfinite().all(-1).all(-1) for gram in grams]).all(0)
     query, key = (torch.where(finite[:, None, None], gram, 0.0) for gram in grams)
     values, vectors = torch.linalg.eigh(query)
     root = vectors * values.clamp_min(0).sqrt()[:, None]
-    return torch.where(finite, largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt(), torch.nan)
+    norms = largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt()
+    own, shared = (unit.flatten() for unit in units)
+    return torch.where(finite, norms * own * shared.repeat_interleave(len(own) // len(shared)), torch.nan)
 
 
 def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[str]:
@@ -231,12 +235,13 @@ def gram_coefficients(matrix: Tensor) -> Tensor:
     matrix = at_least_fp32(matrix.detach())
     matrix = matrix.t() if matrix.shape[0] < matrix.shape[1] else matrix
     # The squares of a scaled matrix stay within the range of fp32.
-    scale = matrix.abs().amax().clamp_min(torch.finfo(matrix.dtype).tiny)
+    scale = magnitude(matrix, (0, 1)).flatten()
+    matrix = matrix / scale
     drawn = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0))
     start = drawn.to(matrix.device, matrix.dtype, non_blocking=True)
 
     def product(vector: Tensor) -> Tensor:
-        return matrix.t() @ (matrix @ (vector / scale) / scale)
+        return matrix.t() @ (matrix @ vector)
 
     rows = lanczos.coefficients(product, start, min(STEPS, 2 * len(start)), TOLERANCE, STEPS)
     return torch.cat([scale.expand(1, rows.shape[1]), rows])

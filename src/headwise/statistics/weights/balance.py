@@ -26,9 +26,9 @@ class Imbalance(WeightStatistic):
         return unbalanced(product)
 
     def of(self, product: Product) -> Tensor:
-        own, shared = conserved(product)
+        own, shared = conserved(product.in_one_unit)
         size = _norm(own) + _norm(shared)
-        return _norm(own - shared) / size.clamp(min=1e-30)
+        return _norm(own - shared) / torch.where(size == 0, 1, size)
 
 
 def conserved(product: Product) -> tuple[Tensor, Tensor]:
@@ -72,9 +72,17 @@ class Balance:
 
 def balance(product: Product) -> Balance:
     """Return the balance of a product for which `unbalanced` returns None."""
-    own, shared = conserved(product)
-    half = 0.5 * (_trace(product.own_gram) + _trace(product.shared_gram))
-    return Balance(_norms(own), _norms(shared), half, product.group_spectrum.sum(-1))
+    unit = product.one_unit
+    own, shared = (_norms(terms) * unit[:, None] for terms in conserved(product.in_one_unit))
+    half, nuclear = (norm * unit * unit for norm in _compared(product))
+    return Balance(own, shared, half, nuclear)
+
+
+def _compared(product: Product) -> tuple[Tensor, Tensor]:
+    """Return ½(‖A‖_F² + ‖B‖_F²) and ‖AᵀB‖_* of each group (G,), in the square of the factors' one unit."""
+    half = 0.5 * (_trace(product.in_one_unit.own_gram) + _trace(product.in_one_unit.shared_gram))
+    own, shared = (unit / product.one_unit for unit in product.units)
+    return half, product.relative_group_spectrum.sum(-1) * own * shared
 
 
 def _norms(conserved: Tensor) -> Tensor:
@@ -103,5 +111,5 @@ class NuclearGap(WeightStatistic):
         return unbalanced(product)
 
     def of(self, product: Product) -> Tensor:
-        norms = balance(product)
-        return (norms.frobenius - norms.nuclear) / norms.frobenius.clamp(min=1e-30)
+        half, nuclear = _compared(product)
+        return (half - nuclear) / torch.where(half == 0, 1, half)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from headwise.core.precision import magnitude
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,26 +57,57 @@ class Product:
         return min(self.own.shape[2], self.shared.shape[2])
 
     @cached_property
+    def units(self) -> tuple[Tensor, Tensor]:
+        """Return the units of the own and of the shared factor, (G,) each: powers of two near their largest number."""
+        own = self.own.unflatten(0, (self.groups, -1))
+        return magnitude(own, (1, 2, 3)).flatten(), magnitude(self.shared, (1, 2)).flatten()
+
+    @cached_property
+    def in_units(self) -> Product:
+        """Return the product of the factors in their units, which has the same ranks, and in which none underflows."""
+        return self._divided_by(*self.units)
+
+    @property
+    def one_unit(self) -> Tensor:
+        """Return the larger of both units, (G,)."""
+        return torch.maximum(*self.units)
+
+    @cached_property
+    def in_one_unit(self) -> Product:
+        """Return the product of both factors in one unit, in which they have the same balance."""
+        return self._divided_by(self.one_unit, self.one_unit)
+
+    def _divided_by(self, own: Tensor, shared: Tensor) -> Product:
+        own = own.repeat_interleave(self.heads // self.groups)
+        return replace(self, own=self.own / own[:, None, None], shared=self.shared / shared[:, None, None])
+
+    @cached_property
     def own_root(self) -> Tensor:
-        """Return R (H, d', d) of the QR of the own factor: R^T R = A A^T."""
-        return torch.linalg.qr(self.own.mT, mode="r")[1]
+        """Return R (H, d', d) of the QR of the own factor in its unit: R^T R = A A^T."""
+        return torch.linalg.qr(self.in_units.own.mT, mode="r")[1]
 
     @cached_property
     def shared_root(self) -> Tensor:
-        """Return R (G, d', d) of the QR of the shared factor."""
-        return torch.linalg.qr(self.shared.mT, mode="r")[1]
+        """Return R (G, d', d) of the QR of the shared factor in its unit."""
+        return torch.linalg.qr(self.in_units.shared.mT, mode="r")[1]
 
     @cached_property
     def spectrum(self) -> Tensor:
-        """Return the singular values of each head's product, (H, d), largest first: those of R_own R_shared^T."""
+        """Return the singular values of each head's product, (H, d), largest first."""
+        own, shared = (unit.repeat_interleave(self.heads // self.groups)[:, None] for unit in self.units)
+        return self.relative_spectrum * own * shared
+
+    @cached_property
+    def relative_spectrum(self) -> Tensor:
+        """Return the singular values (H, d) of each head's product in the factors' units: those of R_own R_shared^T."""
         shared = self.shared_root.repeat_interleave(self.heads // self.groups, 0)
         return singular_values(self.own_root @ shared.mT)
 
     @cached_property
-    def group_spectrum(self) -> Tensor:
-        """Return the singular values of each group's product [A_1^T B, A_2^T B, ...], (G, d), largest first."""
+    def relative_group_spectrum(self) -> Tensor:
+        """Return the singular values (G, d) of each group's product [A_1^T B, A_2^T B, ...] in the factors' units."""
         if self.heads == self.groups:
-            return self.spectrum
+            return self.relative_spectrum
         joined = torch.linalg.qr(self.own_root.unflatten(0, (self.groups, -1)).flatten(1, 2), mode="r")[1]
         return singular_values(joined @ self.shared_root.mT)
 

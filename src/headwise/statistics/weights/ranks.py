@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headwise.core.precision import norms
 from headwise.statistics.weights.product import Product, WeightStatistic, singular_values, unbalanced
 
 
@@ -24,7 +25,7 @@ class FrobeniusNorm(WeightStatistic):
     unit = "weight²"
 
     def of(self, product: Product) -> Tensor:
-        return torch.linalg.vector_norm(product.spectrum, dim=-1)
+        return norms(product.spectrum)
 
 
 class NuclearNorm(WeightStatistic):
@@ -58,7 +59,7 @@ class PseudoRank(WeightStatistic):
         self.of_model = of_model
 
     def of(self, product: Product) -> Tensor:
-        return _leading(product.spectrum) / (product.width if self.of_model else product.size)
+        return _leading(product.relative_spectrum) / (product.width if self.of_model else product.size)
 
 
 def _leading(spectrum: Tensor) -> Tensor:
@@ -88,7 +89,9 @@ class RankGap(WeightStatistic):
         return unbalanced(product) or (ROTATED if product.pairs is not None else None)
 
     def of(self, product: Product) -> Tensor:
-        own, shared = (_leading(singular_values(gram)) for gram in (product.own_gram, product.shared_gram))
+        own, shared = (
+            _leading(singular_values(gram)) for gram in (product.in_units.own_gram, product.in_units.shared_gram)
+        )
         return (own - shared).abs() / product.size
 
 
@@ -103,8 +106,9 @@ class EffectiveRank(WeightStatistic):
     worse = "low"
 
     def of(self, product: Product) -> Tensor:
-        total = product.spectrum.sum(-1, keepdim=True)
-        share = product.spectrum / total.clamp(min=1e-30)
+        spectrum = product.relative_spectrum
+        total = spectrum.sum(-1, keepdim=True)
+        share = spectrum / torch.where(total == 0, 1, total)
         return torch.special.entr(share).sum(-1).exp() * (total[:, 0] > 0)
 
 
@@ -119,5 +123,6 @@ class StableRank(WeightStatistic):
     worse = "low"
 
     def of(self, product: Product) -> Tensor:
-        largest = product.spectrum[:, :1]
-        return (product.spectrum / largest.clamp(min=1e-30)).square().sum(-1) * (largest[:, 0] > 0)
+        spectrum = product.relative_spectrum
+        largest = spectrum[:, :1]
+        return (spectrum / torch.where(largest == 0, 1, largest)).square().sum(-1) * (largest[:, 0] > 0)
