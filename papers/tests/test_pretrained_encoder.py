@@ -361,3 +361,16 @@ def test_minilm_of_its_package_knows_which_sentences_are_alike():
     with torch.no_grad():
         alike, other = task.model().eval()(shape("input_ids"), shape("attention_mask"))
     assert alike > 0.85 and other < 0.3
+
+
+def test_the_config_of_a_folder_chooses_no_code(tmp_path, folder, monkeypatch):
+    from transformers.integrations import hub_kernels
+
+    fetched = []
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda *a, **k: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, *a, **k: fetched.append(name))
+    own = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": [None, "own.Tokenizer"]}
+    place = spoiled(tmp_path, folder, attn_implementation="someone/kernel", auto_map=own)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    load_encoder(place)
+    assert fetched == [] and not (tmp_path / "ran").exists()

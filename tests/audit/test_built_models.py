@@ -43,7 +43,7 @@ def test_images_are_read_by_a_timm_model(weights, tmp_path):
 
 
 def test_the_file_of_a_timm_model_is_read_tensor_by_tensor(weights, monkeypatch):
-    from headwise.auditing.tensor_files import TensorFiles
+    from headwise.files.tensor_files import TensorFiles
 
     read, asked = TensorFiles.read, []
 

@@ -59,6 +59,17 @@ def test_a_part_of_a_config_cannot_name_a_kernel_either(tmp_path, fetched):
     assert fetched == []
 
 
+def test_a_quantization_of_a_part_is_refused_as_one_of_the_whole(tmp_path):
+    part = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text, vision = tf.CLIPTextConfig(**part, vocab_size=40), tf.CLIPVisionConfig(**part, image_size=16, patch_size=8)
+    config = tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
+    tf.CLIPModel(config).save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["text_config"]["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    refused(tmp_path, r"is quantized \(gptq\)")
+
+
 WRONG = {
     "a size in words": ({"hidden_size": "abc"}, r"cannot be read as a config .*hidden_size"),
     "a negative size": (

@@ -1,6 +1,7 @@
 """Saving a regularized model, loading it, and exporting it as a stock model."""
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -526,3 +527,92 @@ def test_a_layer_of_a_model_that_stands_at_two_places_is_saved_once_for_both(tmp
     headwise.load_pretrained(again, tmp_path)
     args, kwargs = vectors()
     assert_same_to_rounding(model.eval()(*args, **kwargs), again.eval()(*args, **kwargs))
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """Notes each kernel that would be fetched from the Hub."""
+    from transformers.integrations import hub_kernels
+
+    seen = []
+
+    def fetch(name, *others, **settings):
+        seen.append(name)
+        raise RuntimeError("a kernel was asked for")
+
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda *a, **k: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", fetch)
+    return seen
+
+
+KERNEL = "someone/kernel"
+CHOOSING = {
+    "an attention": {"attn_implementation": KERNEL},
+    "an attention of its own": {"_attn_implementation": KERNEL},
+    "an attention of a part": {"attn_implementation": {"": KERNEL}},
+    "code beside it": {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "trust_remote_code": True},
+    "pickled weights": {"transformers_weights": "pytorch_model.bin"},
+    "a quantizer": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+}
+
+
+@pytest.mark.parametrize("settings", CHOOSING.values(), ids=CHOOSING)
+def test_no_setting_of_a_folder_chooses_code(settings, fetched, tmp_path):
+    trained(llama(), "GatedOutput()").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+    model = llama()
+    headwise.load_pretrained(model, tmp_path)
+    assert fetched == [] and not (tmp_path / "ran").exists()
+    assert model.config._attn_implementation != KERNEL
+
+
+class Trap:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_config_made_from_a_folder_chooses_no_code_when_its_weights_are_read(fetched, tmp_path):
+    trained(llama(), "GatedOutput()").save_pretrained(tmp_path)
+    model = llama()
+    # as in a config that was read from the folder for a model that has another attention now
+    model.config._attn_implementation_internal = KERNEL
+    headwise.load_pretrained(model, tmp_path)
+    assert fetched == []
+
+
+def test_an_adapter_of_the_folder_is_not_put_onto_the_model(tmp_path):
+    trained(llama(), "GatedOutput()").save_pretrained(tmp_path)
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "someone/model", "target_modules": ["q_proj"], "r": 2}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    model = llama()
+    headwise.load_pretrained(model, tmp_path)
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_a_weight_that_the_folder_lacks_is_not_drawn_at_random(name, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    trained(llama(), "GatedOutput()").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    del state[name]
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"do not fit this model: {name} is missing"):
+        headwise.load_pretrained(llama(), tmp_path)
+
+
+def test_a_model_of_other_sizes_or_layers_is_told_by_its_weights(tmp_path):
+    trained(llama(), "DropHead(p=0.1)").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"up_proj.weight is \(48, 32\) there and \(64, 32\) here"):
+        headwise.load_pretrained(llama(intermediate_size=64), tmp_path)
+    trained(llama(attention_bias=True), "DropHead(p=0.1)").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"self_attn\.\w+\.bias has no place here"):
+        headwise.load_pretrained(llama(), tmp_path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from headwise.auditing.checkpoint import Batch, Checkpoint
-from headwise.auditing.tensor_files import explained
 from headwise.files.health_records import Alert, Record
+from headwise.files.tensor_files import explained
 from headwise.statistics import STATISTICS
 from headwise.watching.alerts import Judge
 from headwise.watching.figures import Figures

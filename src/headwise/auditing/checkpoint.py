@@ -1,6 +1,6 @@
 """What an audit reads of any checkpoint: its model, weights on demand, and batches that the model accepts.
 
-The files themselves are read by `tensor_files.py`.
+The files themselves are read by `files/tensor_files.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from headwise.auditing.tensor_files import read_object
 from headwise.borders import own_parameters
 from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
+from headwise.files.tensor_files import read_object
 from headwise.projections import Projections
 
 SEQUENCES, LENGTH, IMAGES = 8, 256, 16

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.auditing.tensor_files import explained
+from headwise.files import foreign_models
 from headwise.files.errors import CheckpointError
+from headwise.files.foreign_models import quantization_of
 from headwise.files.optional_imports import load, quiet_transformers
+from headwise.files.tensor_files import explained
 
 DEPTH = re.compile(r"^(num_|n_)?(hidden_|encoder_|decoder_)?layers?$|^num_(en|de)coder_layers$|^depths?$")
 # Experts are counted too, but may be stacked in one tensor.
@@ -92,31 +92,22 @@ def _cut_lists(part: Any, claimed: Any, length: int) -> None:
             setattr(part, key, value[:length])
 
 
-# Settings that can make transformers download and run code, for example with the value "kernels-community/...".
-FETCHING = re.compile(r"_?(attn|experts)_implementation\w*|use_kernels|auto_map")
-
-
 def config_of(folder: Path, settings: dict[str, Any]) -> Any:
-    """Return the config of a folder from its settings, without those that choose an attention implementation.
+    """Return the config of a folder from its settings, without those that choose code.
 
     Raises:
         CheckpointError: if the type is unknown, the weights are quantized or a setting is invalid.
     """
-    transformers, file = load("transformers", "hf"), folder / "config.json"
+    file = folder / "config.json"
     _check_type(file, settings)
-    if quantized := settings.get("quantization_config"):
+    if quantized := quantization_of(settings):
         method = quantized.get("quant_method", "an unknown method") if isinstance(quantized, dict) else quantized
         raise CheckpointError(
             f"{folder} is quantized ({method}), and spectra need the weights themselves: audit the model it was made "
             "from"
         )
-    with (
-        tempfile.TemporaryDirectory() as clean,
-        explained(f"{file} cannot be read as a config", DAMAGED),
-        quiet_transformers(),
-    ):
-        (Path(clean) / "config.json").write_text(json.dumps(_harmless(settings)), encoding="utf-8")
-        return transformers.AutoConfig.from_pretrained(clean, local_files_only=True, trust_remote_code=False)
+    with explained(f"{file} cannot be read as a config", DAMAGED), quiet_transformers():
+        return foreign_models.config_of(settings)
 
 
 def structure_of(folder: Path, config: Any, settings: dict[str, Any]) -> nn.Module:
@@ -157,10 +148,3 @@ def _check_type(file: Path, settings: dict[str, Any]) -> None:
         f"transformers {transformers.__version__} knows no model type {kind!r} ({file}): update transformers, or pass "
         "module.py:factory"
     )
-
-
-def _harmless(value: Any) -> Any:
-    """Return a copy of settings and nested settings without those that choose an implementation."""
-    if isinstance(value, dict):
-        return {key: _harmless(item) for key, item in value.items() if not FETCHING.fullmatch(key)}
-    return [_harmless(item) for item in value] if isinstance(value, list) else value

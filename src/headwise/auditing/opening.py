@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from headwise import projections
 from headwise.auditing.checkpoint import Batches, Checkpoint
-from headwise.auditing.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
 from headwise.auditing.transformers_folder import TransformersFolder
 from headwise.core.settings import suggest
 from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
+from headwise.files.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
 from headwise.projections import Projections
 
 # a model in memory, whose mode (training or eval) is not changed

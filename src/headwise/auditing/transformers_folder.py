@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from headwise import hosts, projections
 from headwise.auditing.checkpoint import Batches, unfitting
 from headwise.auditing.configs import check_depths, config_of, structure_of
-from headwise.auditing.tensor_files import TensorFiles, explained, read_object
 from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
+from headwise.files.foreign_models import model_of
 from headwise.files.optional_imports import quiet_transformers
+from headwise.files.tensor_files import TensorFiles, explained, read_object
 from headwise.projections import Block, ProjectionError, Projections
 from headwise.projections.leaves import leaves
 
@@ -167,7 +168,7 @@ class TransformersFolder:
         return {name: read[self._renamed[name]] for name in names}
 
     def whole(self) -> nn.Module:
-        """Return the model, loaded with transformers' own loader from safetensors, without code of the folder.
+        """Return the model, made by transformers from the tensors and the harmless config.
 
         Raises:
             CheckpointError: if weights are missing, which the loader would draw at random, or do not fit.
@@ -175,17 +176,15 @@ class TransformersFolder:
         if self._whole is None:
             # Any: mypy does not know that this is a class of transformers with from_pretrained.
             cls: Any = type(self.model)
-            settings = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
-            # The config that config_of cleaned: that of the folder may name kernels to download.
-            settings["config"] = self.config
+            tensors = self.files.read(self.files.names)
             with explained(f"transformers cannot load {self.folder}"), quiet_transformers():
-                model, info = cls.from_pretrained(str(self.folder), output_loading_info=True, **settings)
+                model, info = model_of(cls, self.config, tensors, dtype=torch.float32)
             if missing := sorted(info["missing_keys"]):
                 raise CheckpointError(
                     f"the checkpoint holds no {missing[0]} ({len(missing)} weights are missing): weights and config "
                     "do not belong together"
                 )
-            self._whole = model.eval()
+            self._whole = model
         return self._whole
 
     def batches(self) -> Batches:

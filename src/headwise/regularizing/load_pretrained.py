@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.core.method import Method
+from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import needing
+from headwise.files.tensor_files import LEARNED
 from headwise.methods.text import parse
 from headwise.regularizing import saving
 from headwise.regularizing.handle import Regularized
@@ -80,23 +83,29 @@ def _method(entry: dict[str, Any]) -> Method:
 def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
     """Return the weights of the plain model, by the model's own names."""
     if saving.of_transformers(model):
-        # without a configuration transformers builds the class's default, which may have billions of weights
         if not (path / "config.json").is_file():
             raise ValueError(f"{path / 'config.json'} is missing: get the folder again, or save it again")
         # transformers may store weights under other names, or split otherwise, than the model holds them
-        with needing("Loading a regularized model", "hf"):
-            from safetensors import SafetensorError
         try:
-            return dict(saving.loaded_again(model, path).state_dict())
-        except (OSError, SafetensorError) as error:
+            return _stored(*saving.loaded_again(model, path))
+        except CheckpointError as error:
             raise ValueError(
                 f"the weights in {path} cannot be read ({error}): get the folder again, or save it again"
             ) from None
     return {k: t for k, t in _tensors(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
 
 
+def _stored(again: nn.Module, record: dict[str, Any]) -> dict[str, Tensor]:
+    """Return what a folder holds by the names of the model that was loaded from it, in the folder's shapes."""
+    state = {key: tensor for key, tensor in again.state_dict().items() if key not in record["missing_keys"]}
+    for key in record["unexpected_keys"]:
+        if not key.startswith("trained_with_"):
+            state[key] = torch.empty(0, device="meta")
+    return state | {key: torch.empty(there, device="meta") for key, there, _ in record["mismatched_keys"]}
+
+
 def _own(path: Path) -> dict[str, Tensor]:
-    return _tensors(path / saving.LEARNED)
+    return _tensors(path / LEARNED)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,15 @@ from torch import Tensor, nn
 from headwise.borders import COMPILED_INSIDE
 from headwise.core.method import Method
 from headwise.files.durable import write_json
+from headwise.files.foreign_models import harmless, model_of
 from headwise.files.optional_imports import needing, quiet_transformers
+from headwise.files.tensor_files import LEARNED, TensorFiles
 from headwise.methods.reparametrization import is_reparametrized
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.regularizing import model_card
 from headwise.regularizing.handle_place import Handle
 
-SETTINGS, LEARNED, WEIGHTS = "headwise.json", "headwise.safetensors", "model.safetensors"
+SETTINGS, WEIGHTS = "headwise.json", "model.safetensors"
 FORMAT = 1
 # files of an earlier save, sharded or whole, which a loader would take for this model's
 STALE = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
@@ -343,7 +345,7 @@ def compared(model: nn.Module, path: Path, example: Any) -> float:
     Raises:
         RuntimeError: if it is above 1e-5 and above eight roundings of the dtype.
     """
-    again = loaded_again(model, path)
+    again, _ = loaded_again(model, path)
     with evaluating(model):
         ours, theirs = (_output(run, example).double() for run in (model, again))
     difference = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
@@ -356,13 +358,22 @@ def compared(model: nn.Module, path: Path, example: Any) -> float:
     return difference
 
 
-def loaded_again(model: nn.Module, path: Path) -> nn.Module:
-    """Return a new model of the same class from a folder of transformers, on the same device and in the same dtype."""
-    first = next(model.parameters())
+def loaded_again(model: nn.Module, path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a new model like this one with the weights of a folder of transformers, and what did not fit.
+
+    Only tensors are read from the folder, which a stranger may have written; the settings are those of the model.
+
+    Raises:
+        CheckpointError: if the folder holds no safetensors, or damaged ones.
+    """
+    first, files, own = next(model.parameters()), TensorFiles.of_folder(path), cast(Any, model).config
+    config = type(own).from_dict(harmless(own.to_dict()))
     # it would warn about the folder's mark
     with quiet_transformers():
-        again: nn.Module = type(model).from_pretrained(path, dtype=first.dtype, use_safetensors=True)  # type: ignore[attr-defined]
-    return again.to(first.device).eval()
+        again, record = model_of(
+            type(model), config, files.read(files.names), dtype=first.dtype, ignore_mismatched_sizes=True
+        )
+    return again.to(first.device), record
 
 
 def _output(model: nn.Module, example: Any) -> Tensor:

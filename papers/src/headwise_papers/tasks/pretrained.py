@@ -11,7 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from headwise.files.foreign_models import config_of
 from headwise.files.optional_imports import needing
+from headwise.files.tensor_files import read_object
 from headwise.study import StudyError
 
 # all-MiniLM-L6-v2 (Reimers and Gurevych 2019, arXiv 1908.10084; Wang et al. 2020, arXiv 2002.10957), 22.7 million
@@ -52,10 +54,10 @@ def load_encoder(given: str, *, random: bool = False) -> nn.Module:
     without a row in the encoder's embedding.
     """
     with needing("Fine-tuning a pretrained encoder", "hf"):
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoModel
     folder = find_pretrained(given)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = config_of(read_object(folder / "config.json"))
         model: nn.Module
         try:
             # a pooler would get no gradient, but weight decay would still change it
@@ -118,4 +120,4 @@ def load_tokenizer(given: str) -> Any:
     """Return the folder's tokenizer."""
     with needing("Fine-tuning a pretrained encoder", "hf"):
         from transformers import AutoTokenizer
-    return AutoTokenizer.from_pretrained(find_pretrained(given))
+    return AutoTokenizer.from_pretrained(find_pretrained(given), local_files_only=True, trust_remote_code=False)

@@ -19,6 +19,10 @@ PICKLE_REMEDY = (
     "state = torch.load(FILE, weights_only=True); safetensors.torch.save_file(state, 'model.safetensors')"
 )
 
+# files with what methods or adapters learned, beside a model's weights
+LEARNED, ADAPTER = "headwise.safetensors", "adapter_model.safetensors"
+PARTS = (LEARNED, ADAPTER)
+
 
 class TensorFiles:
     """The tensors of one or several safetensors files, by name; each is read on demand."""
@@ -75,8 +79,8 @@ class TensorFiles:
             return cls.of_file(folder / "model.safetensors")
         if index.is_file():
             return cls._of_index(index)
-        others = sorted(folder.glob("*.safetensors"))
-        if len(others) == 1 and not (folder / "adapter_config.json").exists():
+        others = sorted(path for path in folder.glob("*.safetensors") if path.name not in PARTS)
+        if len(others) == 1:
             return cls.of_file(others[0])
         raise CheckpointError(_no_weights(folder))
 
