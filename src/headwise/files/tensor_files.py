@@ -19,7 +19,7 @@ PICKLE_REMEDY = (
     "state = torch.load(FILE, weights_only=True); safetensors.torch.save_file(state, 'model.safetensors')"
 )
 
-# files with what methods or adapters learned, beside a model's weights
+# files with what methods or adapters learned, next to a model's weights
 LEARNED, ADAPTER = "headwise.safetensors", "adapter_model.safetensors"
 PARTS = (LEARNED, ADAPTER)
 
