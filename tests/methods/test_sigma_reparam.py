@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from methods.weight_hosts import WIDTH, ids, loss_of, model
 from torch import nn
 
 import headwise
-from headwise import QKClip, SigmaReparam, projections
+from headwise import QKClip, SigmaReparam, SpectralNorm, projections
 from headwise.methods.reparametrization import reparametrize, restore
 from headwise.projections.block import Block
-from headwise.projections.spectral import Spectral, leading
+from headwise.projections.leading import leading
+from headwise.projections.spectral import Spectral
 
 
 def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:
@@ -184,3 +186,105 @@ def test_clipping_follows_the_vectors_and_finds_none_anew(monkeypatch):
 def test_an_unknown_start_is_refused():
     with pytest.raises(ValueError, match="init must be one of 'current', 'one', got 'two'"):
         SigmaReparam(init="two")
+
+
+def largest_norm(net) -> float:
+    weights = [layer.c_proj.weight for layer in net.layers]
+    weights += [block for layer in net.layers for block in layer.c_attn.weight.split(WIDTH)]
+    return max(torch.linalg.matrix_norm(weight.detach(), 2).item() for weight in weights)
+
+
+def step(net, handle, seed: int) -> None:
+    """Take a step that writes other weights, as an optimizer does in a few."""
+    loss_of(net, ids())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    handle.after_step()
+
+
+def average(teacher, student, decay: float) -> None:
+    """Average parameters alone, as the code of BYOL and DINO does."""
+    for mean, parameter in zip(teacher.parameters(), student.parameters(), strict=True):
+        mean.data.mul_(decay).add_((1 - decay) * parameter.detach().data)
+
+
+@pytest.mark.parametrize("part", ["model", "layers"])
+def test_a_teacher_that_averages_parameters_keeps_spectral_norm_one(part):
+    net = model()
+    handle = headwise.regularize(net, SpectralNorm())
+    teacher = copy.deepcopy(net if part == "model" else net.layers)
+    teacher.eval()
+    for seed in range(40):
+        step(net, handle, seed)
+        average(teacher, net if part == "model" else net.layers, 0.9)
+    net_like = teacher if part == "model" else nn.Module()
+    if part == "layers":
+        net_like.layers = teacher
+    assert largest_norm(net_like) == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.bits
+def test_a_copy_that_is_not_changed_keeps_its_bits_and_one_that_trains_follows_itself():
+    net = model()
+    handle = headwise.regularize(net, SpectralNorm())
+    kept, trained = copy.deepcopy(net), copy.deepcopy(net)
+    before = kept.layers[0].c_attn.weight.detach().clone()
+    step(trained, headwise.handle(trained), 1)
+    vectors = spectral_of(trained).u_q.clone()
+    for seed in range(3):
+        step(net, handle, seed)
+    assert torch.equal(kept.layers[0].c_attn.weight, before)
+    assert torch.equal(spectral_of(trained).u_q, vectors)
+
+
+def test_an_average_written_into_the_model_is_evaluated_and_folded_with_its_own_norm():
+    net = model()
+    handle = headwise.regularize(net, SpectralNorm())
+    step(net, handle, 0)
+    mine, vectors = copy.deepcopy(net.state_dict()), spectral_of(net).u_q.clone()
+    other = model(seed=1)
+    for layer, from_layer in zip(net.layers, other.layers, strict=True):
+        for name in ("c_attn", "c_proj"):
+            getattr(layer, name).parametrizations.weight.original.data.copy_(getattr(from_layer, name).weight.data)
+    assert largest_norm(net) > 2
+    net.eval()
+    assert largest_norm(net) == pytest.approx(1.0, rel=1e-4)
+    average_of = copy.deepcopy(net)
+    headwise.handle(average_of).fold()
+    assert largest_norm(average_of) == pytest.approx(1.0, rel=1e-4)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(mine[name])
+    net.train()
+    assert torch.equal(spectral_of(net).u_q, vectors)
+
+
+def test_vectors_of_a_large_matrix_are_found_in_less_time_than_its_singular_values():
+    torch.manual_seed(0)
+    matrix = torch.randn(1024, 1024)
+    times = {}
+    for name, run in (("values", torch.linalg.svdvals), ("vectors", leading)):
+        run(matrix)
+        start = time.perf_counter()
+        result = run(matrix)
+        times[name] = time.perf_counter() - start
+        if name == "vectors":
+            u, v = (x.double() for x in result)
+    assert times["vectors"] < times["values"]
+    assert float(u @ matrix.double() @ v) == pytest.approx(
+        float(torch.linalg.matrix_norm(matrix.double(), 2)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0] + [1.0] * 199, [2.0] * 150, [1.0] + [0.0] * 149, [1 - i * 1e-5 for i in range(200)]]
+)
+def test_vectors_are_found_whatever_the_singular_values(values):
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(300, len(values)))[0] for _ in range(2))
+    matrix = left * torch.tensor(values) @ right.t()
+    u, v = leading(matrix)
+    assert u.norm().item() == pytest.approx(1, abs=1e-5) and v.norm().item() == pytest.approx(1, abs=1e-5)
+    assert float(u @ matrix @ v) == pytest.approx(values[0], rel=1e-4)

@@ -161,3 +161,20 @@ def test_scaling_a_head_of_an_interleaved_block_touches_its_rows_and_bias_alone(
     assert torch.equal(found.q.by_head(), toy.parts[0])
     assert torch.equal(found.v.by_head(), toy.parts[2])
     assert found.k.weight().shape[0] == SIZE * HEADS
+
+
+def test_a_fused_matrix_is_multiplied_a_few_times_only():
+    toy = FusedToy(toys.stacked)
+    ran = []
+    forward = nn.functional.linear
+
+    def counted(x, weight, bias=None):
+        ran.append(tuple(weight.shape))
+        return forward(x, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "linear", counted)
+        projections.find(Site("layer", toy))
+    # Dozens of perturbations are tried; only those that look for the maker of q, k and v compute it again.
+    assert ran and len(ran) <= 12
+    assert all("forward" not in module.__dict__ for module in toy.modules())

@@ -39,6 +39,10 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
     # Registration removes the parameter from the module's parameters; `restore` needs their original order.
     order = list(own_parameters(module))
     parametrize.register_parametrization(module, name, by)
+    if isinstance(by, Spectral):
+        chain = _chain(module, name)
+        assert chain is not None
+        by.place(chain)
     module.__dict__.setdefault("_headwise_places", {})[name] = order
 
 
@@ -125,6 +129,9 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
 def take_off(state: MethodState, *, folded: bool) -> None:
     """Make the weights that `put_on` reparametrized plain again, with the computed values if `folded`."""
     for module, name in state.kept("parts"):
+        chain = _chain(module, name)
+        if folded and chain is not None and isinstance(chain[0], Spectral):
+            chain[0].settle()
         restore(module, name, folded=folded)
     state.kept("parts").clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +115,7 @@ class Probe:
         self.site, self.call, self.head_axis = site, call, head_axis
         self.order: list[Leaf] = []
         self.outputs: dict[int, Tensor] = {}
+        self._inputs: dict[int, Tensor] = {}
         self.axes = 0
         handles = [projection.module.register_forward_hook(self._note(projection)) for projection in candidates]
         try:
@@ -152,6 +153,22 @@ class Probe:
             return _difference(self.base, self.replay())
 
     @contextmanager
+    def repeated(self, projections: Collection[Leaf]) -> Iterator[None]:
+        """Let leaves give the outputs of the unperturbed call again, instead of computing them in every replay.
+
+        Their hooks still run, so that outputs can be perturbed. A leaf that ran twice, or not as a module, computes.
+        """
+        modules = [p.module for p in projections if self.order.count(p) == 1 and "forward" not in p.module.__dict__]
+        outputs = [self.outputs[id(p)] for p in projections if p.module in modules]
+        for module, output in zip(modules, outputs, strict=True):
+            module.__dict__["forward"] = lambda *_, output=output, **__: output.clone()
+        try:
+            yield
+        finally:
+            for module in modules:
+                del module.__dict__["forward"]
+
+    @contextmanager
     def _perturbed(self, projection: Leaf, rows: Tensor) -> Iterator[None]:
         if id(projection) in self.outputs:
             with _shifted_output(projection, rows, self.outputs[id(projection)]):
@@ -171,15 +188,24 @@ class Probe:
     def columns(self, projection: Leaf, heads: Tensor | None, dims: Tensor | None) -> Tensor:
         """Perturb heads, or entries within heads, of attention's output and return which inputs of a leaf changed, bool
         (C,)."""
+        if id(projection) not in self._inputs:
+            self._inputs[id(projection)] = self._input(projection, None)
+        shifted = self._input(
+            projection, lambda o, interface: _shift_heads(o, -2 if interface else self.head_axis, heads, dims)
+        )
+        return _far(self._inputs[id(projection)], shifted).flatten(0, -2).any(0)
+
+    def _input(self, projection: Leaf, edit: Any) -> Tensor:
+        """Run the call again and return the input of a leaf, channels last."""
         inputs: list[Tensor] = []
         handle = projection.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
         try:
-            self.replay()
-            self.replay(lambda o, interface: _shift_heads(o, -2 if interface else self.head_axis, heads, dims))
+            # what the leaf makes of its input is not looked at
+            with self.repeated([projection]):
+                self.replay(edit)
         finally:
             handle.remove()
-        plain, shifted = (_channels_last(x, projection) for x in inputs)
-        return _far(plain, shifted).flatten(0, -2).any(0)
+        return _channels_last(inputs[0], projection)
 
 
 def _noise(like: Tensor) -> Tensor:
@@ -296,16 +322,17 @@ def _assembled(site: Site, probe: Probe, candidates: list[Leaf], parent: nn.Modu
         kinds = "".join(kind for kind, maker in makers.items() if maker is candidate)
         if not kinds:
             continue
-        sizes, layout = _layout(probe, candidate, kinds)
+        # Each of q, k and v is made by one leaf, so that no other needs to be computed again.
+        with probe.repeated(probe.order):
+            sizes, layout = _layout(probe, candidate, kinds)
         words.append(f"{layout.words}{', transposed' if candidate.transposed else ''}")
         for kind in kinds:
             heads, size = sizes.of(kind)
             setattr(projections, kind, named.block(kind, candidate, as_rows(layout.rows[kind]), heads, size, site))
     projections.layout = "; ".join(dict.fromkeys(words))
     _outside_biases(projections, site)
-    _output(
-        projections, probe, [candidate for candidate in probe.order if candidate not in makers.values()], site, parent
-    )
+    with probe.repeated([*dict.fromkeys(makers.values())]):
+        _output(projections, probe, [leaf for leaf in probe.order if leaf not in makers.values()], site, parent)
     return projections
 
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
 
 from headwise.core.precision import at_least_fp32
 from headwise.files.errors import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
+from headwise.projections.leading import leading, unit
+from headwise.projections.sharded import sharded
 
-# Initial singular vectors: exact for matrices whose decomposition takes milliseconds. For larger ones a block of
-# vectors is iterated: if the largest singular values are close together, one vector would need thousands of steps.
-EXACT_UP_TO, VECTORS, ITERATIONS = 128, 8, 300
+# Vectors are stale if so many power iterations find a sigma that is larger by more than this share.
+LOOKED_AHEAD, STALE = 8, 0.01
+NOT_COPIED = ("_chain", "_copies", "_followed", "_tracked")
 
 
 class Spectral(nn.Module):
     """The parametrization gamma / sigma * W of each block of a weight; its forward changes no state.
+
+    The singular vectors follow the weight by one power iteration after each step. Two cases have a weight that no step
+    of its own has made. A deep copy, such as a teacher that averages the parameters, takes an iteration with each step
+    of the model it was copied from, until it takes steps itself. And other parameters may be written into a model, such
+    as their average for an evaluation: switching it to evaluation looks for a larger sigma and then computes new
+    vectors, which training gives back.
 
     Args:
         weight: the parameter: a matrix, or that of a convolution, read as (outputs, inputs x kernel).
@@ -28,6 +42,12 @@ class Spectral(nn.Module):
 
     owner: Tensor
     gamma: nn.Parameter | None
+    _chain: Callable[[], nn.Module | None] | None
+    _copies: WeakSet[Spectral]
+    # of a copy that takes no steps: sigma of the weight that its vectors followed last
+    _followed: Tensor | None
+    # of a model in evaluation: the vectors with which training continues
+    _tracked: list[list[Tensor]] | None
 
     def __init__(self, weight: Tensor, blocks: list[Block], init: str | None) -> None:
         super().__init__()
@@ -55,6 +75,44 @@ class Spectral(nn.Module):
         sigma = self.sigma(full)
         start = {"current": sigma.clone(), "one": torch.ones_like(sigma), None: None}[init]
         self.gamma = None if start is None else nn.Parameter(start)
+        self._stand_alone()
+
+    def _stand_alone(self) -> None:
+        """Forget the parametrized weight and the copies, which `place` and copying set."""
+        self.__dict__.update(_chain=None, _copies=WeakSet(), _followed=None, _tracked=None)
+
+    def place(self, chain: nn.Module) -> None:
+        """Set the list of parametrizations that holds this one and, as `original`, its weight."""
+        self.__dict__["_chain"] = weakref.ref(chain)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Spectral:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        twin._stand_alone()
+        chain = None if self._chain is None else self._chain()
+        if chain is not None and id(chain) in memo:
+            twin.place(memo[id(chain)])
+            if (weight := self._own_weight()) is not None:
+                twin.__dict__["_followed"] = self.sigma(weight)
+                self._copies.add(twin)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._stand_alone()
+
+    def _own_weight(self) -> Tensor | None:
+        """Return the parametrized weight; None if it is not known, has no numbers or lies on several devices."""
+        chain = None if self._chain is None else self._chain()
+        if chain is None or sharded(chain, "original"):
+            return None
+        weight = chain.get_parameter("original").detach()
+        # Gathering shards takes all processes, and one may evaluate alone.
+        return None if weight.is_meta or type(weight) is not Tensor else weight
 
     def _matrices(self, weight: Tensor) -> list[Tensor]:
         """Return each block as (outputs, inputs)."""
@@ -67,7 +125,7 @@ class Spectral(nn.Module):
         values = []
         for kind, matrix in zip(self.kinds, self._matrices(weight), strict=True):
             # Normalized again: a model that was cast to fewer bits has rounded vectors.
-            u, v = (_unit(getattr(self, f"{name}_{kind}").to(matrix.dtype)) for name in "uv")
+            u, v = (unit(getattr(self, f"{name}_{kind}").to(matrix.dtype)) for name in "uv")
             values.append(torch.dot(u, matrix @ v))
         return torch.stack(values)
 
@@ -83,11 +141,74 @@ class Spectral(nn.Module):
 
     @torch.no_grad()
     def iterate(self, weight: Tensor) -> None:
-        """Run one power iteration on each block, right vector to left and back, as the authors' code does."""
+        """Run one power iteration on each block, right vector to left and back, as the authors' code does; and one on
+        each copy whose weight has changed and that takes no steps itself."""
+        self.__dict__.update(_followed=None, _tracked=None)
+        self._iterate(weight)
+        self._follow_copies()
+
+    def _iterate(self, weight: Tensor) -> None:
         for kind, matrix in zip(self.kinds, self._matrices(whole(weight.detach())), strict=True):
-            u, v = getattr(self, f"u_{kind}"), getattr(self, f"v_{kind}")
-            u.copy_(_unit(matrix @ v.to(matrix.dtype)))
-            v.copy_(_unit(matrix.t() @ u.to(matrix.dtype)))
+            u, v = self._vectors(kind)
+            u.copy_(unit(matrix @ v.to(matrix.dtype)))
+            v.copy_(unit(matrix.t() @ u.to(matrix.dtype)))
+
+    def _vectors(self, kind: str) -> tuple[Tensor, Tensor]:
+        return getattr(self, f"u_{kind}"), getattr(self, f"v_{kind}")
+
+    def _follow_copies(self) -> None:
+        for twin in list(self._copies):
+            if twin._followed is None:
+                self._copies.discard(twin)
+            elif (weight := twin._own_weight()) is not None:
+                twin._follow(weight)
+                twin._follow_copies()
+
+    def _follow(self, weight: Tensor) -> None:
+        # Where sigma has kept its bits the weight is that of the last time, and the vectors keep theirs; asking in
+        # Python would wait for the device.
+        last, now = self._followed, self.sigma(weight)
+        assert last is not None
+        comparable = last.device == now.device and last.dtype == now.dtype
+        moved = torch.ne(now, last) if comparable else torch.ones_like(now, dtype=torch.bool)
+        before = [[x.clone() for x in self._vectors(kind)] for kind in self.kinds]
+        self._iterate(weight)
+        for kind, block_moved, old in zip(self.kinds, moved, before, strict=True):
+            for vector, kept in zip(self._vectors(kind), old, strict=True):
+                vector.copy_(torch.where(block_moved, vector, kept))
+        self.__dict__["_followed"] = self.sigma(weight)
+
+    def train(self, mode: bool = True) -> Spectral:
+        """Switch the mode; before an evaluation, compute the vectors of a weight that they have not followed."""
+        if mode != self.training:
+            self.give_back() if mode else self.settle()
+        return super().train(mode)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Compute the vectors again if a few power iterations find a sigma that is more than a hundredth larger."""
+        weight = self._own_weight()
+        if weight is None or self._tracked is not None:
+            return
+        before = [[x.clone() for x in self._vectors(kind)] for kind in self.kinds]
+        sigma = self.sigma(weight)
+        for _ in range(LOOKED_AHEAD):
+            self._iterate(weight)
+        stale = self.sigma(weight) > (1 + STALE) * sigma.abs()
+        new = [leading(matrix) for matrix in self._matrices(weight)] if stale.any() else before
+        for kind, vectors in zip(self.kinds, new, strict=True):
+            for vector, value in zip(self._vectors(kind), vectors, strict=True):
+                vector.copy_(value)
+        if stale.any():
+            self.__dict__["_tracked"] = before
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Undo `settle`: training continues with the vectors that it had."""
+        for kind, vectors in zip(self.kinds, self._tracked or [], strict=False):
+            for vector, value in zip(self._vectors(kind), vectors, strict=True):
+                vector.copy_(value)
+        self.__dict__["_tracked"] = None
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:
@@ -116,27 +237,3 @@ def _covers(block: Block, size: int) -> bool:
 def _take(rows: Tensor, indices: list[int]) -> Tensor:
     start, count = indices[0], len(indices)
     return rows[start : start + count] if indices[-1] - start == count - 1 else rows[indices]
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / x.norm().clamp(min=1e-12)
-
-
-@torch.no_grad()
-def leading(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the leading singular vectors (u, v) of a matrix in fp32 or wider, converged; torch's generators are not
-    used."""
-    matrix = at_least_fp32(matrix.detach())
-    if min(matrix.shape) <= EXACT_UP_TO:
-        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-        return left[:, 0].clone(), right[0].clone()
-    start = torch.randn(matrix.shape[1], VECTORS, generator=torch.Generator().manual_seed(0)).to(matrix)
-    basis, last = torch.linalg.qr(start)[0], 0.0
-    for _ in range(ITERATIONS):
-        basis = torch.linalg.qr(matrix.t() @ (matrix @ basis))[0]
-        size = float(torch.linalg.matrix_norm(matrix @ basis, ord=2))
-        if abs(size - last) <= 1e-7 * size:
-            break
-        last = size
-    left, _, right = torch.linalg.svd(matrix @ basis, full_matrices=False)
-    return left[:, 0].clone(), _unit(basis @ right[0])
