@@ -2,11 +2,14 @@
 
 import csv
 import json
+import re
 
 import pytest
+from synthetic_study import NINE, write_study
 
 from headwise.files.errors import StudyError
 from headwise.reporting.numbers import study_of_numbers
+from headwise.reporting.rebuild import rebuild
 from headwise.results.analysis import analyse
 
 PLAIN = [0.80, 0.82, 0.79, 0.81, 0.83, 0.80, 0.78]
@@ -274,6 +277,80 @@ def test_runs_that_share_a_number_and_not_an_arm_are_several(tmp_path):
     study_of_numbers(table(tmp_path / "plain.csv", rows_of()), OUTCOME, "plain", tmp_path / "one")
     study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "other")
     assert verdict(tmp_path / "one") == verdict(tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """headwise's own runs.csv, of runs whose figures and costs repeat as those of small data and quick steps do."""
+    folder = write_study(tmp_path_factory.mktemp("own") / "study", methods=NINE[:3], seeds=8, heads=True)
+    for at, path in enumerate(sorted(folder.glob("runs/*/result.json"))):
+        result = json.loads(path.read_text())
+        result["metrics"] |= {"train/accuracy": 0.985 if at % 8 == 2 else 1.0, "heads/dead/worst": float(at % 5 == 0)}
+        result["metrics"] |= {"cost/seconds_per_step": 0.01, "cost/parameters": 210_000 + (at % 7 == 0)}
+        path.write_text(json.dumps(result))
+    rebuild(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy:higher:%", "test/accuracy:higher:%", "test/loss:lower:nats", "loss:lower:nats"]
+)
+def test_the_table_of_a_study_gives_its_verdicts(own, tmp_path, name):
+    assert not study_of_numbers(own / "runs.csv", [name], "baseline", tmp_path / "out")
+    again, stored = analyse(tmp_path / "out"), f"test/{name.partition(':')[0].removeprefix('test/')}"
+    assert again.primary == stored
+    for one, other in zip(analyse(own).compared, again.compared, strict=True):
+        assert one.differences[stored] == other.differences[stored]
+
+
+def test_every_column_of_the_table_of_a_study_can_be_an_outcome(own, tmp_path):
+    with open(own / "runs.csv", newline="") as stream:
+        names = next(csv.reader(stream))[5:]
+    assert {"train/accuracy", "gap/loss", "cost/parameters", "heads/token_cosine/layer 3"} <= set(names)
+    study_of_numbers(own / "runs.csv", [f"{name}:lower" for name in names], "baseline", tmp_path / "out")
+    again = analyse(tmp_path / "out")
+    assert set(again.outcomes) == set(names) and all(one.higher_is_better is False for one in again.outcomes.values())
+    assert rebuild(tmp_path / "out").is_file()
+
+
+NAMES = ["eval/loss", "val/acc", "a/b/c", "val acc (top-1)", "f1:macro", "perplexité", "rates/x", "acc@5", "cost/loss"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("prefix", ["", "metrics.", "summary."])
+def test_the_name_of_an_outcome_is_any_text(tmp_path, name, prefix):
+    path = table(tmp_path / "runs.csv", rows_of(accuracy=f"{prefix}{name}"))
+    assert not study_of_numbers(path, [f"{name}:higher:points"], "plain", tmp_path / "out")
+    analysis = analyse(tmp_path / "out")
+    assert analysis.metric.label.endswith(name) and analysis.metric.unit == "points"
+    assert verdict(tmp_path / "out")[1] == "better" and rebuild(tmp_path / "out").is_file()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "message"),
+    [
+        (
+            ["accuracy:higher", "accuracy:lower"],
+            "--outcome accuracy is given twice, as higher and as lower. Give it once",
+        ),
+        (["accuracy:higher", "accuracy:higher"], "--outcome accuracy is given twice. Give it once"),
+        (["accuracy:higher", " accuracy :lower"], "--outcome accuracy is given twice, as higher and as lower"),
+        (
+            ["accuracy:higher", "test/accuracy:lower"],
+            "--outcome accuracy and --outcome test/accuracy are both test/acc",
+        ),
+        (
+            ["loss:lower", "metrics.loss:higher"],
+            "--outcome loss and --outcome metrics.loss are both metrics.loss. Give",
+        ),
+        ([":higher"], "':higher' does not say which direction is good"),
+        (["accuracy:up"], "'accuracy:up' does not say which direction is good"),
+    ],
+)
+def test_an_outcome_has_one_direction(tmp_path, outcomes, message):
+    rows = [{**row, "test/accuracy": 0.5, "metrics.loss": 0.1} for row in rows_of()]
+    with pytest.raises(StudyError, match=re.escape(message)):
+        study_of_numbers(table(tmp_path / "runs.csv", rows), outcomes, "plain", tmp_path / "out")
 
 
 def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):

@@ -51,6 +51,8 @@ if wrong == "nan":
     run.record(accuracy=float("nan"))
 if wrong == "other":
     run.record(f1=figure)
+elif wrong == "slash":
+    run.record(**{"eval/loss": figure, "val acc@1": 1 - figure})
 elif wrong != "nothing":
     run.record(accuracy=figure, loss=1 - figure)
 if wrong == "twice":

@@ -21,6 +21,8 @@ from headwise.engines.slurm_options import SlurmOptions
 from headwise.experiments.script import command_line, given_arguments
 from headwise.files.errors import StudyError
 from headwise.files.script_run import Told
+from headwise.reporting import write
+from headwise.reporting.numbers import study_of_numbers
 from headwise.results.analysis import analyse
 from headwise.training import script_process
 from headwise.training.job import ScriptOrder
@@ -77,6 +79,22 @@ def test_arms_are_arguments_and_every_run_is_kept_like_any_other(tmp_path):
     before = folder.stat().st_mtime_ns, (folder / "result.json").stat().st_mtime_ns
     assert figures(carry_script(tmp_path, seeds=2)) == found
     assert before[1] == (folder / "result.json").stat().st_mtime_ns
+
+
+def test_outcomes_have_the_names_that_trackers_give_them(tmp_path):
+    carry_script(tmp_path, COMMAND + " --wrong slash", seeds=2, outcomes=("eval/loss:lower:nats", "val acc@1:higher"))
+    write(tmp_path)
+    analysis = analyse(tmp_path)
+    assert list(analysis.outcomes) == ["test/eval/loss", "test/val acc@1"]
+    assert [one.label for one in analysis.outcomes.values()] == ["test eval/loss", "test val acc@1"]
+    assert analysis.metric.unit == "nats" and analysis.metric.higher_is_better is False
+    assert analysis.compared[0].differences["test/eval/loss"].mean == pytest.approx(0.2)
+    assert not study_of_numbers(tmp_path / "runs.csv", ["eval/loss:lower:nats"], "baseline", tmp_path / "table")
+
+
+def test_a_name_that_is_no_keyword_is_asked_for_as_python_writes_it(tmp_path):
+    with pytest.raises(StudyError, match=r"Call run\.record\(\*\*\{'eval/f1': \.\.\.\}\), or change --outcome"):
+        carry_script(tmp_path, COMMAND + " --wrong slash", outcomes=("eval/f1:higher",))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from headwise.experiments.configuration import RATES
 from headwise.experiments.evaluation import Metric
 from headwise.experiments.subject import Subject
 from headwise.files.errors import StudyError
+from headwise.results.declared_outcomes import declared_outcomes
 
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
 # endings of configuration files of scripts
@@ -73,31 +74,15 @@ def script_of(outcomes: tuple[str, ...]) -> type[Script]:
     """Return the class of a script's study with outcomes `name:higher` or `name:lower:unit`; the first decides.
 
     Raises:
-        StudyError: if there is no outcome, or one has no direction.
+        StudyError: if there is no outcome, one has no direction, or one is given twice.
     """
     if not outcomes:
         raise StudyError(
             "--script needs --outcome: a name that run.record records and which direction is good: "
             "--outcome accuracy:higher."
         )
-    metrics = tuple(map(read_outcome, outcomes))
-    names = [metric.name for metric in metrics]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise StudyError(f"--outcome {twice} is given twice. Give it once.")
+    metrics = tuple(Metric(one.name, one.label, one.higher_is_better, one.unit) for one in declared_outcomes(outcomes))
     return type("Script", (Script,), {"metrics": metrics, "__module__": __name__, "__annotations__": {}})
-
-
-def read_outcome(text: str) -> Metric:
-    """Return the metric in `accuracy:higher`, `loss:lower:nats` or `accuracy:higher:%` (shares in [0, 1])."""
-    name, _, rest = text.partition(":")
-    direction, _, unit = rest.partition(":")
-    if not re.fullmatch(r"\w[\w.-]*", name) or direction not in ("higher", "lower"):
-        raise StudyError(
-            f"--outcome {text!r} does not say which direction is good. Write NAME:higher or NAME:lower, such as "
-            "accuracy:higher; a third part is the unit: accuracy:higher:% for shares in [0, 1]."
-        )
-    return Metric(name, higher_is_better=direction == "higher", unit=unit)
 
 
 def given_arguments(command: str) -> dict[str, str]:

@@ -18,7 +18,9 @@ INTERVAL = "[95\u00a0%]"
 
 def gap_of(analysis: Analysis) -> Outcome | None:
     """Return the generalisation gap of the primary outcome, or None if the runs did not record it."""
-    return analysis.outcomes.get("gap/" + analysis.primary.rpartition("/")[2])
+    gaps = (one for one in analysis.outcomes.values() if one.kind == "gap")
+    # the name of a metric may contain slashes
+    return next((one for one in gaps if analysis.primary.endswith(one.name.removeprefix("gap"))), None)
 
 
 def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> Any:

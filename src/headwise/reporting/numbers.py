@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwise.core.settings import suggest
 from headwise.files.durable import write_json
@@ -30,12 +30,10 @@ from headwise.reporting.table_columns import (
     unasked_columns,
 )
 from headwise.reporting.table_rows import Row, names_of, read_rows
+from headwise.results.declared_outcomes import declared_outcomes
 from headwise.results.digests import RESULT, digest_of, digests, sealed
 from headwise.results.folder import ledger_of
 from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
-
-if TYPE_CHECKING:
-    from headwise.experiments.evaluation import Metric
 
 # largest number of faults of a kind that are listed by row
 LISTED = 5
@@ -82,10 +80,7 @@ def study_of_numbers(
         StudyError: if a column is missing, a row has no arm or seed, two rows have the same arm and seed, or rows of
             one arm have different settings; the rows are named.
     """
-    # imports torch, which the report of a study does without
-    from headwise.experiments.script import read_outcome
-
-    metrics = [read_outcome(text) for text in outcomes]
+    metrics = declared_outcomes(outcomes)
     if not metrics:
         raise StudyError(
             f"{path}: no outcome is named. Give --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
@@ -98,6 +93,7 @@ def study_of_numbers(
         "seed": column_of(names, seed, SEEDS, "--seed-column", path),
     }
     figure_columns = {metric.name: figure_column(names, metric.name, path) for metric in metrics}
+    _refuse_one_outcome_twice(path, figure_columns)
     used = {*columns.values(), *figure_columns.values()}
     stated = state_columns(names, used)
     cells = _cells(path, rows, columns, figure_columns, states_of([row.values for row in rows], stated))
@@ -151,6 +147,22 @@ def _cells(
             cells.append(Cell(row, arm, seed, figures, state))
     _refuse(path, wrong, "Repair the rows.")
     return cells
+
+
+def _refuse_one_outcome_twice(path: Path, figure_columns: dict[str, str]) -> None:
+    for of in (figure_columns, {name: _stored(name) for name in figure_columns}):
+        first: dict[str, str] = {}
+        for name, place in of.items():
+            if place in first:
+                raise StudyError(
+                    f"{path}: --outcome {first[place]} and --outcome {name} are both {place}. Give it once."
+                )
+            first[place] = name
+
+
+def _stored(name: str) -> str:
+    """Return the name of an outcome in the study: one with a slash names its evaluation itself."""
+    return name if "/" in name else f"test/{name}"
 
 
 def _refuse_repeated_cells(path: Path, cells: list[Cell]) -> None:
@@ -259,7 +271,9 @@ def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
         raise StudyError(f"{path}: {'; '.join(wrong[:LISTED])}{rest}. {remedy}")
 
 
-def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, out: Path, notes: list[str]) -> None:
+def _write(
+    path: Path, cells: list[Cell], metrics: list[MetricRecord], baseline: str, out: Path, notes: list[str]
+) -> None:
     """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
     study_file = out / "study.json"
     if study_file.is_file() and json.loads(study_file.read_text(encoding="utf-8")).get("kind") != "numbers":
@@ -281,16 +295,12 @@ def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, 
             arm=cell.arm,
             seed=cell.seed,
             hash=identity,
-            metrics={f"test/{name}": value for name, value in cell.figures.items()},
+            metrics={_stored(name): value for name, value in cell.figures.items()},
             digests=digests(folder),
             config=config,
         )
         write_json(folder / RESULT, sealed(result.model_dump(mode="json")))
         entries.append(RunEntry(hash=identity, arm=cell.arm, seed=cell.seed))
-    described = [
-        MetricRecord(name=m.name, label=m.label, higher_is_better=m.higher_is_better, unit=m.unit, failure=m.failure)
-        for m in metrics
-    ]
     arms = [baseline, *dict.fromkeys(cell.arm for cell in cells if cell.arm != baseline)]
     record = StudyRecord(
         format=2,
@@ -300,8 +310,8 @@ def _write(path: Path, cells: list[Cell], metrics: list[Metric], baseline: str, 
         arms=arms,
         baseline=baseline,
         seeds=sorted({cell.seed for cell in cells}),
-        primary=f"test/{metrics[0].name}",
-        metrics=described,
+        primary=_stored(metrics[0].name),
+        metrics=metrics,
         evaluations=["test"],
         settings={"table": path.name},
         runs=list(entries),

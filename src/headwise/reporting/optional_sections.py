@@ -136,10 +136,10 @@ class PhaseMatrix:
 
 def phase_matrix(study: StudyRecord, analysis: Analysis) -> PhaseMatrix | None:
     """Return the matrix of the primary metric, or None if it was not evaluated after several phases."""
-    metric = study.primary.rpartition("/")[2]
+    metric = study.parts(study.primary)[1]
     cells: dict[tuple[str, str], None] = {}
     for name in analysis.outcomes:
-        place, _, kind = name.rpartition("/")
+        place, kind = study.parts(name)
         phase, _, evaluation = place.partition("/")
         # the name of an evaluation may contain a slash itself
         if kind == metric and evaluation in study.evaluations and place not in study.evaluations:

@@ -257,7 +257,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     """
     stored = {label: study.of(label) for label in study.arms}
     held_out = _held_out(study, stored)
-    kinds = dict.fromkeys(["loss", analysis.primary.rpartition("/")[2]])
+    kinds = dict.fromkeys(["loss", study.study.parts(analysis.primary)[1]])
     quantities = [kind for kind in kinds if _records(stored, f"train/{kind}") or _records(stored, f"{held_out}/{kind}")]
     if not quantities:
         return []
@@ -304,8 +304,7 @@ def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, 
 
 
 def _held_out(study: StudyFolder, stored: dict[str, Runs]) -> str:
-    main = study.study.primary.rpartition("/")[0]
-    kind = study.study.primary.rpartition("/")[2]
+    main, kind = study.study.parts(study.study.primary)
     return main if _records(stored, f"{main}/loss") or _records(stored, f"{main}/{kind}") else "validation"
 
 

@@ -65,21 +65,21 @@ def analyse_study(study: StudyFolder) -> Analysis:
 
 def outcome_names(study: StudyFolder) -> list[str]:
     """Return the names of the outcomes that any run recorded, the primary one first, without costs."""
+    primary, kinds = study.study.primary, [metric.name for metric in study.study.metrics]
     recorded = dict.fromkeys(
         name
         for run in study.runs.values()
         if run.result
         for name in run.result.metrics
-        if not name.startswith("cost/") and run.metric(name) is not None
+        if (name in kinds or not name.startswith("cost/")) and run.metric(name) is not None
     )
     if study.study.axes and any(run.status == "diverged" for run in study.runs.values()):
         # along an axis, the share of diverged runs is an outcome like others
         recorded[DIVERGED] = None
-    primary, kinds = study.study.primary, [metric.name for metric in study.study.metrics]
-    main = primary.rpartition("/")[0]
+    main = study.study.parts(primary)[0]
 
     def place(name: str) -> tuple[int, int]:
-        evaluation, _, kind = name.rpartition("/")
+        evaluation, kind = study.study.parts(name)
         named = (evaluation == other for other in ("validation", "train", "gap"))
         group = [evaluation == main, evaluation.startswith("test"), *named]
         rank = group.index(True) if True in group else 6 if evaluation.startswith("heads") else 5

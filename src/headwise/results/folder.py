@@ -124,7 +124,7 @@ class StudyFolder:
 
     def _exact(self, name: str, value: float | None, run: RunFolder) -> float | None:
         """Return a share as an exact count over n, in double precision; a gap as the difference of two such shares."""
-        evaluation, _, metric = name.rpartition("/")
+        evaluation, metric = self.study.parts(name)
         if value is None or self.study.outcome(name).unit != "%":
             return value
         if evaluation == "gap":

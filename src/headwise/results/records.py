@@ -261,8 +261,18 @@ class StudyRecord(Record):
     environments: list[EnvironmentRecord] = []
     notes: list[str] = []
 
+    def parts(self, name: str) -> tuple[str, str]:
+        """Return evaluation and metric of an outcome's name; a declared metric's name may contain slashes."""
+        known = [metric.name for metric in self.metrics if name.endswith(f"/{metric.name}")]
+        metric = max(known, key=len, default=name.rpartition("/")[2])
+        return name[: -len(metric) - 1], metric
+
     def outcome(self, name: str) -> Outcome:
         """Return the description of the outcome of this name."""
+        whole = next((metric for metric in self.metrics if metric.name == name and "/" in name), None)
+        if whole is not None:
+            # an outcome of a table, which is declared with its evaluation: "eval/loss"
+            return Outcome(name=name, label=whole.label, unit=whole.unit, higher_is_better=whole.higher_is_better)
         if name == DIVERGED:
             return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
         if name == CRITICAL_RATE:
@@ -286,7 +296,7 @@ class StudyRecord(Record):
             return Outcome(name=name, label=words, kind="methods")
         if name.startswith("alerts/"):
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
-        evaluation, _, kind = name.rpartition("/")
+        evaluation, kind = self.parts(name)
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
             return Outcome(name=name, label=words_of(name))
@@ -300,7 +310,7 @@ class StudyRecord(Record):
     @property
     def failure(self) -> float | None:
         """Return the value that the task declares for a diverged run in the primary metric, or None."""
-        kind = self.primary.rpartition("/")[2]
+        kind = self.parts(self.primary)[1]
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 
 

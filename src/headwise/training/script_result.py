@@ -160,7 +160,7 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
     if missing is not None:
         split, _, name = missing.partition("/")
         other = ", ".join(f"{split}/{name}" for split, figures in records.items() for name in figures)
-        call = f'run.record(split="{split}", {name}=...)' if split != "test" else f"run.record({name}=...)"
+        call = _call(name, f'split="{split}", ' if split != "test" else "")
         raise StudyError(f"it recorded {other}, and the study asks for {missing}. Call {call}, or change --outcome.")
     for name in sorted({name for figures in records.values() for name in figures}):
         if f"train/{name}" in outcomes and f"test/{name}" in outcomes:
@@ -170,13 +170,18 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
 
 def told_nothing(order: ScriptOrder, telling: Telling) -> StudyError:
     """Return the error of a script that ended normally and recorded nothing."""
-    name = order.primary.rpartition("/")[2]
+    call = _call(order.primary.partition("/")[2])
     if telling.first("begin") is None:
         return StudyError(
             f"it ended and recorded nothing: it never called headwise.run(), or was started without {VARIABLE} in its "
-            f"environment, as in a container. Call run = headwise.run(), and run.record({name}=...) at the end."
+            f"environment, as in a container. Call run = headwise.run(), and {call} at the end."
         )
-    return StudyError(f"it ended without an outcome. Call run.record({name}=...) when the training has ended.")
+    return StudyError(f"it ended without an outcome. Call {call} when the training has ended.")
+
+
+def _call(name: str, split: str = "") -> str:
+    """Return the call that records a figure; a name such as eval/loss is no keyword of Python."""
+    return f"run.record({split}{name}=...)" if name.isidentifier() else f"run.record({split}**{{{name!r}: ...}})"
 
 
 def _costs(telling: Telling, logs: list[dict[str, Any]]) -> dict[str, float | None]:
