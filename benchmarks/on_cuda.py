@@ -18,7 +18,7 @@ from attention import FIRST, SECOND
 from timing import interleave, machine, ratio
 from torch import Tensor
 
-from headwise.attention.softmax import largest_logits
+from headwise.attention.largest_logits import largest_logits
 from headwise.statistics import Reading, read
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 

@@ -11,6 +11,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import methods as shelf
+from headwise.attention.largest_logits import largest_logits
 from headwise.core.method import REGISTRY
 from headwise.core.random_draws import normal, uniform
 from headwise.testing.calls import attend_with
@@ -157,3 +158,21 @@ def test_a_study_trains_on_the_device(tmp_path):
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("result.json")]
     assert len(results) == 4
     assert {result["hardware"]["device"] for result in results} == {torch.cuda.get_device_name()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("size", "causal", "padded"), [(64, True, False), (80, False, True), (256, True, False)])
+def test_the_kernel_of_the_largest_logit_gives_that_of_the_matrix(size, causal, padded, dtype):
+    q, k = (torch.randn(2, 700, 4, size, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(2))
+    real = torch.arange(700, device="cuda") < torch.tensor([[700], [333]], device="cuda") if padded else None
+    mask = None if real is None else real[:, None, None]
+    got = largest_logits(q, k, mask, causal, size**-0.5, real)
+    s = q.double() @ k.double().mT * size**-0.5
+    seen = torch.ones(s.shape[-2:], dtype=torch.bool, device="cuda")
+    seen = seen.tril() if causal else seen
+    seen = seen if real is None else seen & real[:, None, None] & real[:, None, :, None]
+    want = s.masked_fill(~seen, float("-inf")).amax((-1, -2))
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    # a head that its norms keep below a number is not read, and says no more than that
+    below = largest_logits(q, k, mask, causal, size**-0.5, real, enough=1e4)
+    assert ((below >= got) & (below <= 1e4)).all()

@@ -60,7 +60,8 @@ def compiled_instead_of_launched(capability):
             return GPUTarget("cuda", capability, 32)
 
         def get_current_device(self):
-            return 0
+            # Triton keeps what it compiled by device: with one number for all, only the first GPU's would be compiled.
+            return capability
 
         def get_current_stream(self, device=None):
             return 0

@@ -23,11 +23,6 @@ BLOCK, LEAST = 1 << 19, 1 << 18
 ROWS = 256
 
 
-def logits_block(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, start: int) -> Tensor:
-    """Return the masked logits (..., t, N), in fp32 or wider, of the queries from row `start` on."""
-    return masked(torch.matmul(at_least_fp32(q), at_least_fp32(k).transpose(-1, -2)).mul_(scale), mask, causal, start)
-
-
 def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
     """Return the logits s (..., t, N) of the queries from row `start` on, masked in place."""
     queries = slice(start, start + s.shape[-2])
@@ -43,12 +38,6 @@ def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
     is log Z, `fall` is sum(e D), and `total` is Z = sum(e).
     """
     return log_total.sub_(fall.div_(total))
-
-
-def spans(q: Tensor, k: Tensor, limit: int) -> list[slice]:
-    """Return slices of the queries such that a block of logits (B, H, t, N) has at most `limit` entries."""
-    size = max(1, limit // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
-    return [slice(i, min(i + size, q.shape[2])) for i in range(0, q.shape[2], size)]
 
 
 def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
@@ -179,7 +168,7 @@ def _forward(
         n = slice(0, t.stop if causal else k.shape[2])
         # Scaling q (t, D) is cheaper than scaling the logits (t, N).
         e = torch.matmul(at_least_fp32(q[b, h, t]) * scale, at_least_fp32(k[b, h, n]).transpose(-1, -2))
-        e = masked(e, _part(mask, b, h, n), causal, t.start)
+        e = masked(e, part_of_mask(mask, b, h, n), causal, t.start)
         top = e.amax(-1, keepdim=True)
         if mask is not None:
             top.masked_fill_(top == float("-inf"), 0.0)
@@ -217,7 +206,7 @@ def _backward(
         n = slice(0, t.stop if causal else k.shape[2])
         qb, gb = at_least_fp32(q[b, h, t]) * scale, at_least_fp32(g_out[b, h, t])
         kb, vb = at_least_fp32(k[b, h, n]), at_least_fp32(v[b, h, n])
-        logp = masked(_add_product(-lse[b, h, t, None], qb, kb), _part(mask, b, h, n), causal, t.start)
+        logp = masked(_add_product(-lse[b, h, t, None], qb, kb), part_of_mask(mask, b, h, n), causal, t.start)
         slope = _add_product(level[b, h, t, None], gb, vb)
         if g_entropy is None:
             p = logp.exp_()
@@ -264,7 +253,8 @@ def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
         sample.baddbmm_(rows.transpose(-1, -2), columns)
 
 
-def _part(mask: Tensor | None, samples: slice, heads: slice, keys: slice) -> Tensor | None:
+def part_of_mask(mask: Tensor | None, samples: slice, heads: slice, keys: slice) -> Tensor | None:
+    """Return the rows of all queries of a mask (B|1, H|1, T|1, N) for a block of samples, heads and keys."""
     if mask is None:
         return None
     return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None), :, keys]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headwise import projections
-from headwise.attention.softmax import largest_logits
+from headwise.attention.largest_logits import largest_logits
 from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
@@ -90,7 +90,9 @@ class QKClip(Method):
         plain = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if plain else (call.allowed(), False)
         largest = call.state(self).tensor("largest")
-        now = largest_logits(call.q, call.k, mask, causal, call.scale, call.real_queries_at_hand()).amax(0)
+        real = call.real_queries_at_hand()
+        # Up to the threshold only that it was not passed counts, which the norms of queries and keys often show alone.
+        now = largest_logits(call.q, call.k, mask, causal, call.scale, real, enough=self.threshold).amax(0)
         # A maximum is correct for recomputed layers and for the passes of an accumulated step.
         largest.copy_(torch.maximum(largest, now.to(largest)))
 
