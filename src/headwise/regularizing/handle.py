@@ -110,6 +110,9 @@ class Regularized:
     def _before_load(
         self, module: Any, state: dict[str, Any], prefix: str, meta: Any, strict: bool, *lists: Any
     ) -> None:
+        if any(getattr(hook, "loading", False) for hook in self.hooks):
+            # peft loads its adapters alone; what the methods learned follows
+            return
         learned_parameters.explain_loading(self.model, self.methods, state, prefix, lists[-1])
 
     def __dir__(self) -> list[str]:

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from headwise.core.method import Method
 from headwise.files.errors import CheckpointError
-from headwise.files.optional_imports import needing
 from headwise.files.tensor_files import LEARNED
 from headwise.methods.text import parse
+from headwise.projections.adapted import is_adapted
 from headwise.regularizing import saving
+from headwise.regularizing.adapter_files import load_learned
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.learned_parameters import is_own
 from headwise.regularizing.regularize import regularize
@@ -22,9 +23,12 @@ from headwise.regularizing.regularize import regularize
 def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None) -> Regularized:
     """Fit the methods of a saved model onto a plain one, load all weights, and return the handle.
 
+    For a model with adapters of peft, the folder is one that its `save_pretrained` or a Trainer's checkpoint wrote
+    while it was regularized: the methods are fitted and what they learned is loaded; peft loads the adapters.
+
     Args:
         model: a plain model, built like the saved one; its weights do not matter.
-        folder: a local folder that `handle.save_pretrained` wrote.
+        folder: a local folder that `handle.save_pretrained` wrote; for a model with adapters, their folder.
         example: a batch, as for `regularize`, if shapes cannot be known from the model.
 
     Raises:
@@ -52,7 +56,8 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
             f"{path} holds a {settings['model']}, and this model is a {type(model).__name__}: build that one"
         )
     methods = [_method(entry) for entry in settings["methods"]]
-    plain, own = _plain(model, path), _own(path)
+    adapted = any(map(is_adapted, model.modules()))
+    plain, own = {} if adapted else _plain(model, path), saving.tensors_of(path / LEARNED)
     layers = {name for entry in settings["methods"] for name in entry["layers"]}
     handle = regularize(
         model, *methods, where=lambda site: site.name in layers, example=example, seed=settings["seed"], allow_none=True
@@ -60,7 +65,10 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
     try:
         _check_layers(handle, settings["methods"])
         handle.load_state(settings["state"])
-        model.load_state_dict(_fitting(model, plain, own, path))
+        if adapted:
+            load_learned(model, path / LEARNED)
+        else:
+            model.load_state_dict(_fitting(model, plain, own, path))
     except BaseException:
         handle.remove(discard=True)
         raise
@@ -92,7 +100,7 @@ def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"the weights in {path} cannot be read ({error}): get the folder again, or save it again"
             ) from None
-    return {k: t for k, t in _tensors(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
+    return {k: t for k, t in saving.tensors_of(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
 
 
 def _stored(again: nn.Module, record: dict[str, Any]) -> dict[str, Tensor]:
@@ -102,22 +110,6 @@ def _stored(again: nn.Module, record: dict[str, Any]) -> dict[str, Tensor]:
         if not key.startswith("trained_with_"):
             state[key] = torch.empty(0, device="meta")
     return state | {key: torch.empty(there, device="meta") for key, there, _ in record["mismatched_keys"]}
-
-
-def _own(path: Path) -> dict[str, Tensor]:
-    return _tensors(path / LEARNED)
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    with needing("Loading a regularized model", "hf"):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: get the folder again, or save it again")
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): get the folder again, or save it again") from None
 
 
 def _check_layers(handle: Regularized, methods: list[dict[str, Any]]) -> None:

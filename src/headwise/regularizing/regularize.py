@@ -10,6 +10,7 @@ from torch import nn
 
 from headwise.borders import COMPILED_INSIDE, is_compiled, own_modules
 from headwise.core.method import Method
+from headwise.regularizing.adapter_files import keep_with_adapters
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Plan, Where, by_text, plan
 
@@ -67,6 +68,7 @@ def regularize(
     if problems:
         raise ValueError("\n".join(problems))
     fitted = Regularized(model, decisions, seed)
+    keep_with_adapters(fitted)
     if compiled or any(is_compiled(part) for part in model.modules()):
         # a graph that was made before knows nothing of the methods
         torch.compiler.reset()

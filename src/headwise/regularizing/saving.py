@@ -394,6 +394,19 @@ def _values(out: Any) -> list[Any]:
     return list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple | list) else []
 
 
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; raise ValueError if it is missing or damaged."""
+    with needing("Loading a regularized model", "hf"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: get the folder again, or save it again")
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): get the folder again, or save it again") from None
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return a folder's record of its methods.
 
