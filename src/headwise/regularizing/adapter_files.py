@@ -1,6 +1,7 @@
 """What methods learned, in the folders of peft's adapters: saved and loaded with the adapters.
 
-peft saves its adapters alone, also in the checkpoints of a Trainer, so that the parameters of methods would start anew.
+peft saves only its adapters, also in the checkpoints of a Trainer: without this a resumed run would start the methods'
+parameters again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ METHODS = ("save_pretrained", "load_adapter")
 class AdapterFiles:
     """The `save_pretrained` and `load_adapter` of one adapted model, extended by what headwise's methods learned.
 
-    They stand in the model's own `__dict__`, so that no other model is touched, and `remove` takes them away.
+    They are in the model's own `__dict__`, so that no other model is touched, and `remove` takes them away.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -34,7 +35,7 @@ class AdapterFiles:
             handle.model.__dict__[name] = Extended(self, name)
 
     def remove(self) -> None:
-        """Give the model its own methods back."""
+        """Restore the model's own methods."""
         for name in METHODS:
             self.handle.model.__dict__.pop(name, None)
 
