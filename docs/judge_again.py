@@ -82,6 +82,11 @@ class Kept(StudyFolder):
             return None
         return float(run.status == "diverged") if name == DIVERGED else run.result.metrics.get(name)
 
+    @property
+    def copies(self) -> dict[str, str]:  # type: ignore[override]
+        """Return which runs are copies of one run, where their figures were kept by seed."""
+        return super().copies if (self.path / SEEDS).is_file() else {}
+
 
 def kept_study(folder: Path, analysis: Analysis, study: Study, scale: str) -> Kept:
     """Return the study of a kept analysis, with the current claims and premises of the study."""

@@ -130,7 +130,7 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
         family = Family(table)
         for at, arm in enumerate(arms):
             stored = arm["differences"].get(name)
-            if not stored or not stored["n"]:
+            if not stored or not stored["n"] or stored.get("copies"):
                 continue
             p = family.p(at, 0.0)
             margin = analysis["margin"] if name == analysis["primary"] else None

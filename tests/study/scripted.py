@@ -18,7 +18,7 @@ asked = parser.parse_args()
 
 run = headwise.run()
 wrong = asked.wrong
-draw = random.Random(run.seed)
+draw = random.Random(0 if wrong == "seed" else run.seed)
 kept = run.folder / "step.txt"
 if wrong == "early":
     sys.exit("no such thing as --wrong early")

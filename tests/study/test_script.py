@@ -319,6 +319,15 @@ def test_arms_that_saw_other_data_are_not_paired_and_are_judged_so(tmp_path):
     assert "is not paired with baseline (seed 0: their first batches differ)" in analysis.warnings[0]
 
 
+def test_a_script_that_ignores_its_seed_has_no_verdict(tmp_path):
+    carry_script(tmp_path, f"{COMMAND} --wrong seed", seeds=6)
+    analysis = analyse(tmp_path)
+    found = analysis.compared[0].differences["test/accuracy"]
+    assert found.verdict == "undecided" and found.p_corrected is None
+    assert found.copies == "seeds 0, 1, 2, 3, 4 and 5 have the same curve"
+    assert analysis.warnings[0].startswith(f"baseline and {ARM}: seeds 0, 1, 2, 3, 4 and 5 have the same curve.")
+
+
 def test_pairs_may_be_required(tmp_path):
     with pytest.raises(
         StudyError,

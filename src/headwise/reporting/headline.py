@@ -63,7 +63,12 @@ def next_step(analysis: Analysis) -> str:
     names = short_names(analysis)
     differences = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
     # an arm whose runs all diverged has an answer, which more seeds do not change
-    open_ = {label: one for label, one in differences.items() if one.verdict in ("no evidence", "undecided") and one.n}
+    # nor does an arm of copies have an answer, which more of them do not give
+    open_ = {
+        label: one
+        for label, one in differences.items()
+        if one.verdict in ("no evidence", "undecided") and one.n and not one.copies
+    }
     if not open_ or not analysis.complete:
         return ""
     seeds_run = len(analysis.seeds)
@@ -126,6 +131,8 @@ def _price(arm: ArmAnalysis, analysis: Analysis) -> str:
 
 def _nothing_shown(analysis: Analysis, entries: list[Difference]) -> str:
     detectable = [entry.detectable for entry in entries if entry.detectable is not None]
+    if all(entry.copies for entry in entries):
+        return f"Whether {analysis.metric.label} differs cannot be decided: seeds are copies of one run"
     if all(entry.verdict == "undecided" for entry in entries):
         return f"Too few seeds to decide whether {analysis.metric.label} differs"
     unit = unit_of(analysis.metric)

@@ -14,7 +14,7 @@ def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
     """Return, per arm that all studies share, its mean standardised difference in the primary outcome.
 
     Positive is better. Raises StudyError if two folders have the same name, if the studies share no arm besides the
-    baseline, or if the scale of a difference cannot be estimated.
+    baseline, if runs are copies of one run, or if the scale of a difference cannot be estimated.
     """
     analyses = {Path(folder).resolve().name: analyse(folder) for folder in folders}
     if len(analyses) < len(folders):
@@ -29,6 +29,8 @@ def across(folders: Sequence[str | Path]) -> dict[str, Aggregate]:
         for name, analysis in analyses.items():
             sign = -1 if analysis.metric.higher_is_better is False else 1
             entry = next(arm for arm in analysis.compared if arm.label == label).differences[analysis.primary]
+            if entry.copies:
+                raise StudyError(f"{name}, {label}: {entry.copies}. Run it with seeds that act, or leave it out.")
             tables[name] = [sign * value for value in entry.by_seed.values()]
         try:
             results[label] = aggregate(tables)

@@ -55,7 +55,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
         critical_rates=critical_rates(study),
         premises=(premises := judged_premises(study)),
         claims=judged_claims(study, premises),
-        warnings=[*_warnings(compared[study.study.primary]), *_pairing_warnings(study)],
+        warnings=[*_warnings(compared[study.study.primary]), *_copies(study), *_pairing_warnings(study)],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_statistics_in_words(study),
         environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
@@ -132,6 +132,28 @@ def _warnings(differences: dict[str, Difference]) -> list[str]:
         f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: "
         "something besides the arms differs between these runs. Trust no verdict here before it is found."
     ]
+
+
+def _copies(study: StudyFolder) -> list[str]:
+    arms: dict[str, list[str]] = {}
+    for arm, why in study.copies.items():
+        arms.setdefault(why, []).append(arm)
+    warnings = [
+        f"{_and(labels)}: {why}. Copies of one run have no spread, so no verdict rests on them. Let the "
+        "seed decide the first weights and the order of the data (run.seed in a script); if these runs do differ, add "
+        "an outcome that shows it, such as the loss."
+        for why, labels in arms.items()
+    ]
+    if same := [arm for arm in study.same_starts if arm not in study.copies]:
+        warnings.append(
+            f"All runs of {_and(same)} begin with the same weights, as those of a pretrained model do. That their "
+            "seeds differ in the order of the data is taken on trust: the script did not show its data (run.saw)."
+        )
+    return warnings
+
+
+def _and(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def _pairing_warnings(study: StudyFolder) -> list[str]:

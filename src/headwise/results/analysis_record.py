@@ -213,6 +213,8 @@ class Difference(Interval):
     pairing: float | None = None
     # False if the evidence shows that initial weights or data differ from the baseline's; only means are then compared
     paired: bool = True
+    # why there is no verdict: which seeds of the arm or of the baseline are copies of one run; "" if none are
+    copies: str = ""
     verdict: ArmVerdict = "undecided"
     verdict_text: str = ""
 

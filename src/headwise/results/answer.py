@@ -69,7 +69,7 @@ def divergence_sentences(analysis: Analysis) -> list[str]:
             f"{start}: {'; '.join(words)}." if words else f"{start}, no arm demonstrably more often than the baseline."
         ]
     if not tested:
-        return [_divergence(base, analysis)] if base.runs.diverged else []
+        return [_divergence(arm, analysis) for arm in diverged]
     return [_divergence(arm, analysis, len(base.runs.diverged)) for arm in tested]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | s
     absent = [arm for arm in (axis or test).arms if arm not in study.arms]
     if absent:
         return f"the arm {absent[0]} was not run"
+    if words := _copied(study, (axis or test).arms):
+        return words
     for name in filter(None, (test.outcome, test.against_outcome)):
         if not _recorded(study, name):
             return f"outcome {name} was not recorded"
@@ -49,6 +52,8 @@ def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], lis
     absent = [arm for arm in (test.arm, test.against) if arm not in study.arms]
     if absent:
         return f"the arm {absent[0]} was not run"
+    if words := _copied(study, (test.arm, test.against)):
+        return words
     cells = [(study.runs.get((test.arm, seed)), study.runs.get((test.against, seed))) for seed in study.seeds]
     ended = [(one, other) for one, other in cells if one and other and one.result and other.result]
     return [one.status == "diverged" for one, _ in ended], [other.status == "diverged" for _, other in ended]
@@ -57,6 +62,11 @@ def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], lis
 def axis_of(study: StudyFolder, test: ClaimTest) -> AxisRecord | None:
     """Return the axis that a test names, or None if the study has no such axis."""
     return next((axis for axis in study.study.axes if axis.text == test.arm), None)
+
+
+def _copied(study: StudyFolder, arms: Iterable[str]) -> str:
+    """Return which runs of these arms are copies of one run, or ""."""
+    return next((f"{arm}: {study.copies[arm]}" for arm in arms if arm in study.copies), "")
 
 
 def _recorded(study: StudyFolder, outcome: str) -> bool:
@@ -82,6 +92,8 @@ def _critical(study: StudyFolder, test: ClaimTest) -> Figures | str:
             return f"the axis {text} was not run"
         if not is_of_rates(axis):
             return f"the axis {text} is not of learning rates"
+        if words := _copied(study, axis.arms):
+            return words
         columns.append(by_seed(study, axis))
     table = np.array(columns, dtype=float).T
     return _paired(table if test.level is None else np.column_stack([table, np.full(len(table), test.level)]))

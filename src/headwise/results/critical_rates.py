@@ -52,7 +52,7 @@ def critical_rates(study: StudyFolder) -> list[CriticalRate]:
     """
     import numpy as np
 
-    axes = [axis for axis in study.study.axes if is_of_rates(axis)]
+    axes = [axis for axis in study.study.axes if is_of_rates(axis) and not study.copies.keys() & set(axis.arms)]
     swept = {arm for axis in axes for arm in axis.arms}
     if not any(run.status == "diverged" and run.arm in swept for run in study.runs.values()):
         return []

@@ -69,8 +69,7 @@ def not_paired(study: StudyFolder) -> dict[str, str]:
 
 def without_evidence(study: StudyFolder) -> bool:
     """Return whether a script's runs recorded no evidence of weights or data, so that their pairing is unverified."""
-    results = [run.result for run in study.runs.values() if run.result is not None]
-    return any("script" in result.config.get("settings", {}) and not result.evidence for result in results)
+    return study.of_script and any(not run.result.evidence for run in study.runs.values() if run.result)
 
 
 def paired_differences(
@@ -89,16 +88,19 @@ def paired_differences(
     ours = {arm: {seed: study.figure(arm, seed, name) for seed in study.seeds} for arm in others}
     if not others or not study.seeds:
         return {}
-    unpaired = not_paired(study)
-    rows = [
-        [math.nan if arm in unpaired else _minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds
-    ]
+    copies = without_a_verdict(study)
+    unpaired = {arm: why for arm, why in not_paired(study).items() if arm not in copies}
+    rows = [[_minus(ours[arm][seed], base[seed]) for arm in others] for seed in study.seeds]
     table = np.array(rows, dtype=float)
+    table[:, [arm in unpaired or arm in copies for arm in others]] = math.nan
     # the arms that are not paired have their shares of the error, which the paired ones leave to them
     alone, share = joint_test(table).alone, 1 - len(unpaired) / len(others)
     judged = _judged(table, margin, share)
     differences = {}
     for at, arm in enumerate(others):
+        if arm in copies:
+            differences[arm] = _of_copies(study.seeds, [row[at] for row in rows], copies[arm])
+            continue
         if arm in unpaired:
             differences[arm] = _unpaired(ours[arm], base, len(others), higher_is_better)
             continue
@@ -153,6 +155,27 @@ def _unpaired(
         return Difference(**fields, verdict="undecided", verdict_text=text)
     verdict = _verdict(fields | {"by_seed": {"": fields["mean"]}}, higher_is_better, False)
     return Difference(**fields | verdict | {"verdict_text": f"{verdict['verdict']}, not paired"})
+
+
+def without_a_verdict(study: StudyFolder) -> dict[str, str]:
+    """Return the arms that cannot be compared with the baseline because runs are copies, each with the reason."""
+    reasons = {arm: f"{study.baseline}: {why}" for arm in study.arms if (why := study.copies.get(study.baseline))}
+    return reasons | study.copies
+
+
+def _of_copies(seeds: Sequence[int], row: Sequence[float], why: str) -> Difference:
+    """Return the difference of an arm whose runs, or the baseline's, are copies: a mean, and no test of it."""
+    import statistics
+
+    pairs = {seed: value for seed, value in zip(seeds, row) if math.isfinite(value)}
+    return Difference(
+        mean=statistics.fmean(pairs.values()) if pairs else None,
+        n=len(pairs),
+        by_seed={str(seed): value for seed, value in pairs.items()},
+        excluded=[seed for seed in seeds if seed not in pairs],
+        copies=why,
+        verdict_text=f"cannot be decided ({why})",
+    )
 
 
 def _minus(one: float | None, other: float | None) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from headwise.results.analysis_record import DivergedRun, DivergenceTest
+from headwise.results.differences import without_a_verdict
 from headwise.results.folder import StudyFolder
 from headwise.results.intervals import ALPHA
 from headwise.results.joint_flips import joint_pairs_test
@@ -32,11 +33,12 @@ def diverged_runs(study: StudyFolder, arm: str) -> list[DivergedRun]:
 def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
     """Return McNemar's exact test per arm other than the baseline, corrected by joint flips of all arms.
 
-    Empty if no run diverged. Seeds in which either run is missing form no pair.
+    Empty if no run diverged. Seeds in which either run is missing form no pair. Arms whose runs are copies have none.
     """
     import numpy as np
 
-    others = [arm for arm in study.arms if arm != study.baseline]
+    copies = without_a_verdict(study)
+    others = [arm for arm in study.arms if arm != study.baseline and arm not in copies]
     if not others or not any(run.status == "diverged" for run in study.runs.values()):
         return {}
     table = np.array([[_minus(study, arm, seed) for arm in others] for seed in study.seeds], dtype=float)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from headwise.files.health_records import Line, read_health
+from headwise.results.copies import Trace, copied, same_start
 from headwise.results.digests import RESULT, broken_seal, damage, digest_of
 from headwise.results.records import DIVERGED, MAPS, CellRecord, EpochLine, MapsRecord, RunEntry, RunResult, StudyRecord
 from headwise.results.stored import (
@@ -61,6 +62,17 @@ class RunFolder:
     def epochs(self) -> list[EpochLine]:
         """Return the lines of metrics.jsonl, one per epoch; empty for a damaged run."""
         return [] if self.damage else read_epochs(self.path / "metrics.jsonl")
+
+    @property
+    def trace(self) -> Trace:
+        """Return what shows whether the run is a copy of another one; a diverged run has no outcomes."""
+        result = self.result
+        if result is None:
+            return Trace({})
+        figures = {name: value for name in result.metrics if (value := self.metric(name)) is not None}
+        kept = {name: value for name, value in figures.items() if not name.startswith("cost/")}
+        curve = [{"step": line.step, **line.metrics} for line in self.epochs]
+        return Trace(kept if result.status == "finished" else {}, curve, result.evidence)
 
     @cached_property
     def maps(self) -> MapsRecord | None:
@@ -148,6 +160,30 @@ class StudyFolder:
         """Return the (arm, seed) pairs without a result."""
         cells = [(arm, seed) for arm in self.arms for seed in self.seeds]
         return [cell for cell in cells if cell not in self.runs or self.runs[cell].result is None]
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Return, by arm, which of its seeds are copies of one run, and by what; such an arm gets no verdict."""
+        kinds = {metric.name: metric for metric in self.study.metrics}
+        names = dict.fromkeys(name for run in self.runs.values() if run.result for name in run.result.metrics)
+        metrics = {name: kind for name in names if (kind := kinds.get(name.rpartition("/")[2]))}
+        scores = [name for name, kind in metrics.items() if kind.higher_is_better]
+        losses = [name for name, kind in metrics.items() if not kind.higher_is_better and kind.unit != "%"]
+        return copied(self._traces, scores, losses, seeded=not (self.study.kind == "numbers" or self.of_script))
+
+    @cached_property
+    def of_script(self) -> bool:
+        """Return whether the runs are those of a user's script, which sets its own seeds."""
+        return any("script" in run.result.config.get("settings", {}) for run in self.runs.values() if run.result)
+
+    @cached_property
+    def same_starts(self) -> list[str]:
+        """Return the arms whose runs began with the same weights and showed no data, so that seeds may be copies."""
+        return [arm for arm, runs in self._traces.items() if same_start(runs)]
+
+    @cached_property
+    def _traces(self) -> dict[str, dict[int, Trace]]:
+        return {arm: {run.seed: run.trace for run in self.of(arm) if run.result} for arm in self.arms}
 
     def damaged(self) -> list[RunFolder]:
         """Return the runs whose files were changed after they finished, in the order of arms and seeds."""

@@ -73,11 +73,14 @@ def trends(study: StudyFolder, outcomes: dict[str, Outcome]) -> list[TrendRecord
 def _trend(study: StudyFolder, axis: AxisRecord, label: str, outcome: Outcome) -> TrendRecord:
     import numpy as np
 
+    copies = next((f"{arm}: {study.copies[arm]}" for arm in axis.arms if arm in study.copies), "")
     order = np.argsort(axis.values, kind="stable")
     values, arms = [axis.values[at] for at in order], [axis.arms[at] for at in order]
     rows = [[study.figure(arm, seed, outcome.name) for arm in arms] for seed in study.seeds]
     table = np.array(rows, dtype=float)
     record = TrendRecord(axis=label, outcome=outcome.name, values=values, arms=arms)
+    if copies:
+        return record.model_copy(update={"text": copies})
     result = trend(table)
     if result is None:
         return record.model_copy(update={"text": "a trend needs three values and two seeds with all of them"})
