@@ -16,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm mutations clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda cuda-costs bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm mutations clean
 
 # each target and its duration, from its own echo line
 help:
@@ -100,6 +100,11 @@ bench-cuda: $(VENV)/.test
 	@echo "make bench-cuda: attention on a GPU: minutes; table here"
 	$(PY) benchmarks/on_cuda.py $(ARGS)
 
+# counted on fake tensors: needs no GPU
+cuda-costs: $(VENV)/.test
+	@echo "make cuda-costs: what each method adds to a step on a GPU: five minutes; result: docs/cuda_costs.md"
+	$(STUB) $(PY) benchmarks/cuda_costs.py $(ARGS)
+
 bench-study: $(VENV)/.test
 	@echo "make bench-study: what a study costs: minutes; figures here"
 	$(STUB) $(PY) benchmarks/study.py $(ARGS)
@@ -121,6 +126,7 @@ gpu: $(VENV)/.test
 	@echo "make gpu: tests, benchmark, studies on a GPU: hours; result: results/gpu"
 	failed=0; \
 	$(TESTING) $(PY) -m pytest -m cuda || failed=1; \
+	$(PY) benchmarks/cuda_costs.py --measure || failed=1; \
 	$(MAKE) bench-cuda ARGS= || failed=1; \
 	$(MAKE) studies-gpu ARGS= || failed=1; \
 	exit $$failed

@@ -6,8 +6,6 @@ real device.
 """
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from grids import part_of_grid, requested
+from integration import fake_device
 
 HERE = Path(__file__).parent
-TORCH = Path(torch.__file__).parent
-COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
 GROUPS = {
     **{f"{host}-{dtype}": 30 for host in ("sdpa", "torch", "transformers") for dtype in ("fp32", "bf16")},
     # of each kind of stage one, as the first of sdpa-fp32
@@ -33,7 +30,9 @@ GROUPS = {
 pytestmark = [
     pytest.mark.timeout(1000),
     pytest.mark.skipif(sys.platform != "linux", reason="the device is preloaded as Linux does it"),
-    pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler: install g++, or name one in CXX"),
+    pytest.mark.skipif(
+        fake_device.COMPILER is None, reason="there is no C++ compiler: install g++, or name one in CXX"
+    ),
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a CUDA of its own: test_cuda.py asks it"),
 ]
 
@@ -42,24 +41,7 @@ pytestmark = [
 def found(request, tmp_path_factory):
     """Run the cases of all chosen groups in one process that has the device, and give what is wrong by group and
     case."""
-    device = tmp_path_factory.mktemp("device") / "cuda_without_a_gpu.so"
-    libraries = TORCH / "lib"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    built = [
-        COMPILER,
-        "-std=c++20",
-        "-O0",
-        "-shared",
-        "-fPIC",
-        abi,
-        f"-I{TORCH / 'include'}",
-        str(HERE / "cuda_without_a_gpu.cpp"),
-    ]
-    built += ["-o", str(device), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_cpu", "-lc10"]
-    compiled = subprocess.run(built, capture_output=True, text=True, timeout=300)
-    assert compiled.returncode == 0, compiled.stderr
-    # Torch asks once whether there is CUDA, while it is imported: the device must be there before.
-    environment = {**os.environ, "LD_PRELOAD": str(device)}
+    environment = fake_device.environment(tmp_path_factory.mktemp("device"))
     groups = [group for (group,) in requested(request, "group")]
     command = [sys.executable, str(HERE / "fake_cuda_cases.py"), *groups]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)

@@ -1,0 +1,303 @@
+"""What each method adds to a training step on a GPU: counted without one, and measured where there is one.
+
+make cuda-costs                            # count all, write benchmarks/cuda_costs.csv and docs/cuda_costs.md
+make cuda-costs ARGS="--only DropKey,watch"  # count some and print them
+make cuda-costs ARGS=--page                # write docs/cuda_costs.md from the kept rows
+python benchmarks/cuda_costs.py --host     # on this CPU: what a step of one token costs, relative to plain
+python benchmarks/cuda_costs.py --measure  # on a GPU: measured steps next to the counted ones
+
+Counted, on fake tensors: operators that launch kernels, the bytes that they read and write, their matrix products, the
+largest tensor, tensors of the CPU, and waits for the device. The least time of an operator is the largest of 2 µs, its
+bytes at 2.85 TB/s, and its products at the rate of an H100; a step is the sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from training_models import LAYERS, MODELS  # noqa: E402
+
+KEPT, PAGE = ROOT / "benchmarks" / "cuda_costs.csv", ROOT / "docs" / "cuda_costs.md"
+COUNTED_LAYERS = 2
+# methods whose forms differ by their settings
+FORMS = ("DropKey(unit='column')", "DropAttention(unit='element')", "InputNoise(by_head=True)")
+COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
+# largest step over the plain one: every method, and those that must meet every pair of heads or tokens
+BUDGET, BUDGET_OF_PAIRS = 1.05, 1.3
+OF_PAIRS = ("Decorrelation", "ReAttention", "DifferentialAttention")
+MEGABYTE = 1 << 20
+INTRODUCTION = """
+Written by `make cuda-costs`. Counted on fake tensors, without a device: eager, bf16, two layers, the second training
+step. Each figure is what the method adds to **one layer**: operators that launch kernels (in forward, in backward,
+after the step), the bytes that they read and write, and their matrix products. The last column is the step of the whole
+model over the plain one, where an operator takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the
+rate of an H100. The time in which Python launches kernels is left out. A test fails when a figure grows
+(`tests/kernels/test_cuda_costs.py`). `benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB,
+operators on tensors of the CPU, and waits for the device.
+""".strip().splitlines()
+
+
+def subjects() -> list[str]:
+    """Return every method at its defaults, the forms of some, and a reading of every statistic."""
+    from headwise import methods as shelf
+    from headwise.core.method import REGISTRY
+
+    known = [form for form in FORMS if _accepted(form, REGISTRY)]
+    return [*(f"{name}()" for name in shelf.__all__), *known, "watch"]
+
+
+def _accepted(form: str, registry: dict[str, Any]) -> bool:
+    try:
+        eval(form, {}, dict(registry))
+    except TypeError:
+        return False
+    return True
+
+
+def count(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Count training steps of (model, method) pairs; each model's plain step comes first."""
+    from integration import fake_device
+
+    asked = [(model, "plain") for model in dict.fromkeys(model for model, _ in pairs)] + pairs
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "cuda_counter.py")],
+            input="".join(f"{model}\t{method}\n" for model, method in asked),
+            text=True,
+            capture_output=True,
+            env={**fake_device.environment(Path(folder)), "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    return rows([json.loads(line) for line in done.stdout.splitlines()])
+
+
+def rows(counts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a method adds to each layer, and its least step over the plain one's."""
+    plain = {c["model"]: c for c in counts if c["method"] == "plain"}
+    found = []
+    for c in counts:
+        row: dict[str, Any] = {"model": c["model"], "method": c["method"]}
+        if "refused" in c or "failed" in c:
+            found.append(row | {"note": c.get("refused") or f"failed: {c['failed']}"})
+            continue
+        base = plain[c["model"]]
+        if c["method"] == "plain":
+            continue
+
+        def added(name: str, c: dict[str, Any] = c, base: dict[str, Any] = base) -> float:
+            return (c[name] - base[name]) / COUNTED_LAYERS
+
+        row |= {phase: added(phase) for phase in ("forward", "backward", "after", "on_cpu", "waits")}
+        row |= {
+            "megabytes": round(added("bytes") / MEGABYTE, 1),
+            "gigaflops": round(added("flops") / 1e9, 1),
+            # of both layers together: what a method keeps or makes beyond the largest tensor of a plain layer
+            "largest": round(c["largest"] / MEGABYTE, 1),
+            "step": round(1 + LAYERS * added("seconds") / base["whole"], 3),
+            "note": "",
+        }
+        found.append(row)
+    return found
+
+
+def grown(new: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each figure that is larger than the kept one, and for each row that is not kept."""
+    before = {(row["model"], row["method"]): row for row in kept}
+    lines = []
+    for row in new:
+        old = before.get((row["model"], row["method"]))
+        if old is None:
+            lines.append(f"{row['method']} on {row['model']} has no kept row")
+        elif row["note"] != old["note"]:
+            lines.append(f"{row['method']} on {row['model']}: {row['note'] or 'counted now'!r}, kept: {old['note']!r}")
+        elif not row["note"]:
+            lines += [
+                f"{row['method']} on {row['model']}: {name} {old[name]} -> {row[name]}"
+                for name in COLUMNS
+                if float(row[name]) > float(old[name]) + 0.001 * abs(float(old[name])) + 1e-9
+            ]
+    return lines
+
+
+def kept() -> list[dict[str, Any]]:
+    """Return the kept rows; figures as text."""
+    with KEPT.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(found: list[dict[str, Any]]) -> None:
+    """Write the kept rows."""
+    with KEPT.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ("model", "method", *COLUMNS, "note"), lineterminator="\n", restval="")
+        writer.writeheader()
+        writer.writerows(
+            {name: f"{value:g}" if isinstance(value, float) else value for name, value in row.items()} for row in found
+        )
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    """Return docs/cuda_costs.md."""
+    lines = [
+        "# What each method adds to a training step on a GPU",
+        "",
+        *INTRODUCTION,
+        "",
+    ]
+    for model, training in MODELS.items():
+        of = [row for row in found if row["model"] == model]
+        counted = [row for row in of if not row["note"]]
+        within = [row for row in counted if float(row["step"]) <= budget(row["method"])]
+        lines += [
+            f"## {model}, batch of {training.size}",
+            "",
+            f"{len(within)} of {len(counted)} rows keep the budget of {BUDGET} ({BUDGET_OF_PAIRS} for "
+            f"{', '.join(OF_PAIRS)}); **bold** rows do not.",
+            "",
+            "| method | kernels: forward | backward | after the step | MiB | GFLOP | step / plain |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in sorted(counted, key=lambda row: -float(row["step"])):
+            step = f"{float(row['step']):.3f}"
+            step = step if float(row["step"]) <= budget(row["method"]) else f"**{step}**"
+            cells = [f"{float(row[name]):g}" for name in ("forward", "backward", "after", "megabytes", "gigaflops")]
+            lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} | {step} |")
+        lines += [f"- {shown(row['method'])}: {row['note']}" for row in of if row["note"]]
+        lines.append("")
+    return "\n".join(lines).replace("|\n- ", "|\n\n- ").rstrip() + "\n"
+
+
+def shown(method: str) -> str:
+    """Return the name of a row."""
+    return "`watch`, a full reading in every step" if method == "watch" else f"`{method}`"
+
+
+def budget(method: str) -> float:
+    """Return the largest step over the plain one that a method may take."""
+    return BUDGET_OF_PAIRS if method.partition("(")[0] in OF_PAIRS else BUDGET
+
+
+def host() -> None:
+    """Print what a step of one token costs on the CPU, relative to plain: the time in which Python runs."""
+    import torch
+    from timing import interleave, machine, ratio
+    from training_models import Block
+
+    import headwise
+    from headwise.core.method import REGISTRY
+
+    layers, x = 4, torch.randn(1, 1, 768)
+    print(f"{machine(torch.get_num_threads())}; forward and backward of {layers} layers, one token")
+    print("| method | step / plain | µs a layer and step |\n|---|---|---|")
+
+    def step(net: torch.nn.Module, handle: Any) -> None:
+        out = net(x).square().mean()
+        (out if handle is None else out + handle.loss()).backward()
+        if handle is not None:
+            handle.after_step()
+
+    for name in (m.removesuffix("()") for m in subjects() if m.endswith("()")):
+        nets, steps = {}, {}
+        for key in ("plain", name):
+            net = torch.nn.Sequential(*(Block(False) for _ in range(layers)))
+            handle = None if key == "plain" else headwise.regularize(net, REGISTRY[name](), example=x.expand(1, 4, -1))
+            nets[key] = net
+            steps[key] = lambda net=net, handle=handle: step(net, handle)
+        times = interleave(steps, 30)
+        spent = sorted(a - b for a, b in zip(times[name], times["plain"], strict=True))[15] / layers * 1e6
+        print(f"| `{name}()` | {ratio(times, name, 'plain'):.2f} | {spent:.0f} |", flush=True)
+
+
+def measure(only: list[str]) -> None:
+    """Print measured steps next to the counted ones, on a GPU."""
+    import torch
+    from timing import interleave, machine, ratio
+
+    import headwise
+    from headwise.core.method import REGISTRY
+
+    counted = {(row["model"], row["method"]): row for row in kept()}
+    print(f"{machine(1)}; {COUNTED_LAYERS} layers, bf16, eager")
+    print("| model | method | measured step / plain | counted for these layers |\n|---|---|---|---|")
+    for model, training in MODELS.items():
+        batch = training.batch(training.size)
+        inputs = [x.cuda().to(torch.bfloat16 if x.is_floating_point() else x.dtype) for x in batch]
+
+        def fitted(method: str, training: Any = training, inputs: Any = inputs) -> Any:
+            torch.manual_seed(0)
+            net = training.layers(COUNTED_LAYERS)
+            handle: Any = None
+            if method == "watch":
+                handle = headwise.watch(net, every=1, on_alert=None)
+            elif method != "plain":
+                handle = headwise.regularize(net, eval(method, {}, dict(REGISTRY)), example=training.example())
+            net.cuda().to(torch.bfloat16)
+            optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+
+            def step() -> None:
+                loss = net(*inputs)
+                regularized = isinstance(handle, headwise.Regularized)
+                (loss + handle.loss() if regularized else loss).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if handle is not None:
+                    handle.after_step() if regularized else handle.step()
+
+            return step
+
+        plain = fitted("plain")
+        for method in only or subjects():
+            if counted.get((model, method), {"note": "not kept"})["note"]:
+                continue
+            times = interleave({"plain": plain, method: fitted(method)}, 7)
+            print(
+                f"| {model} | `{method}` | {ratio(times, method, 'plain'):.3f} | {counted[model, method]['step']} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="methods by name, separated by commas: print them, write nothing")
+    parser.add_argument("--page", action="store_true", help="write the page from the kept rows")
+    parser.add_argument("--check", action="store_true", help="check that the page is that of the kept rows")
+    parser.add_argument("--host", action="store_true")
+    parser.add_argument("--measure", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    names = options.only.split(",") if options.only else []
+    chosen = [s for s in subjects() if not names or s.partition("(")[0] in names or s in names]
+    if options.host:
+        host()
+    elif options.measure:
+        measure(chosen if names else [])
+    elif options.check:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page(kept()) else f"{PAGE.name} is not that of the kept rows")
+    elif options.page:
+        PAGE.write_text(page(kept()), encoding="utf-8")
+    else:
+        found = count([(model, method) for model in MODELS for method in chosen])
+        for line in grown(found, kept()) if KEPT.exists() else []:
+            print(f"larger: {line}")
+        if names:
+            for row in found:
+                print(json.dumps(row))
+            return
+        write(found)
+        PAGE.write_text(page(kept()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Counts what a training step does on a fake CUDA device; runs in a process that `cuda_costs.py` starts.
+
+Each line of standard input is `model<tab>method`, each line of standard output the counts of its two layers as JSON;
+for "plain" also the least time of a step of the whole model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "integration")]
+fused = F.scaled_dot_product_attention
+
+
+# Attention as one operator, as on CUDA; a CPU's build has no fused form for fake tensors. It must stand before headwise
+# is imported, which keeps the function.
+@torch.library.custom_op("costs::attention", mutates_args=())
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp."""
+    raise NotImplementedError
+
+
+@attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("costs::attention_backward", mutates_args=())
+def attention_backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v."""
+    raise NotImplementedError
+
+
+@attention_backward.register_fake
+def _(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, mask, ctx.causal = inputs
+    ctx.save_for_backward(q, k, v, *output, *([] if mask is None else [mask]))
+
+
+def _backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
+    q, k, v, o, lse, *mask = ctx.saved_tensors
+    return (*attention_backward(g, q, k, v, o, lse, mask[0] if mask else None, ctx.causal), None, None)
+
+
+attention.register_autograd(_backward, setup_context=_setup)
+
+
+def on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attend by the operator above on the fake device, and by torch's elsewhere."""
+    if q.device.type != "cuda":
+        return fused(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return attention(q, k, v, attn_mask, is_causal)[0]
+
+
+F.scaled_dot_product_attention = on_cuda
+
+from fake_cuda import FakeCuda, believe_in_cuda  # noqa: E402
+from training_models import LAYERS, MODELS  # noqa: E402
+
+import headwise  # noqa: E402
+from headwise.core.method import REGISTRY  # noqa: E402
+
+COUNTED_LAYERS = 2
+# An H100: bytes a second that a copy reaches, the shortest kernel in seconds, and products a second by dtype.
+BANDWIDTH, SHORTEST, ATTENTION = 2.85e12, 2e-6, 500e12
+RATES = {torch.bfloat16: 600e12, torch.float16: 600e12, torch.float32: 55e12, torch.float64: 60e12}
+# operators that allocate or describe, without a kernel
+WITHOUT_KERNEL = {
+    "alias", "detach", "device", "empty", "empty_like", "empty_strided", "is_pinned", "lift_fresh",
+    "_local_scalar_dense", "new_empty", "new_empty_strided", "record_stream", "_reshape_alias", "resize_", "set_",
+    "_unsafe_view",
+}  # fmt: skip
+# The kernels and products of our own operators, where they are more than one kernel: kernels, matrix products of
+# (B, H, T, N) with a head, and the share of attention's rate that their code reaches.
+OWN = {"attend_rows": (1, 2, 0.45), "attend_rows_backward": (9, 7, 0.45)}
+
+
+class Counter(FakeCuda):
+    """Notes every operator: its kernels, bytes and least time, and tensors of the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.kernels = self.bytes = self.flops = self.on_cpu = self.largest = 0
+        self.seconds = 0.0
+        self.waits.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        inputs = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if not any(x.device.type == "cuda" for x in (*inputs, *outputs)):
+            self.on_cpu += 1
+            return out
+        name = func._schema.name.split("::")[-1]
+        if func.is_view or name in WITHOUT_KERNEL:
+            return out
+        moved = sum(_bytes(x) for x in {id(x): x for x in inputs}.values() if x.device.type == "cuda")
+        moved += sum(_bytes(x) for x in outputs if not any(x is y for y in inputs) or name.endswith("_"))
+        flops, rate = _products(name, args, inputs, outputs)
+        kernels = OWN[name][0] if name in OWN else 1
+        self.kernels += kernels
+        self.bytes += moved
+        self.flops += flops
+        self.largest = max(self.largest, *(x.numel() * x.element_size() for x in (*inputs, *outputs)))
+        self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate)
+        return out
+
+
+def _bytes(x: Tensor) -> int:
+    """Return the bytes of a tensor; expanded dimensions are read once."""
+    return math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step) * x.element_size()
+
+
+def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[float, float]:
+    """Return the floating-point operations of matrix products and the rate at which they run."""
+    rate = RATES.get(outputs[0].dtype, RATES[torch.float32]) if outputs else RATES[torch.float32]
+    if name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_"):
+        a, b = inputs[-2:]
+        return 2 * a.numel() * b.shape[-1], rate
+    if name == "convolution":
+        return 2 * outputs[0].numel() * inputs[1][0].numel(), rate
+    if name == "convolution_backward":
+        return 4 * inputs[0].numel() * inputs[2][0].numel(), rate
+    if name in ("attention", "attention_backward"):
+        back = name == "attention_backward"
+        q, k, v = inputs[1:4] if back else inputs[:3]
+        masked = args[6 if back else 3] is not None
+        size = _tile(q.shape[-1]) + _tile(v.shape[-1])
+        flops = (5 if back else 2) * q[..., 0].numel() * k.shape[2] * size
+        # a mask runs the memory-efficient kernel, at about half the rate
+        return flops * (0.5 if args[-1] else 1), ATTENTION * (0.55 if masked else 1)
+    if name in OWN:
+        _, count, share = OWN[name]
+        saved = args[4] if name == "attend_rows_backward" else inputs
+        q, k, v = saved[:3]
+        causal = args[6] if name == "attend_rows_backward" else args[4]
+        return count * q[..., 0].numel() * k.shape[2] * (q.shape[-1] + v.shape[-1]) * (
+            0.5 if causal else 1
+        ), ATTENTION * share
+    return 0, rate
+
+
+def _tile(size: int) -> int:
+    return next(tile for tile in (32, 64, 96, 128, 192, 256, size) if tile >= size)
+
+
+def counted(net: nn.Module, model: str, fit: Callable[[nn.Module, Any], Any] | None) -> dict[str, Any]:
+    """Return the counts of the second training step of a network with a method, a watch or nothing."""
+    training = MODELS[model]
+    handle = None if fit is None else fit(net, training.example())
+    cuda = Counter()
+    regularized = isinstance(handle, headwise.Regularized)
+    with cuda:
+        net.to("cuda", torch.bfloat16)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+        inputs = [
+            x.to("cuda", torch.bfloat16 if x.is_floating_point() else None) for x in training.batch(training.size)
+        ]
+    kernels: dict[str, int] = {}
+    total: dict[str, Any] = {}
+    for _ in range(2):
+        total = dict.fromkeys(("bytes", "flops", "on_cpu", "largest", "waits"), 0) | {"seconds": 0.0}
+
+        def ended(phase: str, total: dict[str, Any] = total) -> None:
+            kernels[phase] = cuda.kernels
+            for name in ("bytes", "flops", "on_cpu", "seconds"):
+                total[name] += getattr(cuda, name)
+            total["largest"] = max(total["largest"], cuda.largest)
+            total["waits"] += len(cuda.waits)
+            cuda.clear()
+
+        cuda.clear()
+        with cuda:
+            loss = net(*inputs)
+            if regularized:
+                loss = loss + handle.loss()
+        ended("forward")
+        with cuda:
+            loss.backward()
+        ended("backward")
+        with cuda:
+            optimizer.step()
+            optimizer.zero_grad()
+        ended("optimizer")
+        if handle is not None:
+            with cuda:
+                handle.after_step() if regularized else handle.step()
+        ended("after")
+    return {**kernels, **total}
+
+
+def named(method: str) -> Callable[[nn.Module, Any], Any] | None:
+    """Return what fits a method: "plain", "watch", or an expression such as "DropKey(unit='column')"."""
+    if method == "plain":
+        return None
+    if method == "watch":
+        return lambda net, _: headwise.watch(net, every=1, on_alert=None)
+    made = eval(method, {}, dict(REGISTRY))
+    return lambda net, example: headwise.regularize(net, made, example=example)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    believe_in_cuda()
+    for line in sys.stdin:
+        model, method = line.rstrip("\n").split("\t")
+        try:
+            counts = counted(MODELS[model].layers(COUNTED_LAYERS), model, named(method))
+            if method == "plain":
+                one, two = (counted(MODELS[model].whole(layers), model, None)["seconds"] for layers in (1, 2))
+                counts["whole"] = one + (LAYERS - 1) * (two - one)
+        except ValueError as refused:
+            counts = {"refused": str(refused).splitlines()[-1]}
+        except Exception as error:
+            counts = {"failed": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"model": model, "method": method, **counts}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What methods add to a training step on a GPU, counted without one, does not grow beyond the kept rows."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from integration import fake_device
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import cuda_costs  # noqa: E402
+from training_models import MODELS  # noqa: E402
+
+SOME = ("DropHead()", "EntropyPenalty()", "SigmaReparam()")
+
+counts_here = [
+    pytest.mark.timeout(1000),
+    pytest.mark.skipif(sys.platform != "linux", reason="the device is preloaded as Linux does it"),
+    pytest.mark.skipif(
+        fake_device.COMPILER is None, reason="there is no C++ compiler: install g++, or name one in CXX"
+    ),
+    pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has a CUDA of its own"),
+]
+
+
+def with_marks(test):
+    for mark in counts_here:
+        test = mark(test)
+    return test
+
+
+@with_marks
+def test_some_methods_add_no_more_than_is_kept():
+    found = cuda_costs.count([("GPT-2 small", method) for method in SOME])
+    assert [row["method"] for row in found] == list(SOME)
+    assert not cuda_costs.grown(found, cuda_costs.kept())
+
+
+@pytest.mark.grid
+@with_marks
+def test_every_method_adds_no_more_than_is_kept():
+    found = cuda_costs.count([(model, method) for model in MODELS for method in cuda_costs.subjects()])
+    assert not cuda_costs.grown(found, cuda_costs.kept())
+
+
+def test_every_method_has_a_row_for_each_model():
+    rows = {(row["model"], row["method"]): row for row in cuda_costs.kept()}
+    assert set(rows) == {(model, method) for model in MODELS for method in cuda_costs.subjects()}
+    # a method that a model cannot take says why
+    assert all(row["note"] or float(row["step"]) > 0 for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["forward", "after", "megabytes", "largest", "on_cpu", "step"])
+def test_a_figure_that_grows_is_told(name):
+    kept = cuda_costs.kept()
+    row = next(row for row in kept if row["method"] == "EntropyPenalty()")
+    assert not cuda_costs.grown([row], kept)
+    assert cuda_costs.grown([row | {name: float(row[name]) * 1.01 + 1}], kept)
+    assert not cuda_costs.grown([row | {name: 0}], kept)
+
+
+def test_a_method_that_cannot_be_counted_any_more_is_told():
+    kept = cuda_costs.kept()
+    row = next(row for row in kept if not row["note"])
+    assert cuda_costs.grown([row | {"note": "failed: RuntimeError"}], kept)
+    assert cuda_costs.grown([row | {"method": "Unknown()"}], kept)
+
+
+def test_the_page_is_that_of_the_kept_rows():
+    assert cuda_costs.PAGE.read_text(encoding="utf-8") == cuda_costs.page(cuda_costs.kept())
