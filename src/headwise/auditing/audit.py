@@ -88,6 +88,7 @@ def audit(
         alerts=alerts,
         layers=read.layers,
         unused=read.unused,
+        remarks=opened.remarks,
         spectra={f"{site}|{head}|{kind}": values for (site, head, kind), values in read.spectra.items()},
         balances={f"{site}|{group}|{kind}": balance for (site, group, kind), balance in read.balances.items()},
         data=", ".join(Path(p).name for p in (text, images) if p is not None) or None,

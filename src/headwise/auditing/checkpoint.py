@@ -135,13 +135,15 @@ def _pixels(path: Path, size: tuple[int, int], channels: int) -> Tensor:
 class Checkpoint(Protocol):
     """A model on disk: its structure, its weights on demand, and batches in its format.
 
-    `unused` lists tensors of its files that the model does not use, under the names they would have in the model.
+    `unused` lists tensors of its files that the model does not use, under the names they would have in the model;
+    `remarks` what a reader must know of the files.
     """
 
     name: str
     kind: str
     model: nn.Module
     unused: list[str]
+    remarks: list[str]
 
     def tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Return parameters by their names in the model."""

@@ -32,6 +32,7 @@ class BuiltModel:
         self.name, self.kind, self.model, self._image = name, kind, model if kind == LIVE else model.eval(), image
         # timm_model refuses weights that do not fit, and a factory loads its own.
         self.unused: list[str] = []
+        self.remarks: list[str] = []
 
     def projections(self, site: Site) -> Projections:
         """Return a site's weights; if they are fused, their layout is verified on the site."""

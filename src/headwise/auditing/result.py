@@ -111,6 +111,7 @@ class AuditResult:
         balances: norms that weight decay makes equal, "site|group|qk" or "site|group|vo" to those of the rows and of
             the product.
         unused: weights of attention layers in the files that the model does not use.
+        remarks: what a reader must know of the files: removed prefixes, an adapter that is not read, 8-bit numbers.
         data: the names of the data for the activations; None if only weights were read.
         command, versions, commit, hardware, seconds: how the audit was made.
     """
@@ -124,6 +125,7 @@ class AuditResult:
     spectra: dict[str, list[float]]
     balances: dict[str, BalanceRecord] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     data: str | None = None
     reasons: dict[str, dict[str, str]] = field(default_factory=dict)
     command: str = ""
@@ -133,8 +135,8 @@ class AuditResult:
     seconds: float = 0.0
 
     def __repr__(self) -> str:
-        heads = {(record["site"], record["head"]) for record in self.records if record["head"] is not None}
-        found = f"{len(self.layers)} layers, {len(heads)} heads, {len(self.alerts)} alerts"
+        heads = sum(layer.get("heads") or 0 for layer in self.layers)
+        found = f"{len(self.layers)} layers, {heads} heads, {len(self.alerts)} alerts"
         return f"<{type(self).__name__} of {self.checkpoint}: {found}; write('audit.html') makes the page>"
 
     def worst(self, most: int = 5) -> list[WorstHead]:
@@ -152,9 +154,11 @@ class AuditResult:
             f"the files hold {len(self.unused)} weights of attention layers that the model of this config does not "
             f"have: {_few(self.unused)}"
         ]
-        return (lines if self.unused else []) + [
-            note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in by_note.items()
-        ]
+        return (
+            self.remarks
+            + (lines if self.unused else [])
+            + [note if len(sites) == total else f"{note} ({_few(sites)})" for note, sites in by_note.items()]
+        )
 
     def figures(self) -> dict[str, FiguresOfStatistic]:
         """Return the records in short form, by statistic."""

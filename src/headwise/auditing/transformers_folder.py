@@ -19,7 +19,7 @@ from headwise.core.site import Site
 from headwise.files.errors import CheckpointError
 from headwise.files.foreign_models import model_of
 from headwise.files.optional_imports import quiet_transformers
-from headwise.files.tensor_files import TensorFiles, explained, read_object
+from headwise.files.tensor_files import TensorFiles, explained, of_adapter, read_object
 from headwise.projections import Block, ProjectionError, Projections
 from headwise.projections.leaves import leaves
 
@@ -120,7 +120,9 @@ class TransformersFolder:
         # For a symbolic link, the name of the link is more informative than that of its target.
         self.folder, self.name = folder, folder.name or folder.resolve().name
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} holds no config.json: it is not a transformers folder")
+            raise CheckpointError(
+                of_adapter(folder) or f"{folder} holds no config.json: it is not a transformers folder"
+            )
         self.settings = read_object(folder / "config.json")
         self.config = config_of(folder, self.settings)
         self.files = TensorFiles.of_folder(folder)
@@ -130,6 +132,7 @@ class TransformersFolder:
         self._renamed, self._converts, self.unused = _renamed(self.model, self.files.names)
         _refuse_parametrized(folder, self.unused)
         _refuse_compressed(folder, self.unused)
+        self.remarks = _remarks(folder, self.files)
         self._shallow: Shallow | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._whole: nn.Module | None = None
@@ -190,6 +193,32 @@ class TransformersFolder:
     def batches(self) -> Batches:
         """Return the maker of batches for this model from texts and images."""
         return Batches(self.folder, self.config, first=_first_position(self.model))
+
+
+def _remarks(folder: Path, files: TensorFiles) -> list[str]:
+    """Return what a reader must know of the files: prefixes, adapters and numbers of 8 bits.
+
+    Raises:
+        CheckpointError: if numbers of 8 bits have scales, without which they are not the weights.
+    """
+    remarks = []
+    if files.prefix:
+        remarks.append(f"the names in the files begin with or hold {files.prefix}, which is left out here")
+    if of_adapter(folder):
+        remarks.append(
+            f"{folder} also holds an adapter, which is not read: merge it into the model (merge_and_unload in peft) "
+            "and save that to audit both"
+        )
+    if eight := files.of_eight_bits():
+        layers = {name.rpartition(".")[0] for name in eight}
+        scale = next((n for n in files.names if "scale" in n.rpartition(".")[2] and n.rpartition(".")[0] in layers), "")
+        if scale:
+            raise CheckpointError(
+                f"{folder} holds {eight[0]} in 8 bits with the scale {scale}, so that its numbers are not the weights: "
+                "audit the model it was made from"
+            )
+        remarks.append(f"{eight[0]} and {len(eight) - 1} more hold numbers of 8 bits without scales, read as they are")
+    return remarks
 
 
 def _refuse_parametrized(folder: Path, unused: list[str]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,8 @@ from headwise import hosts
 from headwise.auditing.checkpoint import Checkpoint, weights_in_place
 from headwise.auditing.records import BalanceRecord, Layer, WeightRecord
 from headwise.core.site import Site
-from headwise.projections import ProjectionError, whole
+from headwise.files.errors import CheckpointError
+from headwise.projections import Block, ProjectionError, whole
 from headwise.statistics.weights import WEIGHT_STATISTICS, WeightReading, read_weights, weight_reading, weight_reasons
 from headwise.statistics.weights.balance import balance
 from headwise.statistics.weights.product import Product, unbalanced
@@ -88,16 +89,20 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
     try:
         layout = checkpoint.projections(site)
     except ProjectionError as error:
-        read.layers.append(_layer(site, None, dict.fromkeys(PRODUCTS, str(error)), [], {}))
+        layer = _layer(site, None, dict.fromkeys(PRODUCTS, str(error)), [], {})
+        if site.heads:
+            layer["heads"] = site.heads
+        read.layers.append(layer)
+        read.not_finite += _not_finite(checkpoint, site, [])
         return
     with weights_in_place(checkpoint, layout):
         reading = weight_reading(site, layout)
-        broken = [b.where for b in layout.blocks if not bool(torch.isfinite(whole(getattr(b.module, b.name))).all())]
+        broken = _not_finite(checkpoint, site, layout.blocks)
         layer = _layer(site, layout.layout, reading.missing, list(reading.notes), weight_reasons(reading))
         layer["heads"], layer["kv_heads"] = layout.heads, layout.kv_heads
         read.layers.append(layer)
         if broken:
-            read.not_finite += list(dict.fromkeys(broken))
+            read.not_finite += broken
             layer["reasons"] = {"all": f"{broken[0]} holds NaN or infinity"}
             return
         with threads(threads_for(reading, most)):
@@ -110,6 +115,23 @@ def _read_site(read: Read, checkpoint: Checkpoint, site: Site, most: int) -> Non
                     read.balances |= {
                         (site.name, group, kind): record for group, record in enumerate(balances_of(product))
                     }
+
+
+def _not_finite(checkpoint: Checkpoint, site: Site, blocks: Sequence[Block]) -> list[str]:
+    """Return the names of a layer's weights, biases and gains that hold NaN or infinity, each once."""
+    tensors = {block.where: whole(getattr(block.module, block.name)) for block in blocks}
+    for name, parameter in site.module.named_parameters(prefix=site.name):
+        if name not in tensors and not parameter.is_meta:
+            tensors[name] = whole(parameter)
+        elif name not in tensors and parameter.dim() == 1:
+            # a bias or a gain of a checkpoint; what its files lack is told where the model is loaded
+            with suppress(CheckpointError):
+                tensors |= checkpoint.tensors([name])
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all())
+    ]
 
 
 def _layer(site: Site, layout: str | None, missing: dict[str, str], notes: list[str], reasons: dict[str, str]) -> Layer:

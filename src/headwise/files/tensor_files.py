@@ -23,12 +23,26 @@ PICKLE_REMEDY = (
 LEARNED, ADAPTER = "headwise.safetensors", "adapter_model.safetensors"
 PARTS = (LEARNED, ADAPTER)
 
+# what torch.compile puts into the names of the modules that it wraps
+COMPILED = "_orig_mod."
+
 
 class TensorFiles:
-    """The tensors of one or several safetensors files, by name; each is read on demand."""
+    """The tensors of one or several safetensors files, by name; each is read on demand.
+
+    Attributes:
+        prefix: what was removed from the names, which torch.compile and DistributedDataParallel put there.
+    """
 
     def __init__(self, files: dict[str, Path]) -> None:
-        self._files = files
+        whole = "module." if files and all(name.startswith("module.") for name in files) else ""
+        stored = {name: name.removeprefix(whole).replace(COMPILED, "") for name in files}
+        if len(set(stored.values())) < len(stored):
+            stored = {name: name for name in files}
+        compiled = COMPILED if any(COMPILED in name for name in files) else ""
+        self.prefix = whole + compiled if stored.keys() != set(stored.values()) else ""
+        self._files = {stored[name]: path for name, path in files.items()}
+        self._stored = {short: name for name, short in stored.items()}
 
     @property
     def names(self) -> list[str]:
@@ -50,22 +64,28 @@ class TensorFiles:
                 inside = set(file.keys())
                 for name in names:
                     if self._files[name] == path:
-                        if name not in inside:
+                        if self._stored[name] not in inside:
                             raise CheckpointError(
                                 f"{path.name} does not hold {name!r}, which its index lists. Download both again"
                             )
-                        read[name] = file.get_tensor(name)
+                        read[name] = file.get_tensor(self._stored[name])
         return read
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor, without reading the tensors."""
-        shapes: dict[str, tuple[int, ...]] = {}
+        return {name: tuple(part.get_shape()) for name, part in self._headers()}
+
+    def of_eight_bits(self) -> list[str]:
+        """Return the names of the tensors that hold floating-point numbers of 8 bits."""
+        return [name for name, part in self._headers() if part.get_dtype().startswith("F8")]
+
+    def _headers(self) -> Iterator[tuple[str, Any]]:
         for path in dict.fromkeys(self._files.values()):
             with opened(path) as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    if self._files.get(name) == path:
-                        shapes[name] = tuple(file.get_slice(name).get_shape())
-        return shapes
+                inside = set(file.keys())
+                for name, stored in self._stored.items():
+                    if self._files[name] == path and stored in inside:
+                        yield name, file.get_slice(stored)
 
     @classmethod
     def of_folder(cls, folder: Path) -> TensorFiles:
@@ -134,12 +154,18 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def of_adapter(folder: Path) -> str:
+    """Return the message that a folder holds an adapter and no model; empty if it holds none."""
+    if not (folder / "adapter_config.json").is_file():
+        return ""
+    base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    name = f"its base model {base}" if isinstance(base, str) and base else "its base model"
+    return f"{folder} holds an adapter, not a model: merge it into {name} (merge_and_unload in peft) and save that"
+
+
 def _no_weights(folder: Path) -> str:
-    if (folder / "adapter_config.json").is_file():
-        return (
-            f"{folder} holds an adapter, not a model: merge it into its base model (merge_and_unload in peft) and "
-            "save that"
-        )
+    if message := of_adapter(folder):
+        return message
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         return f"{folder} holds its weights as {pickled[0]}. {PICKLE_REMEDY}"

@@ -235,6 +235,27 @@ def untouched(root: nn.Module) -> Iterator[None]:
                 buffer.copy_(saved)
 
 
+@contextmanager
+def finite(root: nn.Module) -> Iterator[bool]:
+    """Replace NaN and infinity in weights by small noise, restore them bit for bit, and give whether there were any.
+
+    Rows of weights show which heads they make only if what is not perturbed stays as it is, and NaN spreads.
+    """
+    with torch.no_grad():
+        weights = [
+            p.data for p in root.parameters() if p.is_floating_point() and p.element_size() > 1 and not p.is_meta
+        ]
+        broken = [(weight, weight.clone()) for weight in weights if not bool(torch.isfinite(weight).all())]
+        for weight, saved in broken:
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) / 50
+            weight.copy_(torch.where(torch.isfinite(saved), saved, noise.to(saved)))
+    try:
+        yield bool(broken)
+    finally:
+        for weight, saved in broken:
+            weight.copy_(saved)
+
+
 def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arguments | None:
     """Run the model and return the arguments of the first call of `module`, or None if it is not called."""
     calls: list[Arguments] = []

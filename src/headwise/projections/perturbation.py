@@ -283,6 +283,9 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
                 return _probed_by(site, candidates, root, run, parent)
             except Unclear as reason:
                 reasons.append(str(reason))
+                with capture.finite(root) as broken:
+                    if broken:
+                        return _probed_by(site, candidates, root, run, parent)
             except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
                 # The layer may need more than one tensor, or the synthesised batch may not fit: try the next way.
                 reasons.append(
