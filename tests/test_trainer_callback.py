@@ -73,15 +73,62 @@ def test_one_callback_trains_as_the_handle_does_reports_to_tensorboard_and_resum
     assert again[tag] == [(step, pytest.approx(value, abs=1e-5)) for step, value in scalars[tag][2:]]
 
 
-def test_a_callback_that_comes_too_late_or_to_a_model_made_later_is_refused_with_the_remedy(tmp_path):
+def test_a_callback_that_comes_too_late_is_refused_with_the_remedy(tmp_path):
     late = trainer(FAMILIES["Llama"].build(), rows(1), tmp_path)
     late.add_callback(headwise.HeadwiseCallback(*METHODS))
     with pytest.raises(RuntimeError, match=r"added after the Trainer was made: .*callbacks=\[HeadwiseCallback"):
         late.train()
-    with pytest.raises(ValueError, match=r"Trainer\(model_init=\.\.\.\) makes others: .*handle.callback\(\)"):
-        trainer(None, rows(1), tmp_path, cls=lambda model, **given: transformers.Trainer(
-            model_init=lambda: FAMILIES["Llama"].build(), callbacks=[headwise.HeadwiseCallback(*METHODS)], **given,
-        ))  # fmt: skip
+
+
+def searching(folder, callback, make=None, **options):
+    """Return a Trainer that makes its models itself."""
+    made = []
+
+    def model_init(trial=None):
+        torch.manual_seed(0)
+        made.append(make() if make else FAMILIES["Llama"].build().train())
+        return made[-1]
+
+    one = trainer(None, rows(2), folder, max_steps=2, gradient_accumulation_steps=1, cls=lambda model, **given: (
+        transformers.Trainer(model_init=model_init, callbacks=[callback], **given, **options)
+    ))  # fmt: skip
+    return one, made
+
+
+def test_each_model_that_the_trainer_makes_is_regularized_and_its_penalties_count_once(tmp_path):
+    callback = headwise.HeadwiseCallback(*METHODS, watch=WATCHED, seed=3)
+    one, made = searching(tmp_path / "made", callback)
+    one.train()
+    handles = [headwise.handle(model) for model in made]
+    assert len(made) == 2 and callback.regularized is handles[1] and one.model is made[1]
+    assert [handle.step for handle in handles] == [0, 2]
+    assert len(callback.watch.records()) > 0
+    one.train()
+    assert [handle.step for handle in map(headwise.handle, made)] == [0, 2, 2]
+
+    torch.manual_seed(0)
+    given, alone = FAMILIES["Llama"].build().train(), headwise.HeadwiseCallback(*METHODS, seed=3)
+    trainer(given, rows(2), tmp_path / "given", max_steps=2, gradient_accumulation_steps=1,
+        cls=lambda **options: transformers.Trainer(**options, callbacks=[alone])).train()  # fmt: skip
+    for model in made[1:]:
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), given.parameters(), strict=True))
+    for model in (*made, given):
+        headwise.handle(model).remove()
+
+
+def test_a_hyperparameter_search_regularizes_the_model_of_each_trial(tmp_path):
+    pytest.importorskip("optuna")
+    callback = headwise.HeadwiseCallback(headwise.GatedOutput(), EntropyPenalty(strength=0.5))
+    one, made = searching(tmp_path, callback, eval_dataset=rows(2))
+    best = one.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-2)},
+        n_trials=2, backend="optuna", direction="minimize",
+    )  # fmt: skip
+    assert best.hyperparameters["learning_rate"] > 0
+    handles = [headwise.handle(model) for model in made]
+    assert [handle.step for handle in handles] == [0, 2, 2]
+    for handle in handles:
+        handle.remove(discard=True)
 
 
 def test_the_trainers_own_loss_function_is_the_base(tmp_path):

@@ -32,7 +32,9 @@ class HeadwiseCallback(TrainerCallback):
     """A callback that regularizes the model of a `transformers.Trainer`, adds the penalties to its loss and watches it.
 
     `Trainer(model, args, callbacks=[HeadwiseCallback(DropHead(p=0.2), watch={"every": 100})])`. The health is logged
-    to the `report_to` of the Trainer; its checkpoints store step, draws and strengths, for a run that is resumed.
+    to the `report_to` of the Trainer; its checkpoints store step, draws and strengths, for a run that is resumed. With
+    `Trainer(model_init=...)`, also in a hyperparameter search, each model is regularized when it is made, and
+    `regularized` is the handle of the latest.
 
     In a script that `headwise compare --script` started, `HeadwiseCallback()` finds the run: it fits the methods of the
     run's arm, reports the initial weights, the order of the batches and the loss, and records the metrics of the last
@@ -51,8 +53,7 @@ class HeadwiseCallback(TrainerCallback):
 
     Raises:
         TypeError: if an argument has an unknown name.
-        ValueError: from `Trainer(...)`, if it makes its model itself (`model_init`), or as `headwise.regularize`
-            does.
+        ValueError: from `Trainer(...)`, as `headwise.regularize` does.
         RuntimeError: from `Trainer.train()`, if the callback was not given to `Trainer(...)`.
 
     Example:
@@ -78,6 +79,7 @@ class HeadwiseCallback(TrainerCallback):
         self.methods, self.where, self.seed, self.base = methods, where, seed, base
         self.attention = attention
         self.regularized: Regularized | None = None
+        self._of_handle: Any = None
         self._watching = None if watch is None else WatchCallback(**watch)
         self._initialized = False
         self._run: Run | None = None
@@ -94,13 +96,15 @@ class HeadwiseCallback(TrainerCallback):
         trainer = caller_of(self, Trainer)
         if trainer is None:
             return
-        if (self.methods or current().path is not None) and trainer.model_init is not None:
-            raise ValueError(
-                "HeadwiseCallback regularizes the model that Trainer was given, and Trainer(model_init=...) makes "
-                "others: call headwise.regularize in model_init, and give callbacks=[handle.callback()] and "
-                "compute_loss_func=handle.compute_loss_func()"
-            )
         self._initialized = True
+        if trainer.model_init is None:
+            self._fit(model, trainer, args)
+        else:
+            self._fit_each(model, trainer, args)
+        if self._watching is not None:
+            trainer.add_callback(self._watching)
+
+    def _fit(self, model: Any, trainer: Any, args: Any) -> None:
         if self.methods:
             self.regularized = regularize(
                 model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
@@ -109,9 +113,28 @@ class HeadwiseCallback(TrainerCallback):
             self._follow(run(), trainer, model, args)
         if self.regularized is not None:
             self._add_penalties(trainer, self.regularized)
-            trainer.add_callback(self.regularized.callback())
-        if self._watching is not None:
-            trainer.add_callback(self._watching)
+            self._of_handle = self.regularized.callback()
+            trainer.add_callback(self._of_handle)
+
+    def _fit_each(self, model: Any, trainer: Any, args: Any) -> None:
+        """Fit the first model of a `model_init`, and let the Trainer fit each later one as it makes it."""
+        made, before = trainer.call_model_init, trainer.compute_loss_func
+
+        def call_model_init(trial: Any = None) -> Any:
+            # The Trainer keeps what belongs to the model that this one replaces.
+            if self.regularized is not None:
+                trainer.remove_callback(self._of_handle)
+                trainer.compute_loss_func = before
+                trainer.__dict__.pop("compute_loss", None)
+                self.regularized = None
+            another = made(trial)
+            self._fit(another, trainer, trainer.args)
+            return another
+
+        trainer.call_model_init = call_model_init
+        # A run of a study follows the model that is trained, which train() makes.
+        if self.methods:
+            self._fit(model, trainer, args)
 
     def _add_penalties(self, trainer: Any, regularized: Regularized) -> None:
         if not is_trl(trainer):
