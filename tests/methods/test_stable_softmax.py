@@ -152,3 +152,17 @@ def test_evaluation_is_the_hosts_own():
 def test_a_beta_that_lowers_nothing_is_refused(beta):
     with pytest.raises(ValueError, match="beta must be"):
         StableSoftmax(beta=beta)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_blocks_that_do_not_divide_the_queries_compute_what_the_whole_call_does(monkeypatch, causal, rows):
+    q, k, v = (x.requires_grad_() for x in qkv(t=11, n=11))
+    mask = torch.rand(1, 1, 11, 11, generator=torch.Generator().manual_seed(0)) > 0.3
+    mask = mask | torch.eye(11, dtype=torch.bool)
+    whole = attend_with([StableSoftmax()], q, k, v, mask=mask, causal=causal)[0]
+    monkeypatch.setattr(stable_softmax, "WHOLE", rows * q.shape[0] * q.shape[1] * 11)
+    parts = attend_with([StableSoftmax()], q, k, v, mask=mask, causal=causal)[0]
+    torch.testing.assert_close(parts, whole)
+    for got, expected in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (parts, whole)), strict=True):
+        torch.testing.assert_close(got, expected)

@@ -149,7 +149,7 @@ class FittedLayer:
         hidden = self.entered.take()
         self._record_forward(training)
         if not torch.compiler.is_compiling() and not self.seen:
-            self.seen = _shapes(self.site, q, k, hidden)
+            self.seen = _shapes(self.site, q, k, v, hidden)
         self._check_heads(q)
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
@@ -422,9 +422,13 @@ def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
     return states
 
 
-def _shapes(site: Site, q: Tensor, k: Tensor, hidden: Tensor | None) -> dict[str, Any]:
-    """Return the fields of the site that follow from a call's q (B, H, T, D), k (B, Hk, N, D) and hidden (B, T, C)."""
-    seen: dict[str, Any] = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[3]}
+def _shapes(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> dict[str, Any]:
+    """Return the fields of the site that follow from a call's q (B, H, T, D), k (B, Hk, N, D), v (B, Hk, N, Dv) and
+    hidden (B, T, C)."""
+    seen: dict[str, Any] = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3]}
+    # A layer may repeat grouped keys itself: what its weights tell is the same in every call.
+    if site.kv_heads is None or k.shape[1] % site.kv_heads:
+        seen["kv_heads"] = k.shape[1]
     if q.shape[2] != k.shape[2] and not site.is_cross:
         seen["pooled"] = True
     if hidden is not None:

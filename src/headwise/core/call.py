@@ -341,6 +341,8 @@ class Call:
 
     def block(self, queries: slice) -> Call:
         """Return the call restricted to a block of queries; its random draws are part of the whole call's."""
+        # The last block of a call may end beyond its queries.
+        queries = slice(*queries.indices(self.queries)[:2])
         mask = self.mask
         if mask is not None and mask.shape[-2] != 1:
             mask = mask[..., queries, :]

@@ -23,6 +23,8 @@ class Site:
         heads: number of query heads; None until known from the host or an example.
         kv_heads: number of key/value heads (fewer under grouped queries).
         head_dim: size of one head's queries and keys.
+        value_dim: size of one head's values and output, which latent attention has apart; None if it is not known, and
+            then taken for `head_dim`.
         hidden: size of the layer's input tokens.
         layers: number of sites in the same stack and kind.
         causal: whether the host declares the layer causal; None if it does not declare it.
@@ -62,6 +64,7 @@ class Site:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    value_dim: int | None = None
     hidden: int | None = None
     layers: int = 1
     causal: bool | None = None

@@ -50,7 +50,7 @@ class DifferentialAttention(Method):
     no_neutral = "a pair of heads shares one map, whatever λ is"
     acts = "both"
     learns = True
-    shapes = ("heads", "head_dim")
+    shapes = ("heads", "kv_heads", "head_dim")
     rowwise = True
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class DifferentialAttention(Method):
             # Without torch's generators, so that the host's own initial weights do not change.
             key = random_draws.mix("DifferentialAttention", state.seed, site.index, name)
             state.parameter(name, SPREAD * random_draws.normal(key, 0, (site.head_dim,), torch.device("cpu")))
-        state.parameter("gain", torch.ones(2 * site.head_dim))
+        state.parameter("gain", torch.ones(2 * (site.value_dim or site.head_dim)))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if self.version == 2:
@@ -127,7 +127,8 @@ class DifferentialAttention(Method):
         if gain.shape[0] != 2 * o.shape[-1]:
             raise ValueError(
                 f"DifferentialAttention needs values as wide as queries at {call.site.name}, got {o.shape[-1]} and "
-                f"{gain.shape[0] // 2} channels; leave it out with where="
+                f"{gain.shape[0] // 2} channels: pass example=batch to regularize(), which tells their width, or leave "
+                "the layer out with where="
             )
         # The norm runs over both heads of a pair: (B, H/2, T, 2, D).
         pairs = at_least_fp32(o).unflatten(1, (-1, 2)).transpose(2, 3)

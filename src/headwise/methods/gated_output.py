@@ -48,7 +48,7 @@ class GatedOutput(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads and site.head_dim and site.hidden  # the plan refuses sites without what `shapes` names
-        gates = site.heads * (site.head_dim if self.per == "element" else 1)
+        gates = site.heads * ((site.value_dim or site.head_dim) if self.per == "element" else 1)
         state.parameter("weight", torch.zeros(gates, self.channels or site.hidden))
         if self.start == "open":
             state.parameter("bias", torch.full((gates,), 4.0))
@@ -57,4 +57,9 @@ class GatedOutput(Method):
         state, x = call.state(self), tokens_of_queries(self, call)[..., : self.channels]
         bias = state.tensor("bias").to(x.dtype) if self.start == "open" else None
         gate = torch.sigmoid(F.linear(x, state.tensor("weight").to(x.dtype), bias)) * (2 if self.start == "one" else 1)
+        if gate.shape[-1] not in (call.heads, call.heads * o.shape[-1]):
+            raise ValueError(
+                f"GatedOutput was fitted to {gate.shape[-1] // call.heads} channels of a head at {call.site.name}, and "
+                f"its output has {o.shape[-1]}: pass example=batch to regularize(), which tells their number"
+            )
         return o * gate.unflatten(-1, (call.heads, -1)).transpose(1, 2).to(o.dtype)

@@ -36,7 +36,7 @@ class QKNorm(Method):
     no_neutral = "normalised queries and keys differ from plain ones at any gain"
     acts = "both"
     learns = True
-    shapes = ("heads",)
+    shapes = ("heads", "kv_heads")
 
     def check(self) -> None:
         self.choose("norm", "rms", "layer")
@@ -48,9 +48,9 @@ class QKNorm(Method):
         return "would act twice: the host normalises queries and keys itself" if site.qk_norm else None
 
     def build(self, site: Site, state: MethodState) -> None:
-        assert site.heads is not None  # the plan refuses sites without what `shapes` names
+        assert site.heads and site.kv_heads  # the plan refuses sites without what `shapes` names
         state.parameter("query_gain", torch.full((site.heads,), self.start))
-        state.parameter("key_gain", torch.ones(site.kv_heads or site.heads))
+        state.parameter("key_gain", torch.ones(site.kv_heads))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         state = call.state(self)

@@ -17,6 +17,7 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "dim_head", "d_head", "head_size")
 # Latent attention (DeepSeek) has separate sizes for queries and keys and for values.
 COMPARED_DIM = ("qk_head_dim", *HEAD_DIM)
+VALUE_DIM = ("v_head_dim",)
 HIDDEN = ("hidden_size", "d_model", "dim", "n_embd")
 
 PROJECTIONS = {

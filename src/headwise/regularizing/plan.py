@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise import hosts
+from headwise import hosts, projections
 from headwise.attention.fitted_layer import FittedLayer, bare_layers, live_layers
 from headwise.core.method import Method
 from headwise.core.settings import suggest
@@ -106,6 +106,8 @@ def plan(
     draft = Plan(methods, hosts.find(model))
     for candidate in draft.found:
         candidate.site.example, candidate.site.own_attention = example, attention == "headwise"
+    if any(method.learns and "kv_heads" in method.shapes for method in methods):
+        _count_key_heads(draft.found)
     if example is not None:
         learn_from_example(model, draft.found, example)
     reachable = [f for f in draft.found if f.adapter is not None]
@@ -223,6 +225,18 @@ def selection(where: Where, found: list[Candidate]) -> tuple[Callable[[Site], bo
     return (lambda site: site.name in names), names
 
 
+def _count_key_heads(found: list[Candidate]) -> None:
+    """Set the number of key heads of sites that do not declare it, from their weights.
+
+    Before an example is run, whose calls may hold keys that the layer has repeated already.
+    """
+    for candidate in found:
+        if candidate.adapter is not None and candidate.site.kv_heads is None:
+            # A layout that cannot be read leaves it to the example.
+            with suppress(projections.ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError):
+                projections.of(candidate.site)
+
+
 def _assign(draft: Plan, site: Site, named: bool) -> list[str]:
     fitting, refused = [], []
     for method in draft.methods:
@@ -253,7 +267,7 @@ def _why_not_carried(draft: Plan, site: Site) -> str | None:
     if first.site.windowed or first.site.pooled:
         kind = "attends in windows" if first.site.windowed else "pools its tokens"
         return f"carries the values of {first.site.name}, and that layer {kind}"
-    for name, unit in (("heads", "heads"), ("head_dim", "channels a head")):
+    for name, unit in (("heads", "heads"), ("head_dim", "channels a head"), ("value_dim", "channels of values")):
         here, there = getattr(site, name), getattr(first.site, name)
         if None not in (here, there) and here != there:
             return f"carries the values of {first.site.name}, which has {there} {unit} where this layer has {here}"

@@ -31,7 +31,8 @@ from headwise.hosts.layers.declared import (
 from headwise.hosts.layers.hooks import Hooks
 from headwise.hosts.sdpa import call, flex, open_sites
 from headwise.hosts.sdpa.shape import SAMPLE_MAJOR, Limits
-from headwise.projections.names import HEAD_DIM, HEADS, KV_HEADS, QK_NORMS, first_number
+from headwise.projections.names import HEADS, QK_NORMS, first_number
+from headwise.projections.sizes import sizes
 
 # Class and function names that show attention in windows, cut by the module itself or by its block.
 CLASSES = re.compile(
@@ -254,8 +255,7 @@ def _owner(name: str, names: dict[str, nn.Module], calling: list[str]) -> str:
 def _candidate(model: nn.Module, name: str, module: nn.Module) -> Candidate:
     site = Site(name, module, host="fused", is_cross=attends_across(name, module))
     site.heads = first_number(module, HEADS)
-    site.head_dim = first_number(module, HEAD_DIM)
-    site.kv_heads = first_number(module, KV_HEADS) or site.heads
+    site.head_dim, site.kv_heads, site.value_dim = sizes(module, site.heads)
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
     rotary = uses(module, "rot|rope") and not other_positions(module)
     site.rope = rotary and any(_has_rope(m) for m in model.modules())

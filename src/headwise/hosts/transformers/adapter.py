@@ -30,11 +30,11 @@ from headwise.projections.names import (
     HALVES_HEADS,
     HEADS,
     HIDDEN,
-    KV_HEADS,
     PROJECTIONS,
     QK_NORMS,
     first_number,
 )
+from headwise.projections.sizes import sizes
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
@@ -269,7 +269,7 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     config = getattr(module, "config", None)
     site = Site(name, module, host="transformers", is_cross=is_cross(name, module))
     around = ancestors(name, modules)
-    q, k, into = _leaves(module)
+    q, into = _leaves(module)
     site.heads = first_number(module, HEADS) or first_number(config, (*HEADS, *HALVES_HEADS))
     site.head_dim = first_number(module, COMPARED_DIM)
     if site.heads is None and q is not None and site.head_dim is not None:
@@ -279,7 +279,10 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     site.hidden = into.columns if into is not None else first_number(config, HIDDEN)
     if site.head_dim is None and site.heads is not None and site.hidden is not None:
         site.head_dim = site.hidden // site.heads
-    site.kv_heads = _kv_heads(module, site, k)
+    found = sizes(module, site.heads, site.head_dim)
+    # Without any sign of groups, every query head has its own keys.
+    site.kv_heads = found.kv_heads or _kv_heads(module, site)
+    site.value_dim = found.value_dim
     site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
     site.rope = _rope(module)
     site.causal = False if site.is_cross else _causal(module, around)
@@ -298,22 +301,17 @@ def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
     return parents
 
 
-def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None, Leaf | None]:
-    """Return the leaf of the queries, that of the keys, and one that takes the layer's input."""
+def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None]:
+    """Return the leaf of the queries, and one that takes the layer's input."""
     direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
     q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
-    k = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["k"]), None)
     into = q or next((leaf for name, leaf in direct.items() if name.lower() not in PROJECTIONS["o"]), None)
-    return q, k, into
+    return q, into
 
 
-def _kv_heads(module: nn.Module, site: Site, k: Leaf | None) -> int | None:
-    declared = first_number(module, KV_HEADS)
-    if declared is not None or site.heads is None:
-        return declared
-    if k is not None and site.head_dim is not None and k.rows % site.head_dim == 0:
-        return k.rows // site.head_dim
-    return site.heads // (first_number(module, ("num_key_value_groups",)) or 1)
+def _kv_heads(module: nn.Module, site: Site) -> int | None:
+    groups = first_number(module, ("num_key_value_groups",)) or 1
+    return None if site.heads is None else site.heads // groups
 
 
 def _is_norm(norm: Any) -> bool:
