@@ -438,7 +438,9 @@ def _shapes(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) 
 
 def live_layers() -> list[FittedLayer]:
     """Return the fitted layers that are still in use."""
-    return [layer for layer in _layers.values() if layer.alive]
+    # A list of references, because another thread may fit a layer meanwhile.
+    layers = (reference() for reference in _layers.valuerefs())
+    return [layer for layer in layers if layer is not None and layer.alive]
 
 
 def bare_layers(model: nn.Module) -> dict[nn.Module, FittedLayer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headwise.borders import hook_first
 from headwise.core.site import Site
+from headwise.projections import stand_ins
 from headwise.projections.leaves import leaves
 
 # Few, as only the layout matters; more than one, so that tokens and heads are not confused.
@@ -136,7 +137,7 @@ class Arguments:
 
 @contextmanager
 def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None) -> Iterator[list[Seen]]:
-    """Collect the inputs of attention while `module` runs.
+    """Collect the inputs of attention while `module` runs in this thread.
 
     Args:
         module: the attention module.
@@ -145,32 +146,34 @@ def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None
     """
     calls: list[Seen] = []
     inside = {"module": 0, "attention": 0}
+    # Another thread may run the same module meanwhile.
+    thread = threading.get_ident()
 
-    def enter(*_: Any) -> None:
-        inside["module"] += 1
+    def count(by: int) -> None:
+        if threading.get_ident() == thread:
+            inside["module"] += by
 
-    def leave(*_: Any) -> None:
-        inside["module"] -= 1
+    def watch(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], at: int, interface: bool
+    ) -> Any:
+        # A function of the interface calls F.scaled_dot_product_attention: only the outer call counts.
+        if not inside["module"] or inside["attention"]:
+            return function(*args, **kwargs)
+        q, k, v = _three(args[at:], kwargs)
+        calls.append(Seen(q.detach().clone(), k.detach().clone(), v.detach().clone()))
+        inside["attention"] += 1
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            inside["attention"] -= 1
+        return result if edit is None else _edited(result, edit, interface)
 
-    def wrap(function: Callable[..., Any], at: int, interface: bool) -> Callable[..., Any]:
-        def attention(*args: Any, **kwargs: Any) -> Any:
-            # A function of the interface calls F.scaled_dot_product_attention: only the outer call counts.
-            if not inside["module"] or inside["attention"]:
-                return function(*args, **kwargs)
-            q, k, v = _three(args[at:], kwargs)
-            calls.append(Seen(q.detach().clone(), k.detach().clone(), v.detach().clone()))
-            inside["attention"] += 1
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                inside["attention"] -= 1
-            return result if edit is None else _edited(result, edit, interface)
-
-        return attention
-
-    handles = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
+    handles = [
+        module.register_forward_pre_hook(lambda *_: count(1)),
+        module.register_forward_hook(lambda *_: count(-1), always_call=True),
+    ]
     try:
-        with _patched(wrap):
+        with stand_ins.shown_to(watch):
             yield calls
     finally:
         for handle in handles:
@@ -186,36 +189,6 @@ def _edited(result: Any, edit: Callable[[Tensor, bool], Tensor], interface: bool
     if isinstance(result, tuple):
         return (edit(result[0], interface), *result[1:])
     return edit(result, interface)
-
-
-@contextmanager
-def _patched(wrap: Callable[..., Any]) -> Iterator[None]:
-    functional = torch.nn.functional
-    plain = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = wrap(plain, 0, False)
-    interface = _interface()
-    try:
-        if interface is None:
-            yield
-            return
-        original = interface.get_interface
-
-        def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            return wrap(original(self, name, default), 1, True)
-
-        interface.get_interface = get_interface
-        try:
-            yield
-        finally:
-            interface.get_interface = original
-    finally:
-        functional.scaled_dot_product_attention = plain
-
-
-def _interface() -> Any:
-    # Looked up in sys.modules: without an import of transformers by the user, none of its modules exists.
-    utilities = sys.modules.get("transformers.modeling_utils")
-    return getattr(utilities, "AttentionInterface", None)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attention.fitted_layer import FittedLayer, live_layers
@@ -14,6 +13,7 @@ from headwise.attention.softmax import fused
 from headwise.core.masked import hide_other_regions, visible
 from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import SERVED, Limited, Shape, broadcast, samples_of, with_causality
+from headwise.projections import stand_ins
 
 
 def newest_last(
@@ -68,19 +68,21 @@ replacement = _Replacement()
 
 def stand_in() -> None:
     """Replace the function by `routed`, unless it is replaced already, perhaps below another library's wrapper."""
-    now = F.scaled_dot_product_attention
-    if now is routed or (replacement.on and now is not replacement.plain):
-        return
-    replacement.on, replacement.plain = True, now
-    F.scaled_dot_product_attention = routed
+    with stand_ins.lock:
+        now = stand_ins.fused()
+        if now is routed or (replacement.on and now is not replacement.plain):
+            return
+        replacement.on, replacement.plain = True, now
+        stand_ins.set_fused(routed)
 
 
 def step_aside() -> None:
     """Restore the function when no fitted site is left; below another library's wrapper, stay and forward calls."""
-    left = any(f.site.host in SERVED for f in live_layers())
-    if not left and F.scaled_dot_product_attention is routed:
-        F.scaled_dot_product_attention = replacement.plain
-        replacement.on = False
+    with stand_ins.lock:
+        left = any(f.site.host in SERVED for f in live_layers())
+        if not left and stand_ins.fused() is routed:
+            stand_ins.set_fused(replacement.plain)
+            replacement.on = False
 
 
 def routed(

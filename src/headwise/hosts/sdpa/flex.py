@@ -24,6 +24,7 @@ from headwise.files.errors import LEAVE_OUT
 from headwise.hosts.layers.declared import forward_of, names_used, reached
 from headwise.hosts.sdpa.open_sites import serving
 from headwise.hosts.sdpa.shape import SERVED, Limited, Shape, samples_of
+from headwise.projections import stand_ins
 
 NAME, LIBRARY = "flex_attention", "torch.nn.attention.flex_attention"
 # levels of calls that are followed from a layer's forward
@@ -42,21 +43,23 @@ def calls_flex(module: nn.Module) -> bool:
 
 def stand_in(layer: nn.Module) -> None:
     """Replace flex attention wherever the code of a layer or of its submodules reads it."""
-    for module in layer.modules():
-        for holder, name, value in list(_uses_of_flex(module)):
-            original = value.__func__ if isinstance(value, staticmethod) else value
-            if getattr(original, "stands_for_flex", None) is None:
-                _replaced[id(holder), name] = holder, name, value
-                _put(holder, name, _stand_in_of(original))
+    with stand_ins.lock:
+        for module in layer.modules():
+            for holder, name, value in list(_uses_of_flex(module)):
+                original = value.__func__ if isinstance(value, staticmethod) else value
+                if getattr(original, "stands_for_flex", None) is None:
+                    _replaced[id(holder), name] = holder, name, value
+                    _put(holder, name, _stand_in_of(original))
 
 
 def step_aside() -> None:
     """Restore the function everywhere when no fitted site is left."""
-    if any(f.site.host in SERVED for f in live_layers()):
-        return
-    while _replaced:
-        _, (holder, name, value) = _replaced.popitem()
-        _put(holder, name, value)
+    with stand_ins.lock:
+        if any(f.site.host in SERVED for f in live_layers()):
+            return
+        while _replaced:
+            _, (holder, name, value) = _replaced.popitem()
+            _put(holder, name, value)
 
 
 def _put(holder: Any, name: str, value: Any) -> None:
