@@ -313,6 +313,130 @@ def test_every_column_of_the_table_of_a_study_can_be_an_outcome(own, tmp_path):
     assert rebuild(tmp_path / "out").is_file()
 
 
+HUGE = 2**64 - 1
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "names", "decimals"])
+@pytest.mark.parametrize("first", [2**53, HUGE - 6, 10**40, -(2**60)])
+def test_seeds_are_whole_numbers_of_any_size(tmp_path, form, first):
+    # in a name, the sign is a mark between arm and seed
+    first = abs(first) if form == "names" else first
+    rows = [{**row, "seed": first + row["seed"]} for row in rows_of()]
+    path = tmp_path / "runs.csv"
+    if form == "names":
+        table(path, [{"name": f"{row['arm']}-{row['seed']}", "accuracy": row["accuracy"]} for row in rows])
+    elif form == "csv":
+        table(path, rows)
+    elif form == "decimals":
+        table(path, [{**row, "seed": f"{row['seed']}.0"} for row in rows])
+    else:
+        path = path.with_suffix(f".{form}")
+        lines = [json.dumps(row) for row in rows]
+        path.write_text("\n".join(lines) if form == "jsonl" else f"[{','.join(lines)}]")
+    study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    pairs, said, _ = verdict(tmp_path / "out")
+    assert list(pairs) == [str(first + at) for at in range(7)] and said == "better"
+    assert rebuild(tmp_path / "out").is_file()
+
+
+def test_seeds_that_differ_in_their_last_digit_make_no_pair(tmp_path):
+    rows = [{**row, "seed": 2**53 + 4 * row["seed"] + (row["arm"] != "plain")} for row in rows_of()]
+    notes = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert len(notes) == 14 and not verdict(tmp_path / "out")[0]
+
+
+@pytest.mark.parametrize(
+    "seed", ["1_0", "1.5", "1e-1", "1.8446744073709552e+19", "٣", "0x1", "1e999", "nan", "", "9" * 5000]
+)
+def test_a_seed_that_is_no_whole_number_or_was_rounded_is_told(tmp_path, seed):
+    rows = rows_of()
+    rows[0]["seed"] = seed
+    with pytest.raises(StudyError, match=r"row 2 has .* for seed, which is not a whole number"):
+        study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+
+
+@pytest.mark.parametrize("seed", [1.8446744073709552e19, True, None, [1], 1.5])
+def test_a_seed_of_json_is_read_as_strictly(tmp_path, seed):
+    (tmp_path / "runs.json").write_text(json.dumps([{"arm": "plain", "seed": seed, "accuracy": 1}]))
+    with pytest.raises(StudyError, match=r"row 1 has .* for seed, which is not a whole number"):
+        study_of_numbers(tmp_path / "runs.json", OUTCOME, "plain", tmp_path / "out")
+
+
+ENDS = ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_line_ends_at_a_line_feed_alone(tmp_path, end, newline, form):
+    rows = [{"note": f"a{end}b", **row} for row in rows_of()]
+    path = tmp_path / f"runs.{form}"
+    if form == "jsonl":
+        lines = [json.dumps(row, ensure_ascii=end < " ") for row in rows]
+    else:
+        lines = ["note,arm,seed,accuracy", *(",".join(map(str, row.values())) for row in rows)]
+    path.write_bytes(newline.join([*lines, ""]).encode())
+    assert not study_of_numbers(path, OUTCOME, "plain", tmp_path / "out") and len(verdict(tmp_path / "out")[0]) == 7
+    path.write_bytes(newline.join([*lines, lines[-1]]).encode())
+    row = 14 + (form == "csv")
+    with pytest.raises(StudyError, match=f"rows {row} and {row + 1} are both dropped, seed 6"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["1_0", "٣", "0x1", "1,5", "1e", "--1", "1 0", "85%", "True", "1e999", "½", "𝟏"])
+def test_a_figure_is_a_number_as_csv_and_json_write_it(tmp_path, value):
+    rows = rows_of()
+    rows[2]["accuracy"] = value
+    with pytest.raises(StudyError, match=re.escape(f"row 4 has {value!r} for accuracy, which is not a number")):
+        study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [True, [0.5], 10**400])
+def test_a_figure_of_json_is_a_number(tmp_path, value):
+    (tmp_path / "runs.json").write_text(json.dumps([{**row, "accuracy": value} for row in rows_of()]))
+    with pytest.raises(StudyError, match=r"row 1 has .* for accuracy, which is not a number"):
+        study_of_numbers(tmp_path / "runs.json", OUTCOME, "plain", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["", "NaN", "nan", "None", "null", "NA", "N/A", "<NA>", "inf", "-Infinity"])
+def test_a_cell_without_a_figure_makes_no_pair(tmp_path, value):
+    rows = rows_of()
+    rows[2]["accuracy"] = value
+    notes = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert notes == ["row 4 (plain, seed 2) has no accuracy: this seed makes no pair."]
+
+
+def test_numbers_may_have_signs_exponents_and_blanks(tmp_path):
+    rows = [{**row, "accuracy": f"  +{row['accuracy'] * 100:.6f}e-2 "} for row in rows_of()]
+    study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    study_of_numbers(table(tmp_path / "plain.csv", rows_of()), OUTCOME, "plain", tmp_path / "plain")
+    assert verdict(tmp_path / "out") == verdict(tmp_path / "plain")
+
+
+def test_shares_are_at_most_1(tmp_path):
+    rows = [{**row, "accuracy": round(100 * row["accuracy"], 4)} for row in rows_of()]
+    path = table(tmp_path / "runs.csv", rows)
+    message = "row 2 has 80.0 for accuracy, whose unit % is for shares in [0, 1]"
+    with pytest.raises(StudyError, match=re.escape(message) + ".*--outcome accuracy:higher:percent"):
+        study_of_numbers(path, ["accuracy:higher:%"], "plain", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    study_of_numbers(path, ["accuracy:higher:percent"], "plain", tmp_path / "out")
+    page = rebuild(tmp_path / "out").with_name("table.md").read_text()
+    assert "| `plain` | 80.43 [78.84, 82.02]" in page and "+4.71 [+4.00, +5.50]" in page and "(points)" in page
+
+
+def test_percents_of_a_study_that_declares_shares_are_shown_as_percents(tmp_path):
+    folder = write_study(tmp_path / "study", methods=NINE[:2], seeds=6)
+    for path in folder.glob("runs/*/result.json"):
+        result = json.loads(path.read_text())
+        result["metrics"] = {name: 100 * one if "accuracy" in name else one for name, one in result["metrics"].items()}
+        path.write_text(json.dumps(result))
+    page, analysis = rebuild(folder).read_text(), analyse(folder)
+    accuracy = analysis.arms[0].metrics["test/accuracy"].mean
+    assert 50 < accuracy < 100 and f"{accuracy:.2f}" in page and not re.search(r"\d,\d{3}\.\d\d", page)
+    assert any("The unit of test accuracy is %, which is for shares in [0, 1]" in one for one in analysis.warnings)
+
+
 NAMES = ["eval/loss", "val/acc", "a/b/c", "val acc (top-1)", "f1:macro", "perplexité", "rates/x", "acc@5", "cost/loss"]
 
 

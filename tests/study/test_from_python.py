@@ -1,5 +1,7 @@
 """A study from Python: the numbers of the command line, as a table, a plot, verdicts and a page."""
 
+import re
+
 import pytest
 from small_studies import PLACE
 from test_script import ARM, COMMAND, source  # noqa: F401
@@ -42,6 +44,30 @@ def test_a_task_that_stands_in_no_file_is_refused():
 def test_a_task_gives_the_numbers_of_the_command(tmp_path):
     result = headwise.compare(f"{PLACE}:Tiny", methods=[headwise.DropHead(p=0.3)], seeds=1, out=tmp_path, silent=True)
     assert result.verdicts == {"DropHead(p=0.3)": "undecided"} and len(result.table()) > 2
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"seeds": 0}, "seeds=0 is not a whole number of at least 1"),
+        ({"seeds": -3}, "seeds=-3 is not a whole number of at least 1"),
+        ({"seeds": 2.5}, "seeds=2.5 is not a whole number"),
+        ({"seeds": True}, "seeds=True is not a whole number"),
+        ({"seeds": "6"}, "seeds='6' is not a whole number"),
+        ({"trials": -1}, "trials=-1 is not a whole number of at least 0"),
+        ({"trials": None}, "trials=None is not a whole number"),
+        ({"jobs": 0}, "jobs=0 is not a whole number of at least 1"),
+        ({"timeout": 0.0}, "timeout=0.0 is not a positive number of seconds"),
+        ({"timeout": float("nan")}, "timeout=nan is not a positive number of seconds"),
+        ({"timeout": "1"}, "timeout='1' is not a positive number of seconds"),
+    ],
+)
+@pytest.mark.parametrize("subject", ["digits", COMMAND])
+def test_numbers_that_mean_nothing_are_refused(tmp_path, subject, numbers, message):
+    outcome = "accuracy:higher" if subject is COMMAND else ()
+    with pytest.raises(StudyError, match=re.escape(message)):
+        headwise.compare(subject, outcome=outcome, out=tmp_path / "out", silent=True, **numbers)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_study_of_a_file_is_compared_by_its_name(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
@@ -100,6 +102,7 @@ class Request:
 
 def check(request: Request) -> None:
     """Raise StudyError for invalid options before anything is started."""
+    _check_numbers(request)
     _check_script(request)
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
@@ -119,6 +122,23 @@ def check(request: Request) -> None:
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")
     if request.data is not None and request.data.is_file():
         raise StudyError(f"--data {request.data} (or HEADWISE_DATA) is a file. Choose the folder of the data set.")
+
+
+def _check_numbers(request: Request) -> None:
+    """Refuse numbers of seeds, trials, jobs and processes that are not whole or too small, and such a timeout."""
+    least = {"seeds": 1, "trials": 0, "jobs": 1, "processes": 1}
+    for name, smallest in least.items():
+        value: Any = getattr(request, name)
+        if value is None and name != "trials":
+            continue
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < smallest:
+            raise StudyError(
+                f"{name}={value!r} is not a whole number of at least {smallest}. Give one, or leave it out."
+            )
+    timeout: Any = request.timeout
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
+        raise StudyError(f"timeout={timeout!r} is not a positive number of seconds. Give one, or leave it out.")
 
 
 def _check_script(request: Request) -> None:

@@ -48,15 +48,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the records of a line stream, without a last line that was torn while it was written."""
     if not path.exists():
         return []
+    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+    for line in whole:
         try:
             record = json.loads(line)
         except ValueError:
             break
-        if line.endswith("\n") and isinstance(record, dict):
+        if isinstance(record, dict):
             records.append(record)
     return records
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a stream of JSON, which end at a line feed alone: strings may hold U+2028 and U+0085."""
+    *lines, last = text.split("\n")
+    return [*lines, last] if last else lines
 
 
 def restore_lines(path: Path, records: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NotRequired, cast
 # From typing_extensions, which torch requires: pydantic supports typing's own only from Python 3.12 on.
 from typing_extensions import TypedDict
 
+from headwise.files.durable import lines_of
 from headwise.files.optional_imports import load
 
 
@@ -86,7 +87,7 @@ def read_health(path: Path) -> list[Line]:
     if not path.is_file():
         return []
     lines: list[Line] = []
-    for number, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, text in enumerate(lines_of(path.read_text(encoding="utf-8", errors="replace")), 1):
         try:
             value = json.loads(text)
         except ValueError:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headwise.files.durable import append_line, read_json
+from headwise.files.durable import append_line, lines_of, read_json
 from headwise.files.errors import StudyError
 
 VARIABLE = "HEADWISE_RUN"
@@ -99,7 +99,7 @@ def read_told(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     if not path.exists():
         return records
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in lines_of(path.read_text(encoding="utf-8", errors="replace")):
         record = as_told(line)
         if record is not None:
             records.append(record)

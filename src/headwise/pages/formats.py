@@ -35,8 +35,12 @@ class Unit:
 
 
 def unit_named(unit: str) -> Unit:
-    """Return the format of a unit: "%" is a share in [0, 1], shown as percent, with differences in points."""
-    return Unit(100, "%", "points", 2) if unit == "%" else Unit(1, unit, unit, 4)
+    """Return the format of a unit, with differences of percents in points.
+
+    "%" is a share in [0, 1], shown as percent; "percent" is one already.
+    """
+    factors = {"%": 100, "percent": 1}
+    return Unit(factors[unit], "%", "points", 2) if unit in factors else Unit(1, unit, unit, 4)
 
 
 def p_value(p: float | None) -> str | None:

@@ -106,6 +106,7 @@ def study_of_numbers(
     if not any(cell.diverged or cell.state.kind == "finished" for cell in cells):
         said = ", ".join(dict.fromkeys(cell.state.text for cell in cells))
         raise StudyError(f"{path} has no finished run; its states are {said}. Write finished for runs that finished.")
+    _refuse_percents(path, cells, metrics)
     _refuse_repeated_cells(path, cells)
     declared = declared_settings(names, settings, path) if settings else settings_of_format(names)
     _refuse_mixed_settings(path, cells, [name for name in declared or () if name not in used])
@@ -147,6 +148,19 @@ def _cells(
             cells.append(Cell(row, arm, seed, figures, state))
     _refuse(path, wrong, "Repair the rows.")
     return cells
+
+
+def _refuse_percents(path: Path, cells: list[Cell], metrics: Sequence[MetricRecord]) -> None:
+    """Raise StudyError if figures that are declared as shares are percents: 52.5 would be shown as 5,250 %."""
+    for metric in metrics:
+        direction = "higher" if metric.higher_is_better else "lower"
+        wrong = [
+            f"row {cell.row.line} has {value} for {metric.name}, whose unit % is for shares in [0, 1]"
+            for cell in cells
+            # differences of shares, such as a gap, may be negative
+            if metric.unit == "%" and (value := cell.figures[metric.name]) is not None and abs(value) > 1
+        ]
+        _refuse(path, wrong, f"For percents, write --outcome {metric.name}:{direction}:percent.")
 
 
 def _refuse_one_outcome_twice(path: Path, figure_columns: dict[str, str]) -> None:

@@ -261,7 +261,8 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     quantities = [kind for kind in kinds if _records(stored, f"train/{kind}") or _records(stored, f"{held_out}/{kind}")]
     if not quantities:
         return []
-    units = {kind: unit_of(study.study.outcome(f"test/{kind}")) for kind in quantities}
+    outcomes = {kind: study.study.outcome(f"test/{kind}") for kind in quantities}
+    units = {kind: unit_of(analysis.outcomes.get(one.name, one)) for kind, one in outcomes.items()}
     series = {
         (label, kind): _series(stored[label], kind, held_out, units[kind].factor)
         for label in study.arms

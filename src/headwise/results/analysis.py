@@ -28,7 +28,8 @@ def analyse(folder: str | Path) -> Analysis:
 
 def analyse_study(study: StudyFolder) -> Analysis:
     """Return the analysis of a study. Shares are in [0, 1], losses in nats, gaps are train − test."""
-    outcomes = {name: study.study.outcome(name) for name in outcome_names(study)}
+    declared = {name: study.study.outcome(name) for name in outcome_names(study)}
+    outcomes = {name: _as_percents(study, one) for name, one in declared.items()}
     compared = {
         name: paired_differences(study, name, one.higher_is_better, _margin(study, name))
         for name, one in outcomes.items()
@@ -55,7 +56,12 @@ def analyse_study(study: StudyFolder) -> Analysis:
         critical_rates=critical_rates(study),
         premises=(premises := judged_premises(study)),
         claims=judged_claims(study, premises),
-        warnings=[*_warnings(compared[study.study.primary]), *_copies(study), *_pairing_warnings(study)],
+        warnings=[
+            *_warnings(compared[study.study.primary]),
+            *_copies(study),
+            *_pairing_warnings(study),
+            *_unit_warnings(outcomes, declared),
+        ],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_statistics_in_words(study),
         environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
@@ -86,6 +92,26 @@ def outcome_names(study: StudyFolder) -> list[str]:
         return rank, kinds.index(kind) if kind in kinds else len(kinds)
 
     return [primary, *sorted((name for name in recorded if name != primary), key=place)]
+
+
+def _as_percents(study: StudyFolder, outcome: Outcome) -> Outcome:
+    """Return an outcome declared as a share in percent if its figures are percents already."""
+    sizes = [abs(value) for run in study.runs.values() if (value := run.metric(outcome.name)) is not None]
+    if outcome.unit != "%" or not sizes:
+        return outcome
+    # error rates, such as those of words, can exceed 1
+    size = statistics.median(sizes) if outcome.higher_is_better is False else max(sizes)
+    # of rounding alone, a share of all may exceed 1
+    return outcome.model_copy(update={"unit": "percent"}) if size > 1 + 1e-6 else outcome
+
+
+def _unit_warnings(outcomes: dict[str, Outcome], declared: dict[str, Outcome]) -> list[str]:
+    return [
+        f"The unit of {one.label} is %, which is for shares in [0, 1]. Its figures are larger and shown as percents: "
+        "write the unit percent."
+        for name, one in outcomes.items()
+        if one.unit != declared[name].unit
+    ]
 
 
 def _margin(study: StudyFolder, name: str) -> float | None:

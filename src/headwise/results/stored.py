@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from headwise.files.durable import lines_of
 from headwise.results.analysis_record import Analysis, FindingsRecord
 from headwise.results.records import CellRecord, EpochLine, MapsRecord, Record, RunResult, StudyRecord
 
@@ -117,7 +118,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = lines_of(path.read_text(encoding="utf-8", errors="replace"))
     records = []
     for number, line in enumerate(lines, 1):
         try:
