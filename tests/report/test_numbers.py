@@ -645,3 +645,11 @@ def test_the_folder_of_a_study_is_not_written_over(tmp_path):
     (tmp_path / "study.json").write_text('{"kind": "compare"}')
     with pytest.raises(StudyError, match=r"already contains another study. Choose another --out"):
         study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path)
+
+
+def test_an_edited_direction_of_a_table_is_not_believed(tmp_path):
+    study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path / "out")
+    path = tmp_path / "out" / "study.json"
+    path.write_text(path.read_text().replace('"higher_is_better": true', '"higher_is_better": false'))
+    with pytest.raises(ValueError, match=r"directions, units, margin, .* are not those of its runs"):
+        analyse(tmp_path / "out")

@@ -11,6 +11,7 @@ from small_studies import Silent, all_numbers, carry, orders, tiny_study
 
 from headwise.files.errors import StudyError
 from headwise.reporting import write
+from headwise.results.digests import digest_of
 from headwise.results.folder import read_study
 from headwise.training.execution import execute
 from headwise.training.phases import read_start
@@ -310,6 +311,61 @@ def test_an_edited_list_of_runs_is_told_and_written_anew(finished, tmp_path, bef
     listener = Silent()
     carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
     assert listener.ends == [] and read_study(out).missing() == []
+
+
+def turned(record):
+    record["baseline"] = record["arms"][1]
+
+
+def other_direction(record):
+    record["metrics"][0]["higher_is_better"] = not record["metrics"][0]["higher_is_better"]
+
+
+DECIDING = {
+    "the baseline": turned,
+    "the arms": lambda record: record["arms"].reverse(),
+    "the scale": lambda record: record.update(scale="paper"),
+    "a direction": other_direction,
+    "a unit": lambda record: record["metrics"][0].update(unit="m"),
+    "a label": lambda record: record["metrics"][0].update(label="error"),
+    "the value of failure": lambda record: record["metrics"][0].update(failure=0.9),
+    "the margin": lambda record: record.update(margin=0.5),
+    "the outcome": lambda record: record.update(primary="test/loss"),
+    "the order of the arms and the baseline": lambda record: (record["arms"].reverse(), turned(record)),
+    "a claim": lambda record: record.update(claims=[{"text": "All is well."}]),
+    "a premise": lambda record: record.update(premises=[{"name": "learned"}]),
+    "the kind": lambda record: record.update(kind="numbers"),
+    "its digest": lambda record: record.update(digest="0"),
+}
+
+
+@pytest.mark.parametrize("what", DECIDING)
+def test_what_verdicts_depend_on_is_believed_of_no_edited_study(finished, tmp_path, what):
+    out = tmp_path / "edited"
+    shutil.copytree(finished, out)
+    record = json.loads((out / "study.json").read_text())
+    # a title may be written anew
+    (out / "study.json").write_text(json.dumps(record | {"title": "Mine", "notes": ["Mine."]}))
+    assert read_study(out).study.title == "Mine"
+    DECIDING[what](record)
+    (out / "study.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"study.json: its arms, baseline, .* are not those of its runs. Start the"):
+        read_study(out)
+    listener = Silent()
+    carry(tiny_study(methods=(ARM,), epochs=2), out, listener=listener, watch=True)
+    assert listener.ends == [] and read_study(out).missing() == []
+
+
+def test_a_digest_that_was_taken_out_is_missed_and_that_of_an_earlier_version_is_not(finished, tmp_path):
+    out = tmp_path / "edited"
+    shutil.copytree(finished, out)
+    record = json.loads((out / "study.json").read_text())
+    (out / "study.json").write_text(json.dumps(record | {"digest": None, "margin": 0.5}))
+    with pytest.raises(ValueError, match="its list of runs is not what"):
+        read_study(out)
+    earlier = {"digest": None, "ledger": digest_of(record["runs"])}
+    (out / "study.json").write_text(json.dumps(record | earlier))
+    assert not read_study(out).missing()
 
 
 def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(tmp_path):

@@ -26,7 +26,7 @@ from headwise.files.errors import StudyError, explain
 from headwise.files.provenance import distinct_environments
 from headwise.results.answer import count
 from headwise.results.differences import why_no_pair
-from headwise.results.folder import ledger_of, strangers
+from headwise.results.folder import sealed_study, strangers
 from headwise.results.records import (
     Claim,
     ClaimTest,
@@ -174,7 +174,8 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
     if is_first_process():
-        write_json(comparison.out / "study.json", describe(comparison, orders, notes).model_dump(mode="json"))
+        described = sealed_study(describe(comparison, orders, notes))
+        write_json(comparison.out / "study.json", described.model_dump(mode="json"))
 
 
 def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
@@ -213,7 +214,6 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         premises=_as_run(study, arms, study.premises),
         settings=_settings(comparison),
         runs=list(runs),
-        ledger=ledger_of(runs),
         command=comparison.command,
         commit=here.get("commit"),
         versions=here.get("versions"),

@@ -22,6 +22,7 @@ from headwise.league import world_folder
 from headwise.league.files import Entry, World
 from headwise.league.space import Declared
 from headwise.league.world_folder import EntryRecord, LeagueRecord, Tried
+from headwise.results.folder import sealed_study
 from headwise.results.records import RunResult
 from headwise.training.job import Order
 from headwise.training.phases import part_of
@@ -146,7 +147,7 @@ class Place:
             update={"seeds": list(self.seeds)}
         )
         world_folder.write(self.folder, self.record)
-        write_json(self.folder / "study.json", described.model_dump(mode="json"))
+        write_json(self.folder / "study.json", sealed_study(described).model_dump(mode="json"))
 
 
 class Cell:

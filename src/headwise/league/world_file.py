@@ -94,7 +94,7 @@ def as_file(contents: Contents, outcomes: Iterable[str]) -> WorldFile:
         if run.result is not None
     ]
     # the list of run folders and the notes on each choice concern the folder
-    bare = study.study.model_copy(update={"runs": [], "ledger": None, "notes": []})
+    bare = study.study.model_copy(update={"runs": [], "digest": None, "ledger": None, "notes": []})
     fresh, pairs = (None if part is None else as_file(part, names) for part in (contents.fresh, contents.pairs))
     return WorldFile(
         record=contents.record,

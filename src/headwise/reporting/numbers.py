@@ -32,7 +32,7 @@ from headwise.reporting.table_columns import (
 from headwise.reporting.table_rows import Row, names_of, read_rows
 from headwise.results.declared_outcomes import declared_outcomes
 from headwise.results.digests import RESULT, digest_of, digests, sealed
-from headwise.results.folder import ledger_of
+from headwise.results.folder import sealed_study
 from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
 
 # largest number of faults of a kind that are listed by row
@@ -329,7 +329,6 @@ def _write(
         evaluations=["test"],
         settings={"table": path.name},
         runs=list(entries),
-        ledger=ledger_of(entries),
         notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
     )
-    write_json(study_file, record.model_dump(mode="json"))
+    write_json(study_file, sealed_study(record).model_dump(mode="json"))

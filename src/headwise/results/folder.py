@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from headwise.files.durable import finite
 from headwise.files.health_records import Line, read_health
 from headwise.results.copies import Trace, copied, same_start
 from headwise.results.digests import RESULT, broken_seal, damage, digest_of
@@ -194,7 +195,8 @@ def read_study(folder: str | Path) -> StudyFolder:
     """Return the study in `folder`.
 
     Raises FileNotFoundError without a study.json; ValueError for an invalid file, for a study whose baseline is not
-    among its arms or whose list of runs was changed, and for two results of the same arm and seed.
+    among its arms or whose list of runs, or anything else that its verdicts depend on, was changed, and for two results
+    of the same arm and seed.
     """
     path = Path(folder)
     if not (path / "study.json").is_file():
@@ -207,7 +209,13 @@ def read_study(folder: str | Path) -> StudyFolder:
             f"{path / 'study.json'}: the baseline {study.baseline!r} is not among the arms {study.arms}. Start the "
             "command of the study again."
         )
-    if study.ledger is not None and study.ledger != ledger_of(study.runs):
+    if study.ledger is not None and study.digest not in (None, _deciding(study)):
+        raise ValueError(
+            f"{path / 'study.json'}: its arms, baseline, seeds, outcomes, directions, units, margin, axes, claims or "
+            "premises are not those of its runs. Start the command of the study again: it writes them again and keeps "
+            "the runs."
+        )
+    if study.ledger is not None and study.ledger != ledger_of(study.runs, study.digest):
         raise ValueError(
             f"{path / 'study.json'}: its list of runs is not what `headwise compare` wrote. Start the command of the "
             "study again: it writes the list again and keeps the runs."
@@ -215,9 +223,28 @@ def read_study(folder: str | Path) -> StudyFolder:
     return StudyFolder(path, study, _runs(path, study), tuple(strangers(path, {entry.hash for entry in study.runs})))
 
 
-def ledger_of(runs: Sequence[RunEntry]) -> str:
-    """Return the digest of the list of runs in study.json."""
-    return digest_of([entry.model_dump(mode="json") for entry in runs])
+# the entries of study.json that verdicts on given runs depend on, besides the list of these
+DECIDING = (
+    *("kind", "scale", "arms", "baseline", "seeds", "primary", "metrics", "evaluations", "margin"),
+    *("axes", "claims", "premises"),
+)
+
+
+def sealed_study(study: StudyRecord) -> StudyRecord:
+    """Return a study's record with the digests that reveal a later change of its runs or of what verdicts depend on."""
+    digest = _deciding(study)
+    return study.model_copy(update={"digest": digest, "ledger": ledger_of(study.runs, digest)})
+
+
+def _deciding(study: StudyRecord) -> str:
+    return digest_of(finite(study.model_dump(mode="json", include=set(DECIDING), exclude_defaults=True)))
+
+
+def ledger_of(runs: Sequence[RunEntry], digest: str | None = None) -> str:
+    """Return the digest of the list of runs in study.json, and of the digest of what verdicts depend on."""
+    entries = [entry.model_dump(mode="json") for entry in runs]
+    # studies of earlier versions have no such digest
+    return digest_of(entries if digest is None else [entries, digest])
 
 
 def strangers(path: Path, hashes: Collection[str]) -> list[str]:

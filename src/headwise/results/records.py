@@ -252,7 +252,9 @@ class StudyRecord(Record):
     premises: list[Premise] = []
     settings: dict[str, Any] = {}
     runs: list[RunEntry] = []
-    # SHA-256 of the list of runs; if present, every result carries a digest
+    # SHA-256 of the entries that verdicts depend on, and of it with the list of runs; with a ledger, every result has
+    # a digest
+    digest: str | None = None
     ledger: str | None = None
     command: str | list[str] = ""
     commit: str | None = None
