@@ -1,4 +1,4 @@
-"""Detect weights that are sharded so that this process can neither read nor write them as the layer's weight.
+"""Detect weights that cannot be written as the layer's weight: sharded ones, and those that a hook computes.
 
 FSDP2 is not one of these cases: its shards can be gathered to the full weight at any time.
 """
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from headwise.borders import (
     context_parallel_functions,
+    forward_pre_hooks_of,
     has_flat_parameter,
     is_flattened,
     own_parameters,
@@ -38,16 +39,40 @@ CONTEXT_PARALLEL = (
 )
 
 
+PLAIN_FIRST = "make it a plain parameter first"
+COMPUTED = {
+    "WeightNorm": "call torch.nn.utils.remove_weight_norm(layer)",
+    "SpectralNorm": "call torch.nn.utils.remove_spectral_norm(layer)",
+}
+
+
 def sharded(module: nn.Module, name: str) -> str:
-    """Return how a weight is sharded if only a forward gathers it, as the end of a sentence, or an empty string."""
+    """Return why a weight is no parameter that can be written, as the end of a sentence, or an empty string.
+
+    Only a forward gathers it (FSDP1, ZeRO-3), or a hook computes it before each forward.
+    """
     base = base_of(module)
     chain: Any = getattr(base, "parametrizations", {})
     owner, key = (chain[name], "original") if name in chain else (base, name)
     parameter = own_parameters(owner).get(key)
-    # Without use_orig_params, FSDP1 replaces the parameter by a plain tensor, a view of its flat parameter.
-    if is_flattened(parameter) or (parameter is None and isinstance(owner.__dict__.get(key), Tensor)):
+    if is_flattened(parameter):
         return FSDP1
+    # Without use_orig_params, FSDP1 replaces the parameter by a plain tensor, a view of its flat parameter.
+    if parameter is None and isinstance(owner.__dict__.get(key), Tensor):
+        return _computed(owner, key) or FSDP1
     return ZERO3 if hasattr(parameter, "ds_id") else ""
+
+
+def _computed(module: nn.Module, name: str) -> str:
+    """Return which hook sets a weight before each forward, as the end of a sentence, or an empty string."""
+    hooks = forward_pre_hooks_of(module).values()
+    # torch.nn.utils.prune keeps the weight's name in the one, weight_norm and spectral_norm in the other
+    hook = next((h for h in hooks if name in (getattr(h, "_tensor_name", None), getattr(h, "name", None))), None)
+    if hook is None:
+        return f"is set before each forward by a hook of {type(module).__name__}: {PLAIN_FIRST}" if hooks else ""
+    kind = type(hook).__name__
+    remedy = COMPUTED.get(kind, f"call torch.nn.utils.prune.remove(layer, {name!r})")
+    return f"is computed before each forward by {kind} of torch.nn.utils ({name}), and a change of it is lost: {remedy}"
 
 
 def below(module: nn.Module) -> str:
