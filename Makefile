@@ -102,7 +102,7 @@ bench-cuda: $(VENV)/.test
 
 # counted on fake tensors: needs no GPU
 cuda-costs: $(VENV)/.test
-	@echo "make cuda-costs: what each method adds to a step on a GPU: five minutes; result: docs/cuda_costs.md"
+	@echo "make cuda-costs: costs on a GPU, counted: minutes; writes docs/cuda_costs.md"
 	$(STUB) $(PY) benchmarks/cuda_costs.py $(ARGS)
 
 bench-study: $(VENV)/.test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,7 @@ class Regularized:
         self.seen_training = self.checked = self.removed = False
         self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
+        self._handled: BaseException | None = None
         before = {id(parameter) for parameter in model.parameters()}
         self.fitted = attachment.attach(plan, self.shared)
         self.hooks: list[Any] = [
@@ -100,11 +102,16 @@ class Regularized:
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
+                self.shared.penalties.begin()
+                self._handled = sys.exc_info()[1]
         self.shared.begin(module, args, kwargs)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep the state that their recomputation needs.
         self.shared.forward.end()
+        if self.shared.differentiates and not torch.compiler.is_compiling():
+            # The caller may be handling an exception itself, as a loop that tries a smaller batch.
+            self.shared.penalties.end(output, failed=sys.exc_info()[1] is not self._handled)
         self.shared.differentiates = False
 
     def _before_load(
