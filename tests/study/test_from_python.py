@@ -57,9 +57,9 @@ def test_a_task_gives_the_numbers_of_the_command(tmp_path):
         ({"trials": -1}, "trials=-1 is not a whole number of at least 0"),
         ({"trials": None}, "trials=None is not a whole number"),
         ({"jobs": 0}, "jobs=0 is not a whole number of at least 1"),
-        ({"timeout": 0.0}, "timeout=0.0 is not a positive number of seconds"),
-        ({"timeout": float("nan")}, "timeout=nan is not a positive number of seconds"),
-        ({"timeout": "1"}, "timeout='1' is not a positive number of seconds"),
+        ({"timeout": 0.0}, "--timeout 0: give seconds above 0"),
+        ({"timeout": float("nan")}, "--timeout nan: give seconds above 0"),
+        ({"timeout": "1"}, "timeout='1' is not a number. Give seconds above 0"),
     ],
 )
 @pytest.mark.parametrize("subject", ["digits", COMMAND])

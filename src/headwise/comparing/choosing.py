@@ -161,8 +161,6 @@ def choose_script_study(request: Request) -> Study:
 
 def started(request: Request) -> Started:
     """Return how the script is started: in this folder, with the current variables."""
-    if request.timeout is not None and request.timeout <= 0:
-        raise StudyError(f"--timeout {request.timeout:g}: give seconds above 0.")
     before = {name: os.environ.get(name) for name in worker_environment(1)}
     return Started(Path.cwd(), before, request.timeout)
 

@@ -136,9 +136,12 @@ def _check_numbers(request: Request) -> None:
                 f"{name}={value!r} is not a whole number of at least {smallest}. Give one, or leave it out."
             )
     timeout: Any = request.timeout
-    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout < math.inf):
-        raise StudyError(f"timeout={timeout!r} is not a positive number of seconds. Give one, or leave it out.")
+    if timeout is None:
+        return
+    if not isinstance(timeout, Real) or isinstance(timeout, bool):
+        raise StudyError(f"timeout={timeout!r} is not a number. Give seconds above 0, or leave it out.")
+    if not 0 < timeout < math.inf:
+        raise StudyError(f"--timeout {float(timeout):g}: give seconds above 0.")
 
 
 def _check_script(request: Request) -> None:
