@@ -14,6 +14,8 @@ from headwise import methods as shelf
 from headwise.attention.largest_logits import largest_logits
 from headwise.core.method import REGISTRY
 from headwise.core.random_draws import normal, uniform
+from headwise.statistics import Queries, Reading, RowFigures
+from headwise.statistics.figures_by_kernels import FIGURES, by_kernels
 from headwise.testing.calls import attend_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -176,3 +178,23 @@ def test_the_kernel_of_the_largest_logit_gives_that_of_the_matrix(size, causal, 
     # a head that its norms keep below a number is not read, and says no more than that
     below = largest_logits(q, k, mask, causal, size**-0.5, real, enough=1e4)
     assert ((below >= got) & (below <= 1e4)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, 100])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernels_of_a_reading_give_the_figures_of_the_pytorch_form(causal, rows, dtype):
+    q, k, v = (torch.randn(2, 300, 4, 64, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(3))
+    given = Reading(q, k, v, causal=causal, known_bound=1.0)
+    queries = Queries.of(given, rows, torch.Generator().manual_seed(0))
+    needs = set(FIGURES) - {"on_text"}
+    found = by_kernels(given, queries, needs)
+    assert set(found) == needs
+    exact = Reading(q.double(), k.double(), v.double(), causal=causal, known_bound=math.inf)
+    right = RowFigures(exact, needs, queries)
+    for name in needs:
+        want, have = getattr(right, name), found[name].double()
+        if name == "descent":
+            want, have = (torch.where(queries.counts > 1, x, 0.0) for x in (want, have))
+        bound = 2e-3 if dtype == torch.bfloat16 and name in ("roughness", "descent") else 1e-4
+        assert (want - have).abs().max() <= bound * want.abs().max(), name

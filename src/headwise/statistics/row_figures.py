@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.precision import magnitude
+from headwise.statistics.figures_by_kernels import by_kernels
 from headwise.statistics.reading import Queries, Reading
 from headwise.statistics.scan import FAR, Logits, Memory, SoftmaxBlock, block_size, blocks, precise_dtype
 from headwise.statistics.tally import Tally
@@ -144,6 +145,11 @@ class RowFigures:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
+        if self.dtype == torch.float32:
+            self._figures = by_kernels(reading, queries, self.needs)
+            self.needs -= set(self._figures)
+            if not self.needs:
+                return
         logits = Logits(reading, queries, self.dtype)
         memory = Memory(block_size(reading, size), self.dtype, reading.q.device)
         self._prepare(size, logits)

@@ -29,25 +29,12 @@ class ValueDifferences:
     def __init__(self, reading: Reading, queries: Queries, dtype: torch.dtype, symmetric: bool) -> None:
         self.reading, self.queries = reading, queries
         self._scratch = torch.empty(block_size(reading, queries.valid.shape[-1]), dtype=dtype, device=reading.q.device)
-        self._values, self._unit = self._values_about_their_mean(dtype)
+        self._values, self._unit = values_about_their_mean(reading, dtype)
         self._symmetric = None
         if symmetric:
             # Repeated to the number of query heads, because the keys replace the queries.
             keys = reading.k.repeat_interleave(reading.heads // reading.k.shape[1], 1)
             self._symmetric = Logits(dataclasses.replace(reading, q=keys), queries, dtype)
-
-    def _values_about_their_mean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return v − mean, its squared norm and a one, (B,H|Hkv,N,dv+2), in the unit (B,H|Hkv,1,1), and the unit."""
-        v, real = self.reading.v.to(dtype), self.reading.real_queries
-        if real is not None:
-            # Padding may hold any value.
-            v = v.masked_fill(~real[:, None, :, None], 0)
-        unit = magnitude(v, (2, 3))
-        v = v / unit
-        count = v.shape[2] if real is None else real.sum(-1).clamp_min(1)[:, None, None, None]
-        v -= v.sum(2, keepdim=True) / count
-        square = v.square().sum(-1, keepdim=True)
-        return torch.cat([v, square, torch.ones_like(square)], -1), unit
 
     def read(self, block: SoftmaxBlock, samples: slice, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return Σ_j A_ij ‖v_i − v_j‖² and, with a symmetric kernel, the cosines of Σ_j A_ij (v_i − v_j) under both.
@@ -67,7 +54,7 @@ class ValueDifferences:
             return roughness, None
         logits, _ = self._symmetric.block(samples, rows, self._scratch)
         under_keys, _ = self._mixed(logits, samples, index)
-        first, second = (_direction(own, by_kernel) for by_kernel in (mixed, under_keys))
+        first, second = (direction(own, by_kernel) for by_kernel in (mixed, under_keys))
         return roughness, (first * second).sum(-1).clamp(-1, 1)
 
     def _own(self, samples: slice, rows: slice, index: Tensor) -> Tensor:
@@ -102,7 +89,21 @@ class ValueDifferences:
         return mixed.view(b, heads, r, -1), most
 
 
-def _direction(own: Tensor, mixed: Tensor) -> Tensor:
+def values_about_their_mean(reading: Reading, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return v − mean, its squared norm and a one, (B,H|Hkv,N,dv+2), in the unit (B,H|Hkv,1,1), and the unit."""
+    v, real = reading.v.to(dtype), reading.real_queries
+    if real is not None:
+        # Padding may hold any value.
+        v = v.masked_fill(~real[:, None, :, None], 0)
+    unit = magnitude(v, (2, 3))
+    v = v / unit
+    count = v.shape[2] if real is None else real.sum(-1).clamp_min(1)[:, None, None, None]
+    v -= v.sum(2, keepdim=True) / count
+    square = v.square().sum(-1, keepdim=True)
+    return torch.cat([v, square, torch.ones_like(square)], -1), unit
+
+
+def direction(own: Tensor, mixed: Tensor) -> Tensor:
     """Return the direction (b,H,r,dv) of Σ_j w_j (v_i − v_j), 0 where it is no longer than its rounding error."""
     kept, moved = mixed[..., -1:] * own[..., :-2], mixed[..., :-2]
     difference = kept - moved
