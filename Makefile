@@ -161,6 +161,7 @@ methods-table: $(VENV)/.test
 	$(PY) docs/methods_table.py
 	$(PY) docs/catalogue.py
 	$(PY) docs/citation.py
+	$(PY) docs/quoted.py
 	$(PY) docs/method_contract.py
 
 # torch first: a looser range would pull its CUDA build.

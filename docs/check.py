@@ -23,6 +23,7 @@ GENERATED = (
     "which_method.py",
     "catalogue.py",
     "citation.py",
+    "quoted.py",
     "method_contract.py",
 )
 
