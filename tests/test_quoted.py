@@ -55,8 +55,8 @@ def test_texts_are_filled_and_numbers_have_a_minus_sign():
 
 
 def test_what_cannot_be_filled_is_told_by_name():
-    entry = {"results": "blog-cifar10", "arm": "Nobody()", "outcome": "test/accuracy", "text": "{mean}"}
-    with pytest.raises(SystemExit, match=r"one quotes test/accuracy of Nobody\(\), which has 0 rows"):
+    entry = {"results": "blog-cifar10", "arm": "Missing()", "outcome": "test/accuracy", "text": "{mean}"}
+    with pytest.raises(SystemExit, match=r"one quotes test/accuracy of Missing\(\), which has 0 rows"):
         MADE["text_of"]("one", entry)
     with pytest.raises(SystemExit, match=r"one cannot be filled \(KeyError: 'median'\)"):
         MADE["text_of"]("one", {**entry, "arm": "baseline", "text": "{median}"})
