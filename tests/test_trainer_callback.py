@@ -131,6 +131,20 @@ def test_a_hyperparameter_search_regularizes_the_model_of_each_trial(tmp_path):
         handle.remove(discard=True)
 
 
+@pytest.mark.parametrize("method", [headwise.SigmaReparam(), headwise.GatedOutput(), DropHead(p=0.2)], ids=repr)
+def test_a_checkpoint_is_loaded_with_its_methods(method, tmp_path):
+    callback = headwise.HeadwiseCallback(method, seed=3)
+    model = FAMILIES["Llama"].build().train()
+    run(tmp_path, model, callback, steps=2)
+    again = FAMILIES["Llama"].build()
+    handle = headwise.load_pretrained(again, tmp_path / "checkpoint-2")
+    assert handle.methods == [method] and handle.step == 2 and handle.shared.seed == 3
+    theirs = again.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in model.state_dict().items())
+    for one in (handle, callback.regularized):
+        one.remove(discard=True)
+
+
 def test_the_trainers_own_loss_function_is_the_base(tmp_path):
     calls = []
 

@@ -1,5 +1,6 @@
 """Saving a regularized model, loading it, and exporting it as a stock model."""
 
+import copy
 import json
 import pickle
 import subprocess
@@ -616,3 +617,18 @@ def test_a_model_of_other_sizes_or_layers_is_told_by_its_weights(tmp_path):
     trained(llama(attention_bias=True), "DropHead(p=0.1)").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"self_attn\.\w+\.bias has no place here"):
         headwise.load_pretrained(llama(), tmp_path)
+
+
+@pytest.mark.parametrize("method", ["SigmaReparam()", "SpectralNorm()", "WeightNorm()"])
+def test_a_pickled_model_of_reparametrized_layers_is_told_the_remedy(method, tmp_path):
+    model = Own()
+    handle = headwise.regularize(model, *headwise.parse(method))
+    for save in (lambda: torch.save(model, tmp_path / "model.pt"), lambda: pickle.dumps(model)):
+        with pytest.raises(
+            RuntimeError, match=r"this Linear has weights that .*save_pretrained\(folder\), or handle.fold"
+        ):
+            save()
+    copy.deepcopy(model)
+    handle.fold()
+    torch.save(model, tmp_path / "model.pt")
+    assert torch.load(tmp_path / "model.pt", weights_only=False).state_dict().keys() == Own().state_dict().keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -39,11 +40,21 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
     # Registration removes the parameter from the module's parameters; `restore` needs their original order.
     order = list(own_parameters(module))
     parametrize.register_parametrization(module, name, by)
+    # torch made this class for the module alone, with an error that knows no remedy
+    type(module).__getstate__ = _unsaved  # type: ignore[assignment]
     if isinstance(by, Spectral):
         chain = _chain(module, name)
         assert chain is not None
         by.place(chain)
     module.__dict__.setdefault("_headwise_places", {})[name] = order
+
+
+def _unsaved(module: nn.Module) -> Any:
+    """Raise RuntimeError with the remedy, where torch.save and pickle ask for the state of a parametrized module."""
+    raise RuntimeError(
+        f"this {type(module).__bases__[0].__name__} has weights that headwise's methods compute, and torch saves such "
+        "modules by state_dict() alone: call handle.save_pretrained(folder), or handle.fold() before torch.save(model)"
+    )
 
 
 def restore(module: nn.Module, name: str, *, folded: bool) -> None:

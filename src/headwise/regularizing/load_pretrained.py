@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.core.method import Method
 from headwise.files.errors import CheckpointError
-from headwise.files.tensor_files import LEARNED
+from headwise.files.tensor_files import LEARNED, TensorFiles
 from headwise.methods.text import parse
 from headwise.projections.adapted import is_adapted
 from headwise.regularizing import saving
@@ -23,8 +24,9 @@ from headwise.regularizing.regularize import regularize
 def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None) -> Regularized:
     """Fit the methods of a saved model onto a plain one, load all weights, and return the handle.
 
-    For a model with adapters of peft, the folder is one that its `save_pretrained` or a Trainer's checkpoint wrote
-    while it was regularized: the methods are fitted and what they learned is loaded; peft loads the adapters.
+    The folder may also be a Trainer's checkpoint of a regularized model. For a model with adapters of peft it is one
+    that the model's `save_pretrained` or a Trainer wrote while it was regularized: the methods are fitted and what they
+    learned is loaded; peft loads the adapters.
 
     Args:
         model: a plain model, built like the saved one; its weights do not matter.
@@ -57,7 +59,7 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
         )
     methods = [_method(entry) for entry in settings["methods"]]
     adapted = any(map(is_adapted, model.modules()))
-    plain, own = {} if adapted else _plain(model, path), saving.tensors_of(path / LEARNED)
+    plain, own = {} if adapted else _plain(model, path), _own(path)
     layers = {name for entry in settings["methods"] for name in entry["layers"]}
     handle = regularize(
         model, *methods, where=lambda site: site.name in layers, example=example, seed=settings["seed"], allow_none=True
@@ -101,6 +103,15 @@ def _plain(model: nn.Module, path: Path) -> dict[str, Tensor]:
                 f"the weights in {path} cannot be read ({error}): get the folder again, or save it again"
             ) from None
     return {k: t for k, t in saving.tensors_of(path / saving.WEIGHTS).items() if not k.startswith("trained_with_")}
+
+
+def _own(path: Path) -> dict[str, Tensor]:
+    """Return what the methods learned; a Trainer's checkpoint holds it together with the model's weights."""
+    if not (path / LEARNED).is_file() and (path / "trainer_state.json").is_file():
+        with suppress(CheckpointError):
+            files = TensorFiles.of_folder(path)
+            return files.read([name for name in files.names if is_own(name)])
+    return saving.tensors_of(path / LEARNED)
 
 
 def _stored(again: nn.Module, record: dict[str, Any]) -> dict[str, Tensor]:

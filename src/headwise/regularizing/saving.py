@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -187,6 +187,16 @@ def described(handle: Handle, model: nn.Module, prefix: str) -> dict[str, Any]:
         "state": {**state, "counters": counters},
         "versions": versions,
     }
+
+
+def describe_checkpoint(handle: Handle, folder: Path) -> None:
+    """Write the record of methods into a Trainer's checkpoint of the whole model, for `headwise.load_pretrained`."""
+    if not any((folder / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
+        return
+    # Of shards and adapters no plain model is made: such checkpoints are resumed by the Trainer alone.
+    with suppress(ValueError):
+        model, prefix = whole(handle.model)
+        write_json(folder / SETTINGS, described(handle, model, prefix))
 
 
 def whole(model: nn.Module) -> tuple[nn.Module, str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headwise.borders import LABELS, forward_pre_hooks_of, hook_first
 from headwise.regularizing.handle_place import Handle, kept_handle
+from headwise.regularizing.saving import describe_checkpoint
 
 # The losses that transformers computes from logits and labels only; the POOLED ones name the logits pooled_logits.
 PLAIN = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification")
@@ -246,7 +247,7 @@ def callback(handle: Handle) -> Any:
     """Return a `transformers.TrainerCallback` that calls `handle.after_step()` after each optimizer step.
 
     The handle's step, draw counters and strengths are saved in the Trainer's checkpoints. They are loaded when a run is
-    resumed or when it ends with the weights of its best checkpoint.
+    resumed or when it ends with the weights of its best checkpoint. `headwise.load_pretrained` reads a checkpoint.
 
     Raises:
         ImportError: if transformers is not installed; the message names the extra.
@@ -288,6 +289,10 @@ def callback(handle: Handle) -> Any:
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             handle.after_step()
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                describe_checkpoint(handle, Path(args.output_dir, f"checkpoint-{state.global_step}"))
 
         def state(self) -> dict[str, Any]:
             return {"args": {}, "attributes": {"progress": handle.state()}}
