@@ -2,7 +2,7 @@
 that are not here.
 
 TRITON_INTERPRET=1 python tests/kernels/triton_cases.py run       prints one JSON line per case: its largest errors
-python tests/kernels/triton_cases.py compile                      prints one per kernel: its shared memory
+python tests/kernels/triton_cases.py compile                      prints one per launch: what it needs of a GPU
 python tests/kernels/triton_cases.py launch                       prints one per kernel: its grid, and its device
 """
 
@@ -106,47 +106,29 @@ def run(name):
     }
 
 
-def compiled(capability, kernel, dtype, size, mask, precision):
-    """Compile one kernel for a GPU and give the shared memory that it asks for, in bytes."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def compile_all():
+    """Compile what forward and backward launch, for each GPU: print the shared memory, registers and spilled bytes."""
+    from triton_process import compiled_instead_of_launched
 
     from headwise.attention import triton_rows
 
-    function = getattr(triton_rows, kernel)
-    chosen = triton_rows.settings(getattr(torch, dtype), size, size, backward=kernel != "forward_kernel")
-    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
-    fixed = {"MASK": mask, "CAUSAL": True, "PRECISION": precision, "UPCAST": False, **chosen}
-    short = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[dtype]
-    wide = {"lse_at", "entropy_at", "square_at", "level_at"}
-
-    def kind(argument):
-        if argument in fixed:
-            return "constexpr"
-        if argument == "mask_at":
-            return "*u8" if mask == triton_rows.ALLOWED else f"*{short}"
-        if argument.endswith("_at"):
-            return "*fp32" if argument in wide else f"*{short}"
-        return "fp32" if argument == "scale" else "i32"
-
-    source = ASTSource(function, {name: kind(name) for name in function.arg_names}, fixed)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    assert len(made.asm["cubin"]) > 0
-    return made.metadata.shared
-
-
-def all_compiled():
-    kernels = ("forward_kernel", "queries_kernel", "keys_kernel")
     kinds = (
-        ("bfloat16", 64, 0, "ieee"),
-        ("bfloat16", 128, 0, "ieee"),
-        ("bfloat16", 256, 0, "ieee"),
-        ("float16", 32, 1, "tf32"),
+        ("bfloat16", 64, "none", True),
+        ("bfloat16", 64, "none", False),
+        ("bfloat16", 128, "none", True),
+        ("bfloat16", 256, "none", True),
+        ("float16", 32, "padding", True),
+        ("float32", 64, "additive", False),
+        ("float32", 256, "none", True),
     )
-    kinds += (("float32", 64, 2, "tf32"), ("float32", 256, 0, "ieee"))
-    for capability, kernel, kind in itertools.product((80, 90), kernels, kinds):
-        yield capability, kernel, *kind
+    for capability, (dtype, size, mask, causal) in itertools.product(map(int, sys.argv[2:] or (80, 90, 100)), kinds):
+        q, k, v, *more = inputs(1, 4, 2, 512, 512, size, size, mask, causal, dtype)
+        with compiled_instead_of_launched(capability) as made:
+            out, lse, entropy, square = triton_rows.forward(q, k, v, *more)
+            gradients = (torch.zeros_like(out), None, lse, square)
+            triton_rows.backward(gradients, lse, [q, k, v, out, lse, entropy, square], *more)
+        for line in made:
+            print(json.dumps({"capability": capability, "case": f"{dtype} {size} {mask}", **line}), flush=True)
 
 
 class Launched:
@@ -191,5 +173,4 @@ if __name__ == "__main__":
         for case in sys.argv[2:] or CASES:
             print(json.dumps({"case": case, **run(case)}), flush=True)
     else:
-        for what in all_compiled():
-            print(json.dumps({"case": what, "shared": compiled(*what)}), flush=True)
+        compile_all()
