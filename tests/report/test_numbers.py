@@ -491,6 +491,14 @@ def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):
     assert list(verdict(tmp_path / "out")[0]) == ["0", "1", "3", "5"]
 
 
+def test_what_a_table_does_not_hold_has_no_column(tmp_path):
+    study_of_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain", tmp_path / "out")
+    page = rebuild(tmp_path / "out").read_text()
+    assert ">memory<" not in page and ">time per step<" not in page
+    assert "| verdict | runs |" in (tmp_path / "out" / "table.md").read_text()
+    assert "missing" not in (tmp_path / "out" / "table.tex").read_text()
+
+
 def test_a_diverged_run_counts_as_one(tmp_path):
     rows = rows_of(status="finished")
     rows[0]["status"] = "diverged"

@@ -22,6 +22,7 @@ from headwise.experiments.script import command_line, given_arguments
 from headwise.files.errors import StudyError
 from headwise.files.script_run import Told
 from headwise.reporting import write
+from headwise.reporting.export import figures as drawn
 from headwise.reporting.numbers import study_of_numbers
 from headwise.results.analysis import analyse
 from headwise.training import script_process
@@ -90,6 +91,24 @@ def test_outcomes_have_the_names_that_trackers_give_them(tmp_path):
     assert analysis.metric.unit == "nats" and analysis.metric.higher_is_better is False
     assert analysis.compared[0].differences["test/eval/loss"].mean == pytest.approx(0.2)
     assert not study_of_numbers(tmp_path / "runs.csv", ["eval/loss:lower:nats"], "baseline", tmp_path / "table")
+
+
+def test_the_report_of_a_script_names_what_it_has(tmp_path):
+    carry_script(tmp_path, COMMAND + " --steps 8", seeds=2)
+    write(tmp_path)
+    # of the page without the code of its charts
+    page = re.sub(
+        r"<script(?! type=.application/json).*?</script>", "", (tmp_path / "report.html").read_text(), flags=re.S
+    )
+    curves = next(chart for name, chart in drawn(tmp_path).items() if name.startswith("learning-curve"))
+    points = {row["x"] for rows in curves["datasets"].values() for row in rows if "split" in row}
+    assert points == set(range(1, 9)) and '"title": "step"' in json.dumps(curves) and "epoch" not in json.dumps(curves)
+    assert "Mean over seeds of every step" in page and "its steps (metrics.jsonl)" in page
+    assert "baseline, train" in page and "validation" not in re.sub("divergence_.*", "", page)
+    assert ">memory<" not in page and ">time per step<" in page
+    lines = (tmp_path / "epochs.csv").read_text().splitlines()
+    assert lines[0].startswith("arm,seed,run,point,phase,step,") and len(lines) == 1 + 4 * 8
+    assert "| time per step | runs |" in (tmp_path / "table.md").read_text()
 
 
 def test_a_name_that_is_no_keyword_is_asked_for_as_python_writes_it(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headwise.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
@@ -12,6 +12,11 @@ from headwise.reporting.outcome_texts import SIGNS, brief_names, by_effect, labe
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
 from headwise.results.records import Outcome
 
+# costs of an arm with the note and the format of their column
+COSTS: dict[str, tuple[str, str, Callable[[float | None], str | None]]] = {
+    "seconds_per_step": ("time per step", "median", milliseconds),
+    "peak_memory_bytes": ("memory", "peak, median", mebibytes),
+}
 FEW = 2  # largest number of diverged runs that are listed one by one
 INTERVAL = "[95\u00a0%]"
 
@@ -21,6 +26,11 @@ def gap_of(analysis: Analysis) -> Outcome | None:
     gaps = (one for one in analysis.outcomes.values() if one.kind == "gap")
     # the name of a metric may contain slashes
     return next((one for one in gaps if analysis.primary.endswith(one.name.removeprefix("gap"))), None)
+
+
+def measured_costs(analysis: Analysis) -> list[str]:
+    """Return the costs of the main table that an arm has; a script's memory and a table's costs are not measured."""
+    return [name for name in COSTS if any(arm.costs.get(name) is not None for arm in analysis.arms)]
 
 
 def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> Any:
@@ -35,8 +45,7 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
         *difference_columns(unit),
         Column(metric.label, f"{unit.name} {INTERVAL}".strip(), number=True),
         *([Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []),
-        Column("time per step", "median" + (", indicative" if analysis.cost_is_indicative else ""), number=True),
-        Column("memory", "peak, median", number=True),
+        *(_cost_column(name, analysis) for name in measured_costs(analysis)),
         Column("runs"),
     ]
     base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
@@ -124,7 +133,7 @@ def notes_on_table(analysis: Analysis) -> Any:
             f"{words['correction']}. Verdict: {words['verdict']}. What would show: {words['power']}; within: the "
             "margin that two one-sided tests exclude. Each figure comes from the result.json of the runs listed under "
             "Runs; the same table is in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by "
-            "epoch in epochs.csv, the whole analysis in analysis.json.",
+            "epoch or step in epochs.csv, the whole analysis in analysis.json.",
             *_pairing(analysis),
         ],
         kind="note",
@@ -142,15 +151,21 @@ def _pairing(analysis: Analysis) -> list[str]:
     ]
 
 
+def _cost_column(name: str, analysis: Analysis) -> Column:
+    heading, note, _ = COSTS[name]
+    indicative = ", indicative" if name == "seconds_per_step" and analysis.cost_is_indicative else ""
+    return Column(heading, note + indicative, number=True)
+
+
 def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, heading: Cell) -> list[Cell]:
     mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
-    time, memory = costs.get("seconds_per_step"), costs.get("peak_memory_bytes")
     counts, steps = run_counts(arm.runs)
     outcome_cell = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
     cells = [heading, *difference_cells(arm.differences.get(analysis.primary), unit, diverged), outcome_cell]
     if gap:
         value = arm.metrics[gap.name].mean
         cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))
-    cells.append(figure_cell(milliseconds(time), time, diverged))
-    cells.append(figure_cell(mebibytes(memory), memory, diverged))
+    cells += [
+        figure_cell(COSTS[name][2](costs.get(name)), costs.get(name), diverged) for name in measured_costs(analysis)
+    ]
     return [*cells, Cell(counts, small="; ".join(steps))]

@@ -35,6 +35,7 @@ class Readings:
     """
 
     def __init__(self, study: StudyFolder) -> None:
+        self.of_script = study.study.of_script
         self.alerts: list[tuple[RunFolder, Alert]] = []
         self.first: dict[str, tuple[RunFolder, Records]] = {}
         self.seeds: dict[str, int] = defaultdict(int)
@@ -214,7 +215,7 @@ def _maps(readings: Readings, baseline: str, label: str, run: RunFolder, records
     base = readings.first.get(baseline)
     # differences are drawn within a seed only
     paired = base[1] if base and label != baseline and base[0].seed == run.seed else []
-    single_charts, rows = [_loss(run)], []
+    single_charts, rows = [_loss(run, readings.of_script)], []
     for name in (name for name in readings.statistics() if name in by_statistic):
         maps = _map(name, by_statistic[name], readings.domain(name), [r for r in paired if r["statistic"] == name])
         if len(maps) == 1:
@@ -274,7 +275,7 @@ def _rows(records: Records, steps: set[int]) -> list[Mark]:
     ]
 
 
-def _loss(run: RunFolder) -> Any:
+def _loss(run: RunFolder, of_script: bool) -> Any:
     rows = [
         {"step": line.step, "loss": line.metrics[name], "split": name.removesuffix("/loss")}
         for line in run.epochs
@@ -286,7 +287,7 @@ def _loss(run: RunFolder) -> Any:
     return figure(
         lines(rows, x="step", y="loss", series="split"),
         title="loss (nats)",
-        caption="At the end of every epoch, over steps.",
+        caption="Every step that the script logged." if of_script else "At the end of every epoch, over steps.",
     )
 
 

@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from headwise.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
-from headwise.reporting.answer_table import gap_of, run_counts
+from headwise.pages.formats import MINUS, Unit, p_value
+from headwise.reporting.answer_table import COSTS, gap_of, measured_costs, run_counts
 from headwise.reporting.outcome_texts import unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference, FindingsRecord
 from headwise.results.folder import StudyFolder
@@ -46,10 +46,12 @@ def runs_csv(study: StudyFolder) -> str:
 
 
 def epochs_csv(study: StudyFolder) -> str:
-    """Return a CSV of one row per run and epoch with everything measured at its end, unrounded."""
+    """Return a CSV of one row per run and epoch (of a script, per point of its curves) with its figures, unrounded."""
+    # a line of a script is one or several points of its curves, and no epoch
+    unit = "point" if study.study.of_script else "epoch"
     runs = [run for arm in study.arms for run in study.of(arm)]
     names = list(dict.fromkeys(name for run in runs for line in run.epochs for name in line.metrics))
-    rows: list[list[Any]] = [["arm", "seed", "run", "epoch", "phase", "step", "learning_rate", "seconds", *names]]
+    rows: list[list[Any]] = [["arm", "seed", "run", unit, "phase", "step", "learning_rate", "seconds", *names]]
     for run in runs:
         for line in run.epochs:
             known = [line.epoch, line.phase, line.step, line.learning_rate, line.seconds]
@@ -108,12 +110,13 @@ def _answer(analysis: Analysis) -> tuple[list[str], list[list[Any]]]:
     unit = unit_of(metric)
     header = ["arm", *_headings(metric.label, unit)]
     header += [f"gap, train {MINUS} test ({unit_of(gap).difference})"] if gap else []
-    header += ["time per step", "memory", "runs"]
+    measured = measured_costs(analysis)
+    header += [*(COSTS[name][0] for name in measured), "runs"]
     rows = []
     for arm in analysis.arms:
         cells = [_code(arm.label), *_figures(arm, metric.name, unit)]
         cells += [unit_of(gap).number(arm.metrics[gap.name].mean, signed=True)] if gap else []
-        cells += [milliseconds(arm.costs.get("seconds_per_step")), mebibytes(arm.costs.get("peak_memory_bytes"))]
+        cells += [COSTS[name][2](arm.costs.get(name)) for name in measured]
         counts, steps = run_counts(arm.runs)
         cells = ["diverged" if cell is None and arm.all_diverged else cell for cell in cells]
         rows.append([*cells, "; ".join([counts, *steps])])

@@ -42,7 +42,7 @@ from headwise.reporting.outcome_texts import brief_names, label_of, qualities, u
 from headwise.results.analysis_record import Analysis, FindingsRecord, stranger_words
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.intervals import interval
-from headwise.results.records import EnvironmentRecord, StudyRecord
+from headwise.results.records import EnvironmentRecord, EpochLine, StudyRecord
 
 
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
@@ -166,7 +166,8 @@ def words_on_runs(study: StudyFolder) -> str:
     """Return where the files of the runs are."""
     return (
         "One row a run; its source is the result.json of the folder of that name. "
-        f"The folder {study.path.name}/runs/ holds its configuration, its epochs (metrics.jsonl) and its result."
+        f"The folder {study.path.name}/runs/ holds its configuration, its {_moment(study)}s (metrics.jsonl) and its "
+        "result."
     )
 
 
@@ -175,7 +176,8 @@ def runs_table(study: StudyFolder, analysis: Analysis) -> Any:
     outcomes = qualities(analysis)
     figures = [Column(label_of(one), unit_of(one).name, number=True) for one in outcomes]
     columns = [Column("arm"), Column("seed", number=True), Column("source"), Column("state"), *figures]
-    columns.append(Column("time per step", number=True))
+    is_timed = any(run.metric("cost/seconds_per_step") is not None for run in study.runs.values())
+    columns += [Column("time per step", number=True)] if is_timed else []
     rows = []
     for arm in study.arms:
         for seed in study.seeds:
@@ -186,8 +188,8 @@ def runs_table(study: StudyFolder, analysis: Analysis) -> Any:
                 value = run.metric(one.name) if run else None
                 cells.append(figure_cell(unit_of(one).number(value), value, diverged))
             time = run.metric("cost/seconds_per_step") if run else None
-            spent = figure_cell(milliseconds(time), time, diverged)
-            rows.append([arm, Cell(str(seed), seed), _source(run), _run_state(run), *cells, spent])
+            spent = [figure_cell(milliseconds(time), time, diverged)] if is_timed else []
+            rows.append([arm, Cell(str(seed), seed), _source(run), _run_state(run), *cells, *spent])
     return table(columns, rows, caption="Every run")
 
 
@@ -264,7 +266,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     outcomes = {kind: study.study.outcome(f"test/{kind}") for kind in quantities}
     units = {kind: unit_of(analysis.outcomes.get(one.name, one)) for kind, one in outcomes.items()}
     series = {
-        (label, kind): _series(stored[label], kind, held_out, units[kind].factor)
+        (label, kind): _series(stored[label], kind, held_out, units[kind].factor, study.study.of_script)
         for label in study.arms
         for kind in quantities
     }
@@ -276,14 +278,20 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     for label in drawn_arms:
         charts = [_chart(study, stored[label], series, label, kind, units[kind], domains[kind]) for kind in quantities]
         folds.append(fold(label, grid(charts, wide=True), opened=len(folds) < OPEN))
-    entries = [
-        (f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in (held_out, "train")
-    ]
+    drawn = {row["split"] for rows in series.values() for row in rows}
+    # only diverged runs are drawn if no run finished
+    splits = [split for split in (held_out, "train") if split in drawn] or ["train"]
+    entries = [(f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in splits]
     intro = (
-        f"Mean over seeds of every epoch; band: {BAND}. All arms share the axes. Diverged runs are drawn singly and "
-        "end in a cross."
+        f"Mean over seeds of every {_moment(study)}; band: {BAND}. All arms share the axes. Diverged runs are drawn "
+        "singly and end in a cross."
     )
     return [Section("Learning curves", join(legend(entries), *folds), intro)]
+
+
+def _moment(study: StudyFolder) -> str:
+    """Return what a point of a curve belongs to: a script logs steps, whose epochs are not known."""
+    return "step" if study.study.of_script else "epoch"
 
 
 def _roles(study: StudyFolder) -> list[tuple[str, str]]:
@@ -296,11 +304,18 @@ def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, 
     rows = [row | {"role": "baseline"} for row in series[study.baseline, kind]]
     if label != study.baseline:
         rows += [row | {"role": "arm"} for row in series[label, kind]]
-    broken = [point for run in runs if run.status == "diverged" for point in _points(run, kind, unit.factor)]
+    broken = [
+        point
+        for run in runs
+        if run.status == "diverged"
+        for point in _points(run, kind, unit.factor, study.study.of_script)
+    ]
     if not rows and not broken:
-        return prose([f"{title}: no epoch of a run ended with a finite figure."], kind="note")
+        ended = "was logged" if study.study.of_script else "ended"
+        return prose([f"{title}: no {_moment(study)} of a run {ended} with a finite figure."], kind="note")
     return figure(
-        curves(rows, x="epoch", y=title, domain=domain, broken=broken), name=f"Learning curve of {label}, {words}"
+        curves(rows, x=_moment(study), y=title, domain=domain, broken=broken),
+        name=f"Learning curve of {label}, {words}",
     )
 
 
@@ -317,29 +332,35 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _series(runs: Runs, kind: str, held_out: str, factor: float) -> list[dict[str, Any]]:
+def _place(line: EpochLine, of_script: bool) -> int:
+    return line.step if of_script and line.step is not None else line.epoch
+
+
+def _series(runs: Runs, kind: str, held_out: str, factor: float, of_script: bool) -> list[dict[str, Any]]:
     rows = []
     for split in (held_out, "train"):
-        by_epoch: dict[int, list[float]] = {}
+        by_moment: dict[int, list[float]] = {}
         for run in runs:
             for line in run.epochs if run.status == "finished" else ():
                 value = line.metrics.get(f"{split}/{kind}")
                 if value is not None and math.isfinite(value):
-                    by_epoch.setdefault(line.epoch, []).append(value * factor)
-        for epoch, values in sorted(by_epoch.items()):
+                    by_moment.setdefault(_place(line, of_script), []).append(value * factor)
+        for moment, values in sorted(by_moment.items()):
             mean = interval(values, bootstrap_from=math.inf)
-            row = {"x": epoch, "split": split, "dashed": split == "train"}
+            row = {"x": moment, "split": split, "dashed": split == "train"}
             rows.append(row | {"mean": mean.mean, "low": mean.low, "high": mean.high})
     return rows
 
 
-def _points(run: RunFolder, kind: str, factor: float) -> list[dict[str, Any]]:
-    points = [(line.epoch, value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))]
+def _points(run: RunFolder, kind: str, factor: float, of_script: bool) -> list[dict[str, Any]]:
+    points = [
+        (_place(line, of_script), value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))
+    ]
     divergence = run.result.divergence if run.result else None
     title = f"seed {run.seed}, diverged at step {divergence.step if divergence else '?'}"
     return [
-        {"x": epoch, "value": value * factor, "run": title, "last": at == len(points) - 1}
-        for at, (epoch, value) in enumerate(points)
+        {"x": moment, "value": value * factor, "run": title, "last": at == len(points) - 1}
+        for at, (moment, value) in enumerate(points)
         if value is not None
     ]
 

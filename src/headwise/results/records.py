@@ -263,6 +263,11 @@ class StudyRecord(Record):
     environments: list[EnvironmentRecord] = []
     notes: list[str] = []
 
+    @property
+    def of_script(self) -> bool:
+        """Return whether the runs are those of the user's own training script."""
+        return {"script", "arguments"} <= self.settings.keys()
+
     def parts(self, name: str) -> tuple[str, str]:
         """Return evaluation and metric of an outcome's name; a declared metric's name may contain slashes."""
         known = [metric.name for metric in self.metrics if name.endswith(f"/{metric.name}")]
