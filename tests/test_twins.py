@@ -88,8 +88,8 @@ def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32
 
 def fused_expected(method: Method, kind: str) -> bool:
     text = repr(method)
-    needs = ("element", "detach_normalizer", "head_mean", '"position"', 'norm="batch"')
-    if any(word in text for word in needs) or text in ("DropKey(p=0.7)", "Decorrelation(strength=1000.0)"):
+    needs = ("detach_normalizer", "head_mean", '"position"', 'norm="batch"')
+    if any(word in text for word in needs) or text == "Decorrelation(strength=1000.0)":
         return False
     if text.startswith("StableSoftmax"):
         return False

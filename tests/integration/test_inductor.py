@@ -9,7 +9,7 @@ from torch._inductor.utils import run_and_get_code
 
 from headwise import methods as shelf
 from headwise.core.method import REGISTRY
-from headwise.core.random_draws import GOLDEN, uniform
+from headwise.core.random_draws import GOLDEN, uniform, uniform_matrix
 
 # of draws, in blocks of rows
 SHAPE = (2, 4, 8)
@@ -24,14 +24,14 @@ def test_inductor_gives_the_numbers_of_eager(name):
     assert_inductor_gives_the_numbers_of_eager(name)
 
 
-@pytest.mark.parametrize("block", [None, slice(1, 3)])
-def test_the_compiler_does_not_multiply_positions_as_indices(block):
+@pytest.mark.parametrize("draw", [uniform, uniform_matrix])
+def test_the_compiler_does_not_multiply_positions_as_indices(draw):
     """On a GPU an index is of 32 bits where the sizes allow it, and the hash of a draw does not fit."""
     torch._dynamo.reset()
     key = torch.tensor(77)
-    compiled = torch.compile(lambda key: uniform(key, 5, SHAPE, key.device, block), fullgraph=True)
+    compiled = torch.compile(lambda key: draw(key, 5, SHAPE, key.device), fullgraph=True)
     drawn, (code, *_) = run_and_get_code(compiled, key)
     torch._dynamo.reset()
     assert re.search(rf"static_cast<int64_t>\({GOLDEN}\)", code)
     assert not re.search(rf"{GOLDEN}L?\*", code)
-    torch.testing.assert_close(drawn, uniform(key, 5, SHAPE, key.device, block), rtol=0, atol=0)
+    torch.testing.assert_close(drawn, draw(key, 5, SHAPE, key.device), rtol=0, atol=0)

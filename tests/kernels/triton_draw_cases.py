@@ -14,12 +14,18 @@ from triton_process import compiled_instead_of_launched
 from headwise.core import random_draws, triton_draws
 
 CPU = torch.device("cpu")
-KINDS = {"uniform": random_draws.UNIFORM, "normal": random_draws.NORMAL, "kept": random_draws.KEPT}
+KINDS = {
+    "uniform": random_draws.UNIFORM,
+    "normal": random_draws.NORMAL,
+    "kept": random_draws.KEPT,
+    "elements": random_draws.ELEMENTS,
+}
 # the shape of the whole draw, and which of its rows are drawn
 DRAWS = {
     "one number": ((), []),
     "seven": ((7,), []),
     "more than a block": ((2, 4, 33, 65), []),
+    "all rows": ((2, 3, 9, 5), [0, 9]),
     "a block of rows": ((2, 3, 9, 5), [2, 6]),
     "the last row": ((3, 1, 700, 7), [699, 700]),
 }
@@ -29,7 +35,7 @@ P = 0.3
 def filled(kind, key, salt, shape, block):
     """Draw by the kernel, with a key of the host or of a tensor."""
     given, number = (key, 0) if isinstance(key, torch.Tensor) else (None, key)
-    out = torch.empty(random_draws._part_of(list(shape), block), dtype=random_draws.DTYPES[kind])
+    out = torch.empty(random_draws.part_of(list(shape), block), dtype=random_draws.DTYPES[kind])
     return triton_draws.draw(kind, given, number, salt, P, list(shape), block, out)
 
 
@@ -37,14 +43,16 @@ def wanted(kind, key, salt, shape, block):
     """Draw by the operators in int64, whose numbers results on disk depend on."""
     if kind == random_draws.NORMAL:
         return random_draws.normal(key, salt, shape, CPU)
-    drawn = random_draws.uniform(key, salt, shape, CPU, slice(*block) if block else None)
+    if kind == random_draws.ELEMENTS:
+        return random_draws.uniform_matrix(key, salt, shape, CPU, slice(*block))
+    drawn = random_draws.uniform(key, salt, shape, CPU)
     return drawn >= P if kind == random_draws.KEPT else drawn
 
 
 def run():
     """Print the largest difference of each draw, and whether it has more than one value."""
     for (name, kind), (of, (shape, block)) in itertools.product(KINDS.items(), DRAWS.items()):
-        if kind != random_draws.UNIFORM and block:
+        if (kind == random_draws.ELEMENTS) != bool(block):
             continue
         for key, salt in ((0x12345678, 5), (0xFEDCBA98, 0x9ABCDEF0), (torch.tensor(0xFEDCBA98), 0x7FFFFFFF)):
             found, right = filled(kind, key, salt, shape, block), wanted(kind, key, salt, shape, block)
@@ -57,9 +65,9 @@ def compile_all():
     """Compile what draws of heads, columns and inputs launch."""
     for capability in (80, 90, 100):
         with compiled_instead_of_launched(capability) as made:
-            for kind in KINDS.values():
+            for kind in (random_draws.UNIFORM, random_draws.NORMAL, random_draws.KEPT):
                 filled(kind, 7, 5, (16, 12, 1, 1024), [])
-            filled(random_draws.UNIFORM, torch.tensor(7), 5, (16, 12, 64, 64), [8, 16])
+            filled(random_draws.ELEMENTS, torch.tensor(7), 5, (16, 12, 64, 64), [8, 16])
         for line in made:
             print(json.dumps({"capability": capability, **line}), flush=True)
 

@@ -57,7 +57,7 @@ def test_a_detached_normalizer_keeps_the_value_and_changes_the_gradient():
 
 @pytest.mark.parametrize("unit", ["column", "element"])
 def test_a_window_drops_neighbouring_keys_together(unit):
-    q, k, _ = qkv(b=4, h=4, t=2, n=400)
+    q, k, _ = qkv(b=8, h=8, t=2, n=400)
     kept = seen_weights(DropAttention(p=0.3, window=4, unit=unit), q, k)[:, :, 0] != 0
     for row in kept.flatten(0, 1)[:, 1:]:
         _, runs = torch.unique_consecutive(row, return_counts=True)

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from headwise.attention.dropped_elements import attend_dropped
 from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, takes_causal_and_mask
-from headwise.core.call import Call
+from headwise.core.call import Call, Dropping
 from headwise.core.method import Method
 
 
@@ -81,6 +82,23 @@ class FusedMap:
         return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)
 
 
+class DroppedMap:
+    """The map v -> A v whose single weights are dropped by one operator, which draws and forgets them."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None, dropping: Dropping) -> None:
+        self.call, self.q, self.k, self.dropping = call, q, k, dropping
+        readings = MatrixFreeReadings(call, q, k, keep)
+        self.mask, self.causal = readings.mask, readings.causal
+
+    def __call__(self, v: Tensor) -> Tensor:
+        d, scale = self.dropping, self.call.scale
+        out, lse, _ = attend_dropped(
+            self.q, self.k, v, self.mask, self.causal, scale, d.key, d.salt, d.p, d.window, d.renormalize, d.samples
+        )
+        sinks = self.call.sinks
+        return out if sinks is None else out * sink_share(lse, sinks).unsqueeze(-1).to(out.dtype)
+
+
 @dataclass
 class Edits:
     """The methods' matrix-free edits of one call's map.
@@ -90,6 +108,8 @@ class Edits:
         keep: which keys stay before the softmax, bool, or None for all.
         kept_after: which keys stay after it, bool, or None for all. As the rest is renormalised, dropping keys after
             the softmax equals dropping them before it.
+        dropping: the single elements that are dropped, or None.
+        dropped_after: whether they are dropped after the softmax.
         maps: the methods that edit the map itself, in order.
         replaced: whether the first of `maps` replaces the softmax.
     """
@@ -98,13 +118,15 @@ class Edits:
     k: Tensor
     keep: Tensor | None = None
     kept_after: Tensor | None = None
+    dropping: Dropping | None = None
+    dropped_after: bool = False
     maps: list[Method] = field(default_factory=list)
     replaced: bool = False
 
     @property
     def of_weights(self) -> bool:
         """Return whether any edit acts on the weights, so that the map is no longer A itself."""
-        return bool(self.maps) or self.kept_after is not None
+        return bool(self.maps) or self.kept_after is not None or self.dropped_after
 
     def all_kept(self) -> Tensor | None:
         """Return which keys stay after all edits, bool, or None for all."""
@@ -117,6 +139,8 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         return None
     edits = collect(call, active)
     if edits is None:
+        return None
+    if edits.dropping is not None and not _dropping_is_exact(call, active, edits):
         return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
     if any(m.replaces_logits for m in edits.maps) and any(_reads(m) for m in active):
@@ -135,6 +159,17 @@ def _sinks_are_exact(call: Call) -> bool:
     """Return whether a sink is exactly one factor per row: without dropout, and without a mask that gets gradients."""
     learned = call.mask is not None and call.mask.requires_grad
     return not learned and call.dropout == 0
+
+
+def _dropping_is_exact(call: Call, active: Sequence[Method], edits: Edits) -> bool:
+    """Return whether the operator that drops single elements computes this call."""
+    assert edits.dropping is not None
+    learned = call.mask is not None and call.mask.requires_grad
+    # The first key that comes back to a row is the first that the call allows, whatever another method drops.
+    alone = not edits.dropping.renormalize or edits.all_kept() is None
+    # Readings are of the weights before any edit of them, and after those of the logits.
+    unread = edits.dropped_after or not any(_reads(m) for m in active)
+    return call.dropout == 0 and not learned and alone and unread
 
 
 def collect(call: Call, active: Sequence[Method]) -> Edits | None:
@@ -158,7 +193,8 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
         return False
     if method.overrides("attend"):
         # The map replaces the softmax, so no earlier method may have edited the logits or the map.
-        untouched = edits.q is call.q and edits.k is call.k and edits.all_kept() is None and not edits.maps
+        whole = edits.all_kept() is None and edits.dropping is None
+        untouched = edits.q is call.q and edits.k is call.k and whole and not edits.maps
         edits.replaced = True
         edits.maps.append(method)
         return untouched and (call.dropout == 0 or method.commutes_with_dropout)
@@ -169,14 +205,27 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     keep = method.keep(call) if method.overrides("keep") else None
     if keep is not None:
         edits.keep = _both(edits.keep, keep)
-    return keep is not None
+        return True
+    return method.overrides("drop") and _collect_dropping(edits, method, call)
+
+
+def _collect_dropping(edits: Edits, method: Method, call: Call) -> bool:
+    if edits.dropping is None:
+        edits.dropping = method.drop(call)
+        return edits.dropping is not None
+    return False
 
 
 def _collect_weights(edits: Edits, method: Method, call: Call) -> bool:
-    if method.overrides("keep"):
+    if method.overrides("keep") and not edits.of_weights:
         # Dropping with renormalisation equals a mask only if nothing edited the weights before.
-        edits.kept_after = None if edits.of_weights else method.keep(call)
-        return edits.kept_after is not None
+        edits.kept_after = method.keep(call)
+        if edits.kept_after is not None:
+            return True
+    if method.overrides("drop") and not edits.maps and not edits.dropped_after:
+        edits.dropped_after = _collect_dropping(edits, method, call)
+        if edits.dropped_after:
+            return True
     # The kernel applies dropout to A before the edit, the textbook form after it.
     if not method.overrides("attend") or (call.dropout > 0 and not method.commutes_with_dropout):
         return False
@@ -205,7 +254,11 @@ def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFr
 
 def _build(call: Call, edits: Edits) -> Tensor | None:
     """Return the edited map applied to the values, or None if an edit turns out not to be exact."""
-    base = FusedMap(call, edits.q, edits.k, edits.all_kept())
+    base: FusedMap | DroppedMap
+    if edits.dropping is None:
+        base = FusedMap(call, edits.q, edits.k, edits.all_kept())
+    else:
+        base = DroppedMap(call, edits.q, edits.k, edits.all_kept(), edits.dropping)
     attend: Callable[[Tensor], Tensor] = base
     for method in edits.maps:
         edited = method.attend(attend, call)
@@ -216,6 +269,8 @@ def _build(call: Call, edits: Edits) -> Tensor | None:
     # No setattr with a computed name: torch.compile cannot trace it.
     if edits.replaced:
         ran.own_map = True
+    elif isinstance(base, DroppedMap):
+        ran.dropped = True
     elif base.width:
         ran.fused_wider = True
     else:

@@ -36,6 +36,7 @@ class KernelsRan:
     own_map: bool = False
     host: bool = False
     draws: bool = False
+    dropped: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the kernels that ran, as reports show them."""
@@ -44,11 +45,33 @@ class KernelsRan:
             "fused": self.fused,
             "fused, one coordinate wider": self.fused_wider,
             "rows": self.row_statistics,
+            "dropped elements": self.dropped,
             "its own map": self.own_map,
             "the host's": self.host,
             "draws": self.draws,
         }
         return tuple(name for name, ran in flags.items() if ran)
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Single attention weights that a method drops, as `Call.dropping` describes them to the matrix-free computation.
+
+    Attributes:
+        key, salt: of the draw, as in `random_draws`; 0-d in int64, and an integer.
+        p: probability that a window of dropped keys starts at an element, 0-d.
+        window: number of neighbouring keys that are dropped together.
+        renormalize: whether the remaining weights of a row are divided by their sum, and the first key comes back to a
+            row that would lose all; else they are divided by 1 - p.
+        samples: number of draws along the batch.
+    """
+
+    key: Tensor
+    salt: int
+    p: Tensor
+    window: int
+    renormalize: bool
+    samples: int
 
 
 class CallLayer(Protocol):
@@ -172,14 +195,16 @@ class Call:
     ) -> Tensor:
         """Return fp32 numbers drawn uniformly from [0, 1); repeated requests in one pass return the same numbers.
 
-        With `query_dim`, the dimension of the queries (always the last but one), a block of queries gets its part of
-        the draw.
+        With `query_dim`, the dimension of the queries (always the last but one), the numbers are those of a matrix's
+        elements, which are cheaper, and a block of queries gets its part of the draw.
         """
         if query_dim is not None and query_dim != len(shape) - 2:
             raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
-        block = self.query_block if query_dim is not None else None
         self._note_kernel()
-        return random_draws.uniform(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device, block)
+        key, salt = self.open_pass().key, self.salt(method, name)
+        if query_dim is None:
+            return random_draws.uniform(key, salt, tuple(shape), self.q.device)
+        return random_draws.uniform_matrix(key, salt, tuple(shape), self.q.device, self.query_block)
 
     def kept_draw(self, method: object, shape: tuple[int, ...], p: Tensor, name: str = "") -> Tensor:
         """Return bools that are True with probability 1 - p, 0-d: where `uniform_draw` gives a number of at least p."""
@@ -190,6 +215,12 @@ class Call:
         """Return fp32 numbers drawn from N(0, 1); repeated requests in one pass return the same numbers."""
         self._note_kernel()
         return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
+
+    def dropping(self, method: object, p: Tensor, *, window: int = 1, renormalize: bool) -> Dropping:
+        """Return what a method's `drop` returns: the elements whose `uniform_draw` with `query_dim` is below p."""
+        key = self.open_pass().key
+        key = key if isinstance(key, Tensor) else torch.tensor(key)
+        return Dropping(key, self.salt(method, ""), p, window, renormalize, self.samples)
 
     def _note_kernel(self) -> None:
         if kernels_run_on(self.q.device) and not torch.compiler.is_compiling():

@@ -12,14 +12,14 @@ from headwise.core.settings import check_type, declared_types, no_setting, plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.core.call import Call, RowReadings
+    from headwise.core.call import Call, Dropping, RowReadings
     from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 REGISTRY: dict[str, type[Method]] = {}
 
 STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
-TWINS = {"logits": ("scores", "keep", "attend"), "weights": ("attend", "keep"), "read": ("read_free",)}
+TWINS = {"logits": ("scores", "keep", "drop", "attend"), "weights": ("attend", "keep", "drop"), "read": ("read_free",)}
 
 CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
 
@@ -291,6 +291,14 @@ class Method:
             """Return which keys stay, bool, broadcastable to (B, H, T, N), or None where a mask is not exact.
 
             The fast form of `logits` that drops keys, and of `weights` that drops and renormalises. It must use the
+            same random draw as the textbook form.
+            """
+            ...
+
+        def drop(self, call: Call) -> Dropping | None:
+            """Return the elements of the matrix that are dropped, from `call.dropping`, or None where it is not exact.
+
+            The fast form of `logits` (with `renormalize`) and of `weights` that drop single elements. It must use the
             same random draw as the textbook form.
             """
             ...

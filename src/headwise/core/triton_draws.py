@@ -2,15 +2,14 @@
 
 The number at position i of a draw is hash(hash(i·GOLDEN + key) + salt) with the finalizer of MurmurHash3, modulo 2^32.
 Its upper 24 bits are a uniform number u of [0, 1). A normal number is √(-2 log(1 - u))·cos(2π u') with u' drawn at the
-same position under another salt (Box and Muller 1958).
+same position under another salt (Box and Muller 1958). An element of a matrix has the hash of its row, and one round
+more (`random_draws.elements`).
 """
 
 # Triton interprets the annotations of a kernel itself.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton
@@ -67,45 +66,58 @@ def key_of(key_at, number, KEYED: tl.constexpr):
     return tl.load(key_at).to(tl.uint32) if KEYED else number.to(tl.uint32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["number", "salt", "first", "jump", "span"])
-def draw_kernel(
-    out_at, key_at, number, salt, p, first, jump, span, COUNT,
-    KIND: tl.constexpr, KEYED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write one block of numbers; entry i of a part has position i + first + (i // span)·jump in the whole draw.
+@triton.jit
+def element_hash(row_hash, column):
+    """Return the int32 hashes of elements, for the uint32 hashes of their rows and int32 columns, broadcast."""
+    x = (row_hash ^ (column.to(tl.uint32) * 0x9E3779B1)) * 0x7FEB352D
+    x = x.to(tl.int32, bitcast=True)
+    # The shift of int32 keeps the sign, as in PyTorch, which has no other on a CPU.
+    x = (x ^ (x >> 15)).to(tl.uint32, bitcast=True)
+    return (x * 0x846CA68B).to(tl.int32, bitcast=True)
 
-    KIND is 0 for uniform numbers, 1 for normal ones, 2 for whether a uniform number is at least p.
+
+@triton.jit(do_not_specialize=["number", "salt", "first"])
+def draw_kernel(
+    out_at, key_at, number, salt, p, first, TAKEN, WIDTH, ROWS, COUNT,
+    KIND: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one block of numbers.
+
+    KIND is 0 for uniform numbers, 1 for normal ones, 2 for whether a uniform number is at least p, 3 for the elements
+    of TAKEN of ROWS rows of each matrix, from row `first` on.
     """
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    position = entry + first + (entry // span) * jump if PART else entry
-    position = position.to(tl.uint32)
     key, salt = key_of(key_at, number, KEYED), salt.to(tl.uint32, bitcast=True)
-    if KIND == 1:
-        drawn = normal_at(position, key, salt)
+    if KIND == 3:
+        row = entry // WIDTH
+        column = (entry - row * WIDTH).to(tl.int32)
+        row = (row // TAKEN) * ROWS + first + row % TAKEN
+        x = element_hash(hashed(row.to(tl.uint32), key, salt), column)
+        drawn = ((x >> 8) + 8388608).to(tl.float32) * 5.9604644775390625e-08
+    elif KIND == 1:
+        drawn = normal_at(entry.to(tl.uint32), key, salt)
     else:
-        drawn = uniform_at(position, key, salt)
+        drawn = uniform_at(entry.to(tl.uint32), key, salt)
     if KIND == 2:
         drawn = drawn >= p
     tl.store(out_at + entry, drawn, mask=entry < COUNT)
 
 
 def draw(
-    kind: int, key: Tensor | None, number: int, salt: int, p: float, shape: list[int], block: list[int], out: Tensor
+    kind: int, key: Tensor | None, number: int, salt: int, p: float, shape: list[int], rows: list[int], out: Tensor
 ) -> Tensor:
     """Fill `out` with the draw of `random_draws.draw_on_device` and return it."""
-    rows, width = (shape[-2], shape[-1]) if block else (1, 1)
-    taken, first = (block[1] - block[0], block[0] * width) if block else (1, 0)
-    span = taken * width if block else max(1, math.prod(shape))
     count = out.numel()
     if count == 0:
         return out
+    matrix = (rows[0], rows[1] - rows[0], shape[-1], shape[-2]) if rows else (0, 1, 1, 1)
     # Triton launches on the current device, which differs from that of `out` in a model spread over several devices.
     with torch.cuda.device_of(out):
         draw_kernel[(triton.cdiv(count, BLOCK),)](
             out.view(torch.uint8) if out.dtype == torch.bool else out,
             out if key is None else key,
-            signed(number), signed(salt), p, first, (rows - taken) * width, span, count,
-            KIND=kind, KEYED=key is not None, PART=bool(block), BLOCK=BLOCK,
+            signed(number), signed(salt), p, *matrix, count,
+            KIND=kind, KEYED=key is not None, BLOCK=BLOCK,
         )  # fmt: skip
     return out
 

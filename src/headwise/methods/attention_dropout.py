@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, Dropping
 from headwise.core.method import Method
 from headwise.methods.real_tokens import whole_of
 
@@ -15,7 +15,7 @@ class AttentionDropout(Method):
     Vaswani et al. 2017, arXiv 1706.03762 (plain attention dropout, as hosts offer it).
 
     Drawn per sample, head, query and key while training. All rows have the same scale, so they no longer sum to 1. It
-    needs the matrix.
+    runs without the matrix: one operator draws the elements of a block, uses them, and draws them again in backward.
     """
 
     p: float = 0.1
@@ -28,6 +28,9 @@ class AttentionDropout(Method):
 
     def check(self) -> None:
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
+
+    def drop(self, call: Call) -> Dropping:
+        return call.dropping(self, call.value(self, "p"), renormalize=False)
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         p = call.value(self, "p")

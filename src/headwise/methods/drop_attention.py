@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, Dropping
 from headwise.core.method import Method
 from headwise.methods.kept_keys import kept_keys
 
@@ -18,9 +18,9 @@ class DropAttention(Method):
     `unit="column"` drops keys for all queries of a head, `"element"` each weight separately. `window` neighbouring keys
     are dropped together; such a window starts at a key with probability p / window. The paper prefers columns with a
     large p and a small window. Rescaling, including its gradient, equals removing the keys before the softmax, so
-    columns run matrix-free as a mask; elements need the matrix, and so does `detach_normalizer=True` (no gradient
-    through the row's sum; a later study found it the worst variant). A query that would lose all keys it may see gets
-    the first of them back.
+    columns run matrix-free as a mask and elements block by block; `detach_normalizer=True` needs the matrix (no
+    gradient through the row's sum; a later study found it the worst variant). A query that would lose all keys it may
+    see gets the first of them back.
     """
 
     p: float = 0.1
@@ -54,6 +54,11 @@ class DropAttention(Method):
         if self.unit == "element" or self.detach_normalizer:
             return None
         return self._kept(call)
+
+    def drop(self, call: Call) -> Dropping | None:
+        if self.detach_normalizer:
+            return None
+        return call.dropping(self, call.value(self, "p") / self.window, window=self.window, renormalize=True)
 
     def _kept(self, call: Call) -> Tensor:
         return kept_keys(self, call, call.value(self, "p"), self.unit, self.window)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, Dropping
 from headwise.core.method import Method
 from headwise.core.site import Site
 from headwise.methods.kept_keys import kept_keys
@@ -15,10 +15,10 @@ class DropKey(Method):
 
     Li et al. 2023, arXiv 2208.02646.
 
-    `unit="element"` draws for each query, head and sample, as in the paper, and needs the matrix; `"column"` draws once
-    for all queries of a head and runs matrix-free as a mask. With `end_p`, p changes linearly with depth to `end_p` at
-    the last layer of a stack (the paper found a decreasing p best and does not give its last value). A query that would
-    lose all keys it may see gets the first of them back.
+    `unit="element"` draws for each query, head and sample, as in the paper, block by block; `"column"` draws once for
+    all queries of a head and runs as a mask. Neither needs the matrix. With `end_p`, p changes linearly with depth to
+    `end_p` at the last layer of a stack (the paper found a decreasing p best and does not give its last value). A query
+    that would lose all keys it may see gets the first of them back.
     """
 
     p: float = 0.1
@@ -49,6 +49,9 @@ class DropKey(Method):
 
     def keep(self, call: Call) -> Tensor | None:
         return self._kept(call) if self.unit == "column" else None
+
+    def drop(self, call: Call) -> Dropping:
+        return call.dropping(self, call.value(self, "p"), renormalize=True)
 
     def _kept(self, call: Call) -> Tensor:
         return kept_keys(self, call, call.value(self, "p"), self.unit)
