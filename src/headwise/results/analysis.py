@@ -12,6 +12,7 @@ from headwise.results.claims import judged_claims, judged_premises
 from headwise.results.critical_rates import critical_rates
 from headwise.results.differences import not_paired, paired_differences, without_evidence
 from headwise.results.diverged_runs import diverged_runs, divergence_tests
+from headwise.results.doubts import baseline_doubts
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
 from headwise.results.records import DIVERGED, EnvironmentRecord, Outcome
@@ -60,6 +61,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
             *_warnings(compared[study.study.primary]),
             *_copies(study),
             *_pairing_warnings(study),
+            *baseline_doubts(study),
             *_unit_warnings(outcomes, declared),
         ],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
