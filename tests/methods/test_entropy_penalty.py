@@ -1,11 +1,13 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
 from headwise.attention import computation as attention
-from headwise.methods import EntropyPenalty
+from headwise.core.call import Call
+from headwise.methods import EntropyPenalty, ZLoss
 from headwise.testing.calls import attend_with
 
 
@@ -90,3 +92,21 @@ def test_in_fp64_values_and_gradients_are_those_of_fp64(settings, kind):
     torch.testing.assert_close(fast, textbook, rtol=1e-12, atol=0)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     assert torch.autograd.gradcheck(lambda *x: attend_with([method], *x, **kind), leaves)
+
+
+@pytest.mark.parametrize(
+    "method", [EntropyPenalty(strength=1.0), EntropyPenalty(strength=1.0, target=0.5), ZLoss(strength=1.0)], ids=repr
+)
+def test_a_causal_penalty_makes_no_matrix_of_allowed_keys(method, monkeypatch):
+    q, k, v = (torch.randn(2, 3, 40, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    wanted = attend_with([method], q, k, v, causal=True, form="textbook")[1]
+    monkeypatch.setattr(Call, "allowed", lambda call: pytest.fail("a matrix of allowed keys is made"))
+    torch.testing.assert_close(attend_with([method], q, k, v, causal=True)[1], wanted)
+
+
+@pytest.mark.parametrize("queries", [slice(0, 40), slice(7, 19)])
+def test_counts_of_a_causal_call_are_those_of_its_matrix(queries):
+    q, k = torch.zeros(1, 1, 40, 8), torch.zeros(1, 1, 33, 8)
+    layer = SimpleNamespace(site=SimpleNamespace(is_cross=False))
+    call = Call(layer, q, k, k, causal=True).block(queries)
+    assert torch.equal(call.allowed_counts(), call.allowed().sum(-1, keepdim=True).float())

@@ -330,21 +330,26 @@ class MatrixFreeReadings:
 
     def lse(self) -> Tensor:
         """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
-        lse, mask, allowed = self._rows()[1], self.call.mask, self.call.allowed()
-        if allowed is None or mask is None or mask.dtype == torch.bool:
+        lse, mask = self._rows()[1], self.call.mask
+        if mask is None or mask.dtype == torch.bool:
             return lse
         # An additive mask leaves its own value there, often the lowest of a dtype, whose square is infinite.
-        return lse.masked_fill(~allowed.any(-1), 0.0)
+        return self._where_keys(lse)
+
+    def _where_keys(self, rows: Tensor) -> Tensor:
+        """Return numbers of rows (B, H, T), 0 in a row without allowed keys."""
+        # Without a mask, a causal query sees itself: then no T x N matrix of allowed keys is made.
+        allowed = None if self.call.mask is None else self.call.allowed()
+        return rows if allowed is None else rows.masked_fill(~allowed.any(-1), 0.0)
 
     def entropy(self) -> Tensor:
         """Return the entropy of each row in nats, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
-        entropy, sinks, allowed = self._rows()[2], self.call.sinks, self.call.allowed()
+        entropy, sinks = self._rows()[2], self.call.sinks
         if sinks is None:
             return entropy
         # Weights c·p with Σp = 1 have entropy c·(H - log c). log c is computed from the logits, as c may be 0 in fp32.
         above = self.lse() - _per_head(sinks, entropy)
-        entropy = above.sigmoid() * (entropy - logsigmoid(above))
-        return entropy if allowed is None else entropy.masked_fill(~allowed.any(-1), 0.0)
+        return self._where_keys(above.sigmoid() * (entropy - logsigmoid(above)))
 
     def sum_of_squares(self) -> Tensor:
         """Return the sum of squared weights of each row, (B, H, T) in fp32 or wider."""

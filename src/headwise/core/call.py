@@ -253,6 +253,9 @@ class Call:
 
     def allowed_counts(self) -> Tensor:
         """Return the number of keys that each query may see, float (B|1, H|1, T|1, 1), at least 1."""
+        if self.mask is None and self.causal:
+            # Counted without the T x N matrix of allowed keys.
+            return (self.query_positions() + 1).clamp(max=self.keys).float()[:, None, :, None]
         allowed = self.allowed()
         if allowed is None:
             return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device)
