@@ -259,6 +259,32 @@ def test_buffers_that_are_none_are_there():
     assert list(borders.own_buffers(module)) == ["rope", "table"] and borders.own_buffers(module)["rope"] is None
 
 
+@canary("outside_transforms")
+def test_a_tensor_from_outside_can_be_changed_outside_of_transforms():
+    counter = torch.zeros(())
+
+    def counted(x):
+        with borders.outside_transforms():
+            counter.add_(1)
+        return x.square().sum()
+
+    assert torch.equal(torch.func.grad(counted)(torch.ones(2)), torch.full((2,), 2.0))
+    assert counter == 1
+
+
+@canary("in_transform")
+def test_transforms_of_functions_are_seen():
+    seen = []
+
+    def looked(x):
+        seen.append(borders.in_transform())
+        return x.square().sum()
+
+    torch.func.grad(looked)(torch.ones(2))
+    torch.func.vmap(looked)(torch.ones(2, 2))
+    assert seen == [True, True] and not borders.in_transform()
+
+
 @canary("hook_first")
 def test_a_hook_that_is_put_first_is_first_in_both_orders_and_can_be_removed():
     layer, ran = nn.Linear(2, 3), []

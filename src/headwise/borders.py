@@ -95,6 +95,15 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return torch._foreach_norm(tensors, 2, dtype)
 
 
+# A context in which the transforms of torch.func do not see operators. Gone: importing this file fails.
+outside_transforms = torch._C._DisableFuncTorch
+
+
+def in_transform() -> bool:
+    """Return whether a transform of torch.func runs, which differentiates no operator of our own."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
+
+
 # Maps over nested containers, as torch itself walks the arguments of a model. The package `optree` would be another
 # dependency. Gone: importing this file fails.
 tree_leaves = _pytree.tree_leaves

@@ -72,7 +72,7 @@ def test_per_head_noise_is_a_noisy_copy_of_the_input_for_each_head():
     level = 0.5 * x.flatten(1).std(1, correction=0)[:, None, None]
     heads = []
     for head in range(H):
-        noise = random_draws.normal(call.open_pass().key, call.salt(method, f"head {head}"), tuple(x.shape), x.device)
+        noise = random_draws.normal(call.draw_key(), call.salt(method, f"head {head}"), tuple(x.shape), x.device)
         q, k, v = (part[:, head] for part in projected(module, x + level * noise))
         heads.append((q @ k.mT / 2).softmax(-1) @ v)
     wanted = torch.stack(heads, 1)
@@ -87,8 +87,7 @@ def test_heads_get_noise_of_their_own():
     fitted = fit_standalone([method], site)
     call = Call(fitted, *(torch.zeros(B, H, T, 4) for _ in range(3)))
     first, second = (
-        random_draws.normal(call.open_pass().key, call.salt(method, f"head {h}"), (5000,), call.q.device)
-        for h in (0, 1)
+        random_draws.normal(call.draw_key(), call.salt(method, f"head {h}"), (5000,), call.q.device) for h in (0, 1)
     )
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.06
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import MatrixFreeReadings, read_without_matrix, sink_share, without_matrix
+from headwise.borders import in_transform
 from headwise.core.call import Call
 from headwise.core.method import Method, touches_call
 from headwise.files.errors import OWN_ATTENTION
@@ -59,7 +60,7 @@ def attention(
     if call.kernel is not None:
         return after(call, active, ahead, by_kernel(call, active, sinks, limit)), None
     out, weights, before = None, None, len(call.penalties)
-    matrix = need_weights or call.softcap is not None
+    matrix = need_weights or call.softcap is not None or in_transform()
     if form == "fast" and not matrix and not _small(call, active):
         out = without_matrix(call, active)
     if out is None:

@@ -381,9 +381,9 @@ class FittedLayer:
             return False
         return float(self.state_of(method).value("strength")) == 0.0
 
-    def open_pass(self) -> Pass:
+    def open_pass(self, counted: bool = True) -> Pass:
         """Return a new pass through the layer, or the pass that this one repeats."""
-        return self.passes.open()
+        return self.passes.open(counted)
 
     def first_values(self, call: Call) -> Tensor | None:
         """Return the values of the stack's first self attention, or None on that layer itself."""

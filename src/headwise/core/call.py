@@ -92,7 +92,7 @@ class CallLayer(Protocol):
         """Return the method's state on the layer."""
         ...
 
-    def open_pass(self) -> Pass:
+    def open_pass(self, counted: bool = True) -> Pass:
         """Return a new pass through the layer, or the pass that this one repeats."""
         ...
 
@@ -167,6 +167,7 @@ class Call:
         self.whole: Call | None = None
         self.positions: Tensor | None = None
         self._pass: Pass | None = None
+        self._draws = False
         # None is a valid mask ("all keys"), so a flag records whether it has been computed.
         self._allowed: Tensor | None = None
         self._allowed_known = False
@@ -177,10 +178,19 @@ class Call:
         return self.layer.site
 
     def open_pass(self) -> Pass:
-        """Return the pass of this call. The first access opens it, which counts it."""
+        """Return the pass of this call. The first access opens it, which counts it in training."""
         if self._pass is None:
-            self._pass = self.layer.open_pass()
+            self._pass = self.layer.open_pass(counted=self.training)
         return self._pass
+
+    def draw_key(self) -> int | Tensor:
+        """Return the key of this call's draws. In evaluation only the first access counts the pass."""
+        if self.whole is not None:
+            # A block of the queries, which may be recomputed.
+            return self.whole.draw_key()
+        if not self.training and not self._draws:
+            self._pass, self._draws = self.layer.open_pass(), True
+        return self.open_pass().key
 
     def value(self, method: object, name: str) -> Tensor:
         """Return the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
@@ -201,7 +211,7 @@ class Call:
         if query_dim is not None and query_dim != len(shape) - 2:
             raise ValueError(f"query_dim must be the dimension before the last of {shape}, got {query_dim}")
         self._note_kernel()
-        key, salt = self.open_pass().key, self.salt(method, name)
+        key, salt = self.draw_key(), self.salt(method, name)
         if query_dim is None:
             return random_draws.uniform(key, salt, tuple(shape), self.q.device)
         return random_draws.uniform_matrix(key, salt, tuple(shape), self.q.device, self.query_block)
@@ -209,16 +219,16 @@ class Call:
     def kept_draw(self, method: object, shape: tuple[int, ...], p: Tensor, name: str = "") -> Tensor:
         """Return bools that are True with probability 1 - p, 0-d: where `uniform_draw` gives a number of at least p."""
         self._note_kernel()
-        return random_draws.kept(self.open_pass().key, self.salt(method, name), p, tuple(shape), self.q.device)
+        return random_draws.kept(self.draw_key(), self.salt(method, name), p, tuple(shape), self.q.device)
 
     def normal_draw(self, method: object, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Return fp32 numbers drawn from N(0, 1); repeated requests in one pass return the same numbers."""
         self._note_kernel()
-        return random_draws.normal(self.open_pass().key, self.salt(method, name), tuple(shape), self.q.device)
+        return random_draws.normal(self.draw_key(), self.salt(method, name), tuple(shape), self.q.device)
 
     def dropping(self, method: object, p: Tensor, *, window: int = 1, renormalize: bool) -> Dropping:
         """Return what a method's `drop` returns: the elements whose `uniform_draw` with `query_dim` is below p."""
-        key = self.open_pass().key
+        key = self.draw_key()
         key = key if isinstance(key, Tensor) else torch.tensor(key)
         return Dropping(key, self.salt(method, ""), p, window, renormalize, self.samples)
 

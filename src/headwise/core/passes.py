@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.borders import outside_transforms
 from headwise.core import recompute
 from headwise.core.method import Method
 from headwise.core.random_draws import mix
@@ -70,16 +71,18 @@ class Passes:
         twin._enroll()
         return twin
 
-    def open(self) -> Pass:
-        """Return a new pass, counted, or the pass that this one repeats."""
+    def open(self, counted: bool = True) -> Pass:
+        """Return a new pass, or the pass that this one repeats; one that is not counted has no key for draws."""
+        if torch.compiler.is_compiling() and not counted:
+            return Pass(0)
         if torch.compiler.is_compiling():
             # A graph can neither detect a recompute nor read the counter as a number; the operator does both when it
             # runs.
             token = compiled_token(self.counter, self.number)
             return Pass(token[0], token[1])
-        return self._open()
+        return self._open(counted)
 
-    def _open(self) -> Pass:
+    def _open(self, counted: bool = True) -> Pass:
         first, repeated, rerun = recompute.regions()
         if repeated is not None:
             counts = repeated.replay.setdefault(rerun, {})
@@ -92,7 +95,11 @@ class Passes:
                 return Pass(keys[nth], True, repeated, first)
         if recompute.in_backward():
             raise RuntimeError(REENTRANT.format(site=self.site.name, method=self.repeated_methods()))
-        key = self._count(self.counter, first)
+        if counted:
+            key = self._count(self.counter, first)
+        else:
+            key = 0
+            self._remember(first, key)
         return Pass(key, False, first[-1] if first else None, first)
 
     def _count(self, counter: Tensor, first: list[recompute.Region]) -> int:
@@ -100,7 +107,9 @@ class Passes:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
         key = mix(seed, self.site.index, int(counter))
-        counter.add_(1)
+        # Transforms of functions refuse to change a tensor from outside.
+        with outside_transforms():
+            counter.add_(1)
         self._remember(first, key)
         return key
 

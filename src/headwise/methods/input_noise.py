@@ -88,7 +88,7 @@ class InputNoise(Method):
         factors = [_factor(x, tensor, weight, bias, call) for tensor, (weight, bias) in zip(projected, blocks)]
         level = call.value(self, "scale") * self._level(x, call.tokens)
         sizes = [weight.shape[1] for weight, _ in blocks]
-        key = torch.as_tensor(call.open_pass().key, device=x.device)
+        key = torch.as_tensor(call.draw_key(), device=x.device)
         noise: list[tuple[Tensor, ...]] = []
         for head in range(call.heads):
             # Grouped keys and values have been repeated: the copy of each query head gets that head's noise.
