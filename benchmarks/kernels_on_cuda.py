@@ -50,7 +50,8 @@ def drawn(batch: int, heads: int, tokens: int, size: int, dtype: torch.dtype = t
 
 def difference(found: Tensor, right: Tensor) -> float:
     """Return the largest difference over the largest number."""
-    return float((found.double() - right.double()).abs().max() / right.double().abs().max().clamp(min=1e-6))
+    found, right = found.detach().double(), right.detach().double()
+    return float((found - right).abs().max() / right.abs().max().clamp(min=1e-6))
 
 
 def check(causal: bool) -> None:

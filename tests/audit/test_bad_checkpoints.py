@@ -12,7 +12,7 @@ import transformers as tf
 from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
-from headwise.auditing.audit import audit
+from headwise.auditing.audit import CheckpointError, audit
 
 
 @pytest.fixture
@@ -235,3 +235,26 @@ def test_a_model_without_attention_is_refused(tmp_path):
         audit(f"{file}:build")
     refused(f"{file}:wrong", r"plain\.py:wrong returned int, not a torch module")
     refused(f"{file}:biuld", r"has no function 'biuld'\. Did you mean 'build'")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, '{"a": ' + "9" * 10_000 + "}", "null", ""])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "adapter_config.json"])
+def test_hostile_json_is_one_sentence_with_the_file(folder, name, content):
+    (folder / name).write_text(content)
+    if name == "model.safetensors.index.json":
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} (is not JSON|holds)") as raised:
+        audit(folder)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
+
+
+def test_json_of_a_depth_that_no_config_has_is_refused(folder):
+    change(folder, more=json.loads("[" * 900 + "]" * 900))
+    refused(folder, r"config\.json is not JSON \(nested more than 100 deep\)")
+
+
+@pytest.mark.parametrize("shard", [["b"], {}, {"a": {}}, None, "", ".", "..", "\0", 1])
+def test_an_index_that_names_no_file_is_refused(folder, shard):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    refused(folder, "names the shard .*, which is not in")

@@ -632,3 +632,52 @@ def test_a_pickled_model_of_reparametrized_layers_is_told_the_remedy(method, tmp
     handle.fold()
     torch.save(model, tmp_path / "model.pt")
     assert torch.load(tmp_path / "model.pt", weights_only=False).state_dict().keys() == Own().state_dict().keys()
+
+
+STATE = {"step": 3, "counters": {}, "methods": [], "strengths": []}
+CHOICE = {"method": 1, "kind": "DropHead", "setting": "p"}
+HOSTILE = {
+    "deep lists": lambda settings: "[" * 100_000,
+    "deep objects": lambda settings: '{"a":' * 100_000,
+    "deep and whole": lambda settings: json.dumps(settings)[:-1] + ',"x":' + "[" * 900 + "]" * 900 + "}",
+    "a number of thousands of digits": lambda settings: '{"format": ' + "9" * 10_000 + "}",
+    "no methods": lambda settings: json.dumps(settings | {"methods": []}),
+    "layers that are no names": lambda settings: json.dumps(
+        settings | {"methods": [settings["methods"][0] | {"layers": [[]]}]}
+    ),
+    "a method of thousands of terms": lambda settings: json.dumps(
+        settings | {"methods": [settings["methods"][0] | {"method": "DropHead()+" * 5000 + "DropHead()"}]}
+    ),
+    **{
+        f"{key} {value!r}": lambda settings, key=key, value=value: json.dumps(
+            settings | {"state": settings["state"] | {key: value}}
+        )
+        for key in STATE
+        for value in (None, -5, 1.5, "x", [[]], [{}], {"a": {}}, 10**30)
+        if not (key == "methods" and value == "x")
+    },
+    **{
+        f"strength {choice!r}": lambda settings, choice=choice: json.dumps(
+            settings | {"state": settings["state"] | {"strengths": [CHOICE | choice]}}
+        )
+        for choice in (
+            {"value": "x"}, {"value": 7.0}, {"value": None}, {"method": -1, "value": 0.5},
+            {"setting": [], "value": 0.5},
+            {"schedule": "number", "fields": {}}, {"schedule": "Linear", "fields": {"zzz": 1}}, {"schedule": "__doc__"},
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_record_of_methods_is_one_sentence_and_leaves_the_model_plain(case, tmp_path):
+    saved = llama()
+    headwise.regularize(saved, headwise.GatedOutput(), headwise.DropHead(p=0.1)).save_pretrained(tmp_path)
+    path = tmp_path / "headwise.json"
+    path.write_text(HOSTILE[case](json.loads(path.read_text())))
+    model = llama()
+    before = {k: t.clone() for k, t in model.state_dict().items()}
+    with pytest.raises(ValueError) as raised:
+        headwise.load_pretrained(model, tmp_path)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
+    assert untouched(model, before)

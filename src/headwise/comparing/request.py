@@ -140,7 +140,7 @@ def _check_numbers(request: Request) -> None:
         return
     if not isinstance(timeout, Real) or isinstance(timeout, bool):
         raise StudyError(f"timeout={timeout!r} is not a number. Give seconds above 0, or leave it out.")
-    if not 0 < timeout < math.inf:
+    if not 0 < float(timeout) < math.inf:
         raise StudyError(f"--timeout {float(timeout):g}: give seconds above 0.")
 
 

@@ -23,6 +23,8 @@ PICKLE_REMEDY = (
 LEARNED, ADAPTER = "headwise.safetensors", "adapter_model.safetensors"
 PARTS = (LEARNED, ADAPTER)
 
+# levels of JSON, of which configs have fewer than ten
+DEEPEST = 100
 # what torch.compile puts into the names of the modules that it wraps
 COMPILED = "_orig_mod."
 
@@ -115,9 +117,10 @@ class TensorFiles:
         shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards:
             raise CheckpointError(f"{index} has no weight_map: it is not an index of shards. Download it again")
-        for name in dict.fromkeys(shards.values()):
+        # by their text, because a damaged index may hold lists
+        for name in {str(name): name for name in shards.values()}.values():
             path = index.parent / str(name)
-            if Path(str(name)).name != name or not path.is_file():
+            if Path(str(name)).name != name or "\0" in name or not path.is_file():
                 raise CheckpointError(
                     f"{index.name} names the shard {name!r}, which is not in {index.parent}: download it too"
                 )
@@ -146,11 +149,30 @@ def opened(path: Path) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; raise CheckpointError if the file is damaged or holds anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = parsed(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error}): it is truncated or corrupt. Download it again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds {type(value).__name__}, not an object of settings. Download it again")
+    return value
+
+
+def parsed(text: str) -> Any:
+    """Return the value of a JSON text; raise ValueError if it is none, or nested too deeply for any settings."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} deep") from None
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    if level:
+        raise ValueError(f"nested more than {DEEPEST} deep")
     return value
 
 

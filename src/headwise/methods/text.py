@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import reprlib
 from typing import Any
 
 # The registry is filled here: Python runs the package's __init__, which imports every method, before this file.
@@ -37,6 +38,9 @@ def parse(text: str) -> Methods:
         raise ValueError(
             f"cannot read methods from {text!r}: {error.msg}; write for example 'DropHead(p=0.2)'"
         ) from None
+    except (RecursionError, MemoryError, ValueError):
+        # nested or added thousands of times, or with null bytes
+        raise ValueError(f"cannot read methods from {reprlib.repr(text)}: write 'DropHead(p=0.2)'") from None
     return Methods(_method(node, text) for node in _terms(tree))
 
 

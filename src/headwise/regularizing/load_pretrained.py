@@ -86,7 +86,7 @@ def _method(entry: dict[str, Any]) -> Method:
             if entry["module"].startswith("headwise.")
             else f" Import {entry['module']}, which defines it, before loading."
         )
-        raise ValueError(f"the folder's method {entry['method']!r} cannot be made: {error}{hint}") from None
+        raise ValueError(f"the folder's method {entry['method'][:200]!r} cannot be made: {error}{hint}") from None
     return method
 
 

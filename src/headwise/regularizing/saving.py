@@ -8,7 +8,6 @@ model card.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from headwise.core.method import Method
 from headwise.files.durable import write_json
 from headwise.files.foreign_models import harmless, model_of
 from headwise.files.optional_imports import needing, quiet_transformers
-from headwise.files.tensor_files import LEARNED, TensorFiles
+from headwise.files.tensor_files import LEARNED, TensorFiles, parsed
 from headwise.methods.reparametrization import is_reparametrized
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.regularizing import model_card
@@ -436,11 +435,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
             "from_pretrained"
         )
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        methods = [
-            (entry["method"], entry["module"], [str(name) for name in entry["layers"]]) for entry in settings["methods"]
-        ]
-        assert all(isinstance(text, str) and isinstance(module, str) for text, module, _ in methods)
+        settings = parsed(path.read_text(encoding="utf-8"))
+        methods = [(entry["method"], entry["module"]) for entry in settings["methods"]]
+        layers = [entry["layers"] for entry in settings["methods"]]
+        assert all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in layers)
+        assert methods and all(isinstance(text, str) and isinstance(module, str) for text, module in methods)
         assert (
             isinstance(settings["seed"], int)
             and isinstance(settings["state"], dict)

@@ -93,8 +93,7 @@ class Strengths:
         """Load the `state()` of an earlier run with the same methods, which `check_state` verifies."""
         self.chosen.clear()
         for entry in state:
-            value = getattr(schedule, entry["schedule"])(**entry["fields"]) if "schedule" in entry else entry["value"]
-            self.chosen[methods[entry["method"]], entry["setting"]] = value
+            self.chosen[methods[entry["method"]], entry["setting"]] = _value(entry)
 
     def check_state(self, methods: Sequence[Method], state: Sequence[dict[str, Any]]) -> None:
         """Raise ValueError if a state has other methods, or a schedule that is not one of headwise's."""
@@ -108,10 +107,23 @@ class Strengths:
                     f"{' + '.join(map(repr, methods)) or 'none'}: regularize with the methods that state() was called "
                     "with"
                 )
-            if "schedule" in entry and not hasattr(schedule, entry["schedule"]):
+            kept = getattr(schedule, entry["schedule"], None) if "schedule" in entry else None
+            if "schedule" in entry and not (isinstance(kept, type) and issubclass(kept, Schedule)):
                 raise ValueError(
                     f"the schedule {entry['schedule']} is not one of headwise's: set() it again before load_state()"
                 )
+            try:
+                _check(method, name, _value(entry))
+            except TypeError as error:
+                raise ValueError(f"this state has a wrong value of {kind}.{name}: {error}") from None
+
+
+def _value(entry: dict[str, Any]) -> float | Schedule:
+    """Return the number or schedule of an entry of a state."""
+    value: float | Schedule = (
+        getattr(schedule, entry["schedule"])(**entry["fields"]) if "schedule" in entry else entry["value"]
+    )
+    return value
 
 
 def _check(method: Method, name: str, value: float | Schedule) -> None:
@@ -148,7 +160,7 @@ def check_progress(
     state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
 ) -> None:
     """Raise ValueError if a state belongs to another model or to other methods."""
-    if not isinstance(state, dict) or not {"step", "counters", "methods", "strengths"} <= state.keys():
+    if not _is_state(state):
         raise ValueError(
             f"load_state() takes the result of state() (step, counters, methods, strengths), got {reprlib.repr(state)}"
         )
@@ -168,6 +180,35 @@ def check_progress(
             f"this state is that of {' + '.join(saved) or 'no method'}, and the methods here are "
             f"{' + '.join(kinds) or 'none'}: regularize with the methods that state() was called with"
         )
+
+
+def _is_state(state: Any) -> bool:
+    """Return whether a value has the form of `progress`, whatever its methods and layers."""
+    if not isinstance(state, dict) or not {"step", "counters", "methods", "strengths"} <= state.keys():
+        return False
+    counters, kinds, entries = state["counters"], state["methods"], state["strengths"]
+    return (
+        isinstance(counters, dict)
+        and all(map(_is_count, (state["step"], *counters.values())))
+        and isinstance(kinds, list | tuple)
+        and all(isinstance(kind, str) for kind in kinds)
+        and isinstance(entries, list | tuple)
+        and all(map(_is_choice, entries))
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_choice(entry: Any) -> bool:
+    if not (isinstance(entry, dict) and _is_count(entry.get("method"))):
+        return False
+    if not all(isinstance(entry.get(key), str) for key in ("kind", "setting")):
+        return False
+    if "schedule" in entry:
+        return isinstance(entry["schedule"], str) and isinstance(entry.get("fields"), dict)
+    return isinstance(entry.get("value"), int | float)
 
 
 def load_progress(

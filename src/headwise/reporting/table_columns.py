@@ -53,7 +53,7 @@ def plain(name: str) -> str:
     return next((lower.removeprefix(before) for before in prefixes if lower.startswith(before)), lower)
 
 
-def column_of(names: Sequence[str], requested: str, candidates: Sequence[str], option: str, path: Path) -> str:
+def column_of(names: list[str], requested: str, candidates: Sequence[str], option: str, path: Path) -> str:
     """Return the column of the arms or seeds: the requested one, else the first of the candidates.
 
     Raises:
@@ -75,7 +75,7 @@ def column_of(names: Sequence[str], requested: str, candidates: Sequence[str], o
     return match
 
 
-def figure_column(names: Sequence[str], name: str, path: Path) -> str:
+def figure_column(names: list[str], name: str, path: Path) -> str:
     """Return the column of an outcome: its name, alone or with the prefixes of headwise and of tools.
 
     Raises:
@@ -88,7 +88,7 @@ def figure_column(names: Sequence[str], name: str, path: Path) -> str:
     raise StudyError(f"--outcome {name}: {path} has no such column.{suggest(name, names)} Columns: {', '.join(names)}.")
 
 
-def declared_settings(names: Sequence[str], declared: Iterable[str], path: Path) -> list[str]:
+def declared_settings(names: list[str], declared: Iterable[str], path: Path) -> list[str]:
     """Return the columns of the settings that the user declared, with or without a tool's prefix.
 
     Raises:

@@ -88,8 +88,8 @@ def _of_whole_json(path: Path, text: str) -> Iterable[Row]:
     try:
         content = json.loads(text)
         rows = content.get("rows") if isinstance(content, dict) else content
-        is_list = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-        flat = [_flat(row) for row in rows] if is_list else None
+        listed = rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
+        flat = None if listed is None else [_flat(row) for row in listed]
     except (ValueError, RecursionError) as error:
         raise StudyError(
             f"{path} is not valid JSON: {error}. Give a list of runs, or one run per line in a .jsonl file."

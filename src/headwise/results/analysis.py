@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from headwise.files.provenance import distinct_environments
-from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, RunCounts
+from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, Interval, RunCounts
 from headwise.results.answer import answer, count
 from headwise.results.claims import judged_claims, judged_premises
 from headwise.results.critical_rates import critical_rates
@@ -137,8 +137,7 @@ def _arm(
             missing=[seed for arm, seed in study.missing() if arm == label],
         ),
         metrics={
-            name: (share if name == DIVERGED else interval)([one for one in values if one is not None])
-            for name, values in figures.items()
+            name: _mean(outcomes[name], [one for one in values if one is not None]) for name, values in figures.items()
         },
         costs={
             name.removeprefix("cost/"): _median([one for run in runs if (one := run.metric(name)) is not None])
@@ -146,6 +145,14 @@ def _arm(
         },
         differences={name: compared[name][label] for name in outcomes} if label != study.baseline else {},
     )
+
+
+def _mean(outcome: Outcome, values: list[float]) -> Interval:
+    """Return the mean with its interval, which for a share ends where shares do."""
+    mean = share(values) if outcome.name == DIVERGED else interval(values)
+    if outcome.unit != "%" or outcome.kind == "gap" or mean.low is None or mean.high is None:
+        return mean
+    return mean.model_copy(update={"low": max(0.0, mean.low), "high": min(1.0, mean.high)})
 
 
 def _median(values: list[float]) -> float | None:

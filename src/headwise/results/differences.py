@@ -21,7 +21,7 @@ from headwise.results.intervals import (
     equivalence,
     smallest_p,
 )
-from headwise.results.joint_flips import joint_test
+from headwise.results.joint_flips import joint_test, seeds_for_a_verdict
 from headwise.results.power import detectable_effect, pairing_gain
 from headwise.results.records import RunResult
 
@@ -142,7 +142,7 @@ def _unpaired(
     values, others = ([value for value in figures.values() if value is not None] for figures in (ours, base))
     fields: dict[str, Any] = {
         "by_seed": {},
-        "smallest_p": 0.0 if min(len(values), len(others)) > 1 else 1.0,
+        "smallest_p": smallest_p(min(len(values), len(others))),
         "exact": False,
     }
     fields |= unpaired_difference(values, others, arms)
@@ -150,8 +150,10 @@ def _unpaired(
         "excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None],
         "paired": False,
     }
-    if fields["p_corrected"] is None:
-        text = "not paired, and cannot be decided with one seed" if fields["n"] else "no figure of finished runs"
+    least = seeds_for_a_verdict(ALPHA)
+    if fields["p_corrected"] is None or fields["n"] < least:
+        few = f"not paired, and cannot be decided with {count(fields['n'], 'seed')}: {least} are the fewest"
+        text = few if fields["n"] else "no figure of finished runs"
         return Difference(**fields, verdict="undecided", verdict_text=text)
     verdict = _verdict(fields | {"by_seed": {"": fields["mean"]}}, higher_is_better, False)
     return Difference(**fields | verdict | {"verdict_text": f"{verdict['verdict']}, not paired"})

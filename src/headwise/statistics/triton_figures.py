@@ -274,7 +274,7 @@ def sums(
     mask, strides, sizes, constants = rows.arguments()
     out = torch.empty(len(SUMS), *shape, device=q.device)
     own = values is not None
-    size_v = values.shape[-1] if own else 16
+    size_v = 16 if values is None else values.shape[-1]
     mixed = torch.empty(*shape, size_v, device=q.device) if own else out
     chosen = settings(q.dtype, max(q.shape[-1], size_v))
     # Triton launches on the current device, which differs from q's in a model spread over several devices.
