@@ -74,7 +74,7 @@ def _add_tile(
     step = tl.where(m == float("-inf"), 0.0, (m - seen) * factor)
     a = tl.where(m == float("-inf"), 0.0, tl.exp2(step))
     if MASK == 2:
-        # The lowest number of a dtype may stand in the mask: multiplied, it would be infinite.
+        # The mask may hold the lowest number of a dtype: multiplied, it would be infinite.
         x = (s - seen[:, None]) * factor
     else:
         x = s * factor - (seen * factor)[:, None]
