@@ -28,5 +28,5 @@ class BranchDrop(Method):
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         p = call.value(self, "p")
-        factor = (call.uniform_draw(self, (call.samples,)) >= p) / (1 - p)
+        factor = call.kept_draw(self, (call.samples,), p) / (1 - p)
         return y * call.per_sample(factor).view(-1, *[1] * (y.dim() - 1)).to(y.dtype)

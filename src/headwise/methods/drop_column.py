@@ -39,5 +39,4 @@ class DropColumn(Method):
         return lambda v: attend(v * kept.to(v.dtype))
 
     def _kept(self, call: Call) -> Tensor:
-        draw = call.uniform_draw(self, (call.samples, call.heads, 1, call.keys))
-        return call.per_sample(draw) >= call.value(self, "p")
+        return call.per_sample(call.kept_draw(self, (call.samples, call.heads, 1, call.keys), call.value(self, "p")))

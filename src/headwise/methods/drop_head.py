@@ -36,6 +36,6 @@ class DropHead(Method):
     def output(self, o: Tensor, call: Call) -> Tensor:
         draw = call.uniform_draw(self, (call.samples, call.heads))
         # The head with the largest number always stays, which is every head equally often.
-        kept = ((draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))).float()
-        factor = kept * (call.heads / kept.sum(1, keepdim=True)) if self.rescale else kept
+        kept = (draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))
+        factor = kept * (call.heads / kept.sum(1, keepdim=True)) if self.rescale else kept.float()
         return o * call.per_sample(factor)[:, :, None, None].to(o.dtype)
