@@ -101,18 +101,20 @@ def evaluate(model, rows):
     return (sum(losses) / len(rows)).item()
 
 
-def save(path, model, optimizer, step):
+def save(path, model, optimizer, handle, step):
     kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    kept["headwise"] = handle.state()  # headwise
     torch.save(kept, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
 
-def load(path, model, optimizer):
+def load(path, model, optimizer, handle):
     if not path.exists():
         return 0
     kept = torch.load(path)
     model.load_state_dict(kept["model"])
     optimizer.load_state_dict(kept["optimizer"])
+    handle.load_state(kept["headwise"])  # headwise
     print(f"resuming at step {kept['step']}")
     return kept["step"]
 
@@ -131,7 +133,7 @@ def main():
     others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
-    begin = load(args.out / "checkpoint.pt", model, optimizer)
+    begin = load(args.out / "checkpoint.pt", model, optimizer, handle)
 
     for step in range(begin, args.steps):
         for group in optimizer.param_groups:
@@ -147,7 +149,7 @@ def main():
         handle.after_step()  # headwise
         run.log(step=step + 1, loss=loss.item())  # headwise
         if (step + 1) % args.save_every == 0:
-            save(args.out / "checkpoint.pt", model, optimizer, step + 1)
+            save(args.out / "checkpoint.pt", model, optimizer, handle, step + 1)
             print(f"step {step + 1}: loss {loss.item():.3f}")
     held_out = evaluate(model, test)
     print(f"held-out loss {held_out:.4f} nats per byte")

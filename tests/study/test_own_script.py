@@ -1,4 +1,4 @@
-"""What the guide promises: an existing script becomes a study by eight lines, is killed and resumed, on Slurm too."""
+"""What the guide promises: an existing script becomes a study by ten lines, is killed and resumed, on Slurm too."""
 
 import contextlib
 import json

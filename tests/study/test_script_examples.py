@@ -23,7 +23,7 @@ ARM = "DropHead(p=0.3)"
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("gpt", 8), ("finetune", 20), ("images", 20), ("bytes_with_accelerate", 20)]
+    ("name", "most"), [("gpt", 10), ("finetune", 20), ("images", 20), ("bytes_with_accelerate", 20)]
 )
 def test_few_lines_are_headwises(name, most):
     lines = (FOLDER / f"{name}.py").read_text().splitlines()
@@ -75,6 +75,28 @@ def test_a_script_like_nanogpts(carried, text):
     # what was saved is gone on with
     again = carried("gpt.py", *size, resumed=True, acted=True)
     assert again.records() == told.records() and not again.logs()
+
+
+def test_a_resumed_script_makes_the_draws_of_one_that_was_not_stopped(carried, text, tmp_path, monkeypatch):
+    size = ("--text", text, "--layers", 2, "--width", 16, "--length", 16, "--steps", 6, "--save-every", 2)
+    whole = carried("gpt.py", *size)
+    shutil.rmtree(tmp_path / "run" / "own")
+    replace = Path.replace
+
+    def stopped(path, target):
+        replace(path, target)
+        if path.name.startswith("checkpoint"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as first:
+        first.setattr(Path, "replace", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            carried("gpt.py", *size)
+    rest = carried("gpt.py", *size, resumed=True, acted=True)
+    assert [line["step"] for line in rest.logs()] == [3, 4, 5, 6]
+    losses = [{line["step"]: line["figures"]["loss"] for line in told.logs()} for told in (whole, rest)]
+    assert losses[1] == {step: losses[0][step] for step in losses[1]}
+    assert rest.records() == whole.records()
 
 
 def test_a_trainer_that_fine_tunes_a_pretrained_folder(carried, tmp_path):
