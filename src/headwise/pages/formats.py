@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from html import escape
 
 MINUS = "−"
@@ -22,7 +23,7 @@ class Unit:
         """Return the value as text, or None without a value; a zero has no sign."""
         if value is None:
             return None
-        text = f"{value * self.factor:{'+' if signed else ''},.{self.decimals}f}"
+        text = f"{_exact(value * self.factor, self.decimals):{'+' if signed else ''},.{self.decimals}f}"
         if float(text.replace(",", "")) == 0:
             text = text.lstrip("+-")
         return text.replace("-", MINUS)
@@ -32,6 +33,16 @@ class Unit:
         if low is None or high is None:
             return ""
         return f"[{self.number(low, signed=signed)}, {self.number(high, signed=signed)}]"
+
+
+def _exact(value: float, decimals: int) -> Decimal | float:
+    """Return a number rounded half away from zero, in the digits that are no rounding errors of the sums before.
+
+    One mean, computed in two ways, would else be 28.864999999999995 and 28.865000000000002, shown as 28.86 and 28.87.
+    """
+    if not abs(value) < 1e15:
+        return value
+    return Decimal(f"{value:.12g}").quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
 
 
 def unit_named(unit: str) -> Unit:
