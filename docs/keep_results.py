@@ -252,6 +252,12 @@ def findings_page(findings: FindingsRecord, note: str = "") -> str:
     return "\n".join([*lines, *repeated(findings, took)]) + "\n"
 
 
+ALONE = (
+    "Each interval is that of its test alone; those of the differences in the tables below hold for all arms together, "
+    "and are wider."
+)
+
+
 def claims_table(claims: list[JudgedClaim]) -> list[str]:
     """Return the lines of the table of claims: published figures, figures measured here, and verdict."""
     if not claims:
@@ -261,7 +267,7 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
         verdict = f"**{claim.verdict_words}**" + (f": {claim.why}" if claim.why else "")
         statement = f"{claim.text} ({claim.source})" if claim.source else claim.text
         rows.append([statement, claim.published_words or "–", claim.ours or "–", verdict])
-    return ["## Claims", "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
+    return ["## Claims", "", ALONE, "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]
 
 
 def premises_table(premises: list[JudgedPremise]) -> list[str]:
