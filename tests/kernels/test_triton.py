@@ -21,7 +21,13 @@ def rounding(case):
 
 
 # of each kind one
-SOME = ("grouped heads, causal, padding", "a row without any key", "bf16", "packed rows with a window")
+SOME = (
+    "grouped heads, causal, padding",
+    "rows of the lowest number",
+    "a row without any key",
+    "bf16",
+    "packed rows with a window",
+)
 
 
 @pytest.mark.parametrize("which", part_of_grid(("some", "all"), ("some",)))

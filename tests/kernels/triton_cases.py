@@ -40,6 +40,7 @@ CASES = {
     "packed rows of an encoder": (4, 2, 1, 33, 33, 32, 32, "sequences", False, "float32"),
     "packed rows with a window": (4, 2, 1, 33, 33, 32, 32, "windows", False, "float32"),
     "packed rows, bf16": (4, 2, 1, 33, 33, 32, 32, "sequences", True, "bfloat16"),
+    "rows of the lowest number": (1, 2, 1, 20, 20, 32, 32, "lowest", False, "float32"),
     "large logits": (1, 1, 1, 40, 40, 32, 32, "sharp", False, "float32"),
 }
 
@@ -69,6 +70,9 @@ def inputs(batch, heads, groups, queries, keys, size, size_v, mask, causal, dtyp
         starts = lengths.cumsum(0) - lengths
         packed = Packed(1, int(lengths.sum()), starts, lengths, int(lengths.max()))
         given = packed.mask(mask == "windows", 4 if mask == "windows" else None)
+    if mask == "lowest":
+        # As transformers masks all keys of a padded query.
+        given = torch.zeros(1, 1, queries, keys).masked_fill(torch.arange(queries)[:, None] < 3, torch.finfo(dtype).min)
     if mask == "additive":
         given = torch.randn(1, heads, queries, keys, generator=g).to(dtype)
     return q, k, v, given, causal, size**-0.5
@@ -84,6 +88,10 @@ def textbook(q, k, v, mask, causal, scale):
     *outputs, empty = whole(q, k, v, mask if mask is None or mask.dtype == torch.bool else mask.double(), causal, scale)
     outputs[1] = outputs[1].masked_fill(empty, 0.0)
     weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(outputs)]
+    if mask is not None and mask.is_floating_point():
+        # A query that sees no key does not count.
+        blind = (mask <= torch.finfo(torch.float32).min).all(-1).expand(outputs[1].shape)
+        weights = [w.masked_fill(blind.view(*blind.shape, *[1] * (w.dim() - 3)), 0.0) for w in weights]
     total = sum((w * x).sum() for w, x in zip(weights, outputs, strict=True))
     return outputs, weights, torch.autograd.grad(total, given)
 

@@ -142,10 +142,14 @@ def _slope(
 ):  # fmt: skip
     """Return the weights p and the gradient of the logits of one tile.
 
-    The log-sum-exp is in log2, and the gradient of the entropy times log(2), as the logarithm of p is in log2.
+    The gradient of the entropy comes times log(2), as the logarithm of p is in log2.
     """
     s = _logits(q, k, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, WHOLE, PRECISION, BT, BN)
-    logp = s * factor - lse[:, None]
+    if MASK == 2:
+        # As in `_add_tile`.
+        logp = (s - lse[:, None]) * factor
+    else:
+        logp = s * factor - (lse * 1.4426950408889634)[:, None]
     p = tl.exp2(logp)
     slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) + level[:, None]
     if ENTROPY:
@@ -187,7 +191,7 @@ def queries_kernel(
     mask_at = head_of(mask_at, b, h, mb, mh)
     i = query + tl.arange(0, BT)
     row, rows = (b.to(tl.int64) * H + h) * T + i, i < T
-    level, lse = _rows(level_at, row, rows, True), _rows(lse_at, row, rows, True) * 1.4426950408889634
+    level, lse = _rows(level_at, row, rows, True), _rows(lse_at, row, rows, True)
     g_entropy = _rows(entropy_at, row, rows, ENTROPY) * 0.6931471805599453
     g_square = _rows(square_at, row, rows, SQUARE) * 2.0
     dq = tl.zeros([BT, BD], tl.float32)
@@ -226,7 +230,7 @@ def _add_queries(
     q = tile(q_at, query, qt, qd, T, D, BT, BD, False, UPCAST)
     g = tile(g_at, query, gt, gd, T, DV, BT, BDV, False, UPCAST)
     row += i
-    level, lse = _rows(level_at, row, rows, True), _rows(lse_at, row, rows, True) * 1.4426950408889634
+    level, lse = _rows(level_at, row, rows, True), _rows(lse_at, row, rows, True)
     g_entropy = _rows(entropy_at, row, rows, ENTROPY) * 0.6931471805599453
     g_square = _rows(square_at, row, rows, SQUARE) * 2.0
     p, ds = _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
