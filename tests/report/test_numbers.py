@@ -6,7 +6,9 @@ import re
 
 import pytest
 from synthetic_study import NINE, write_study
+from typer.testing import CliRunner
 
+from headwise.cli import app
 from headwise.files.errors import StudyError
 from headwise.reporting.numbers import study_of_numbers
 from headwise.reporting.rebuild import rebuild
@@ -58,9 +60,16 @@ def of_wandb(path):
     for at, row in enumerate(rows_of()):
         head = {"Name": f"run-{at}", "Agent": "", "State": "finished", "Notes": "-", "User": "", "Tags": ""}
         head |= {"Created": "2025-11-13T09:48:11.000Z", "Runtime": 9910 + at, "Sweep": ""}
-        settings = {"arm": row["arm"], "lr": 0.1, "optim.name": "adamw", "seed": row["seed"]}
+        settings = {"arm": row["arm"], "bf16": "true", "lr": 0.1, "optim.name": "adamw", "output_dir": f"out/{at}"}
+        settings |= {"seed": row["seed"], "warmup": 0}
         # a figure that is the same in most runs is no setting
-        found.append(head | settings | {"accuracy": row["accuracy"], "best_epoch": 4 if at == 2 else 5, "val/loss": at})
+        figures = {"accuracy": row["accuracy"], "best_epoch": 4 if at == 2 else 5, "early_stop": at == 3}
+        figures |= {
+            "gpu.0.memory": 71.5 + at % 2,
+            "parameters": 124_439_808,
+            "train/accuracy": 1.0 if at % 5 else 0.985,
+        }
+        found.append(head | settings | figures | {"val/loss": at})
     with open(path, "w", newline="") as stream:
         writer = csv.DictWriter(stream, list(found[0]), quoting=csv.QUOTE_ALL)
         writer.writeheader()
@@ -76,6 +85,9 @@ def of_mlflow(path):
         path,
         [
             {"run_id": f"{at:x}" * 8, **row, "params.lr": "0.1", "artifact_uri": f"a/{at}"}
+            | {"start_time": f"2026-11-23 12:34:{at:02}.579000+00:00", "metrics.eval/loss": 0.5 if at % 5 else 0.4}
+            | {"metrics.system/cpu_utilization_percentage": 40 + at % 3, "metrics.parameters": 124_439_808.0}
+            | {"params.output_dir": f"out/{at}", "params.fp16": "True", "tags.mlflow.runName": f"bold-{at}"}
             for at, row in enumerate(rows)
         ],
     )
@@ -99,8 +111,11 @@ def of_trackio_by_its_query(path):
     for at, row in enumerate(rows_of()):
         when = f"2026-11-23T15:16:{at:02}.942084+00:00"
         config = {"arm": row["arm"], "seed": row["seed"], "lr": 0.1, "_Username": None, "_Created": when}
+        config |= {"run_name": f"run-{at}", "amp": True, "model": {"width": 64}}
         for step, value in ((0, 0.1), (1, row["accuracy"])):
-            metrics = json.dumps({"loss": 1.0, "accuracy": value})
+            metrics = json.dumps(
+                {"loss": 1.0, "accuracy": value, "train/accuracy": 1.0 if at % 5 else 0.985, "lr": 0.1}
+            )
             rows.append({"run_name": f"run-{at}", "step": step, "metrics": metrics, "config": json.dumps(config)})
     path = path.with_suffix(".json")
     path.write_text(json.dumps({"project": "p", "query": "SELECT", "columns": list(rows[0]), "rows": rows}, indent=2))
@@ -112,7 +127,14 @@ def of_wandb_by_its_recipe(path):
     found = []
     for at, row in enumerate(rows_of()):
         summary = {"accuracy": row.pop("accuracy"), "_runtime": at, "_step": 9, "grad": float("nan")}
-        found.append({"": at, "summary": str(summary), "config": str({**row, "lr": 0.1}), "name": f"run-{at}"})
+        summary |= {
+            "_wandb": {"runtime": at},
+            "eval/loss": 0.5 if at % 5 else 0.4,
+            "best": {"epoch": at % 2},
+            "ok": True,
+        }
+        config = {**row, "lr": 0.1, "optim": {"name": "adamw", "betas": [0.9, 0.95]}, "logging_dir": f"logs/{at}"}
+        found.append({"": at, "summary": str(summary), "config": str(config), "name": f"run-{at}"})
     return table(path, found)
 
 
@@ -204,7 +226,7 @@ EXPORTS = [
 
 def test_a_setting_of_wandbs_page_that_stands_out_is_told(tmp_path):
     path = of_wandb(tmp_path / "runs.csv")
-    path.write_text(path.read_text().replace('"adamw","3"', '"sgd","3"', 1))
+    path.write_text(path.read_text().replace('"adamw","out/3"', '"sgd","out/3"', 1))
     with pytest.raises(StudyError, match=r"row 5 has optim.name sgd, and row 2 of the same arm plain has adamw"):
         study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
 
@@ -223,6 +245,15 @@ def test_rows_of_one_arm_agree_in_the_settings_that_are_declared(tmp_path, setti
     assert not study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["width"])
     with pytest.raises(StudyError, match=r"--settings widht: .* has no such column. Did you mean 'width'"):
         study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["widht"])
+
+
+@pytest.mark.parametrize("options", [["--settings", "width,lr"], ["--settings", "width", "--settings", " lr "]])
+def test_settings_are_declared_on_the_command_line(tmp_path, options):
+    path = table(tmp_path / "runs.csv", with_rates(rows_of()))
+    result = CliRunner().invoke(app, ["report", str(path), "--outcome", OUTCOME[0], "--baseline", "plain", *options])
+    assert isinstance(result.exception, StudyError) and "row 5 has lr 0.2, and row 2 of" in str(result.exception)
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--settings", "lr"])
+    assert "--settings and --out are for tables" in str(result.exception)
 
 
 def test_a_column_that_may_be_a_setting_is_asked_for(tmp_path):
