@@ -22,6 +22,7 @@ import torch
 import yaml
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 from headwise import borders
 
@@ -448,6 +449,14 @@ def test_a_function_that_is_resumed_after_a_graph_break_has_its_name():
 
     torch.compile(run, backend="eager")(torch.ones(2))
     assert module.resumed
+
+
+@canary("PRUNED_NAME")
+def test_the_hook_of_pruning_knows_its_weight():
+    layer = nn.Linear(2, 2)
+    prune.identity(layer, "weight")
+    (hook,) = borders.forward_pre_hooks_of(layer).values()
+    assert getattr(hook, borders.PRUNED_NAME) == "weight"
 
 
 @canary("COMPILED_INSIDE")

@@ -126,6 +126,10 @@ MODULE_CALL = nn.Module._call_impl.__code__
 COMPILED_INSIDE = "_orig_mod"
 FSDP1_INSIDE = "_fsdp_wrapped_module"
 
+# The attribute in which the hook of `torch.nn.utils.prune` keeps the name of its weight. Gone: the refusal of a pruned
+# weight names no remedy.
+PRUNED_NAME = "_tensor_name"
+
 # The beginning of the names of functions in which Dynamo resumes after a graph break. Gone: attention calls after a
 # graph break inside a site are not served, and the site raises an error.
 RESUMED = "torch_dynamo_resume_in"

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.borders import COMPILED_INSIDE
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
 
@@ -26,7 +27,7 @@ PARTS = (LEARNED, ADAPTER)
 # levels of JSON, of which configs have fewer than ten
 DEEPEST = 100
 # what torch.compile puts into the names of the modules that it wraps
-COMPILED = "_orig_mod."
+COMPILED = f"{COMPILED_INSIDE}."
 
 
 class TensorFiles:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headwise.borders import (
+    PRUNED_NAME,
     context_parallel_functions,
     forward_pre_hooks_of,
     has_flat_parameter,
@@ -67,7 +68,7 @@ def _computed(module: nn.Module, name: str) -> str:
     """Return which hook sets a weight before each forward, as the end of a sentence, or an empty string."""
     hooks = forward_pre_hooks_of(module).values()
     # torch.nn.utils.prune keeps the weight's name in the one, weight_norm and spectral_norm in the other
-    hook = next((h for h in hooks if name in (getattr(h, "_tensor_name", None), getattr(h, "name", None))), None)
+    hook = next((h for h in hooks if name in (getattr(h, PRUNED_NAME, None), getattr(h, "name", None))), None)
     if hook is None:
         return f"is set before each forward by a hook of {type(module).__name__}: {PLAIN_FIRST}" if hooks else ""
     kind = type(hook).__name__
