@@ -39,6 +39,11 @@ def figures(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     Raises:
         SystemExit: if the kept results do not hold its arm and outcome, or its rule.
     """
+    if "league" in entry:
+        with (DOCS / entry["league"]).open(encoding="utf-8", newline="") as lines:
+            kinds = {(row["kind"], row["entry"]) for row in csv.DictReader(lines)}
+        count = {kind: sum(one == kind for one, _ in kinds) for kind in ("method", "control")}
+        return {"methods": count["method"], "controls": count["control"], "entries": sum(count.values())}
     if "rule" in entry:
         rules = json.loads(ALARMS.read_text(encoding="utf-8"))
         if entry["rule"] not in rules:

@@ -465,6 +465,11 @@ def _without(league: League) -> str:
     return "\n".join(lines)
 
 
+def _entries(league: League) -> int:
+    """Return the number of methods and controls of the league."""
+    return len({row["entry"] for row in league.tables["league"] if row["kind"] != "plain"})
+
+
 def _fresh(league: League) -> list[str]:
     rows = league.tables["fresh"]
     if not league.tables["fresh_cells"]:
@@ -472,8 +477,8 @@ def _fresh(league: League) -> list[str]:
     lines = ["| entry | gain in the league | gain on fresh seeds |", "|---|---|---|"] if rows else []
     lines += [f"| {row['entry']} | {_ends(row, 'gain')} | {_ends(row, 'fresh')} |" for row in rows]
     words = (
-        "The highest of forty is too high by chance. These ran again, with the settings that their searches had "
-        "chosen, on seeds that no earlier run had."
+        f"The highest of {_entries(league)} is too high by chance. These ran again, with the settings that their "
+        "searches had chosen, on seeds that no earlier run had."
     )
     return ["### On fresh seeds", words, "\n".join(lines), *_fresh_cells(league)]
 
@@ -493,7 +498,7 @@ def _fresh_cells(league: League) -> list[str]:
         lines.append(f"| {' | '.join(cells)} | {WORDS.get(row['verdict'], row['verdict'])} |")
     words = (
         f"World by world, each against its plain model on the same {seeds} seeds. The intervals are corrected over the "
-        "entries that ran: about forty in the league, fewer here."
+        f"entries that ran: up to {_entries(league)} in the league, fewer here."
     )
     return [words, "\n".join(lines)]
 
