@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"```(python|diff)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```(python|diff|toml)\n(.*?)```", re.DOTALL)
 # Guide, its room, and the commands that it instructs the reader to run.
 GUIDES = {
     "add_a_method": (
@@ -20,6 +20,9 @@ GUIDES = {
         [
             ["-m", "pytest", "-p", "no:cacheprovider", "tests/methods/test_head_mean.py"],
             ["-c", "import headwise; assert 'HeadMean' in headwise.__all__; print(headwise.HeadMean(mix=0.1))"],
+            ["docs/methods_table.py"],
+            ["docs/catalogue.py"],
+            ["docs/methods_table.py", "--check"],
         ],
     ),
     "add_a_statistic": (
@@ -87,6 +90,12 @@ def follow(guide, tree):
             (tree / path).write_text(
                 edited((tree / path).read_text(encoding="utf-8"), rest.splitlines(), path), encoding="utf-8"
             )
+        elif kind == "toml":
+            if guide != "add_a_method":
+                continue
+            path = "docs/site/methods.toml"
+            with (tree / path).open("a", encoding="utf-8") as page:
+                page.write(f"\n{block}")
         elif re.fullmatch(r"# [\w/]+\.py", first):
             path = first.removeprefix("# ")
             assert not (tree / path).exists(), f"{guide} writes over {path}"
@@ -129,7 +138,8 @@ def reinstall(package):
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     room, commands = GUIDES[guide]
-    for part in ("src", "papers", "tests"):
+    parts = ("src", "papers", "tests", *(("docs",) if any("docs/" in one for c in commands for one in c) else ()))
+    for part in parts:
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("pyproject.toml", "README.md", "conftest.py"):
         shutil.copy(ROOT / file, tmp_path)
