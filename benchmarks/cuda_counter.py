@@ -95,7 +95,14 @@ WITHOUT_KERNEL = {
 }  # fmt: skip
 # The kernels and products of our own operators, where they are more than one kernel: kernels, matrix products of
 # (B, H, T, N) with a head, and the share of attention's rate that their code reaches.
-OWN = {"attend_rows": (1, 2, 0.45), "attend_rows_backward": (9, 7, 0.45)}
+OWN = {
+    "attend_rows": (1, 2, 0.45),
+    "attend_rows_backward": (9, 7, 0.45),
+    "attend_dropped": (1, 2, 0.45),
+    "attend_dropped_backward": (6, 7, 0.45),
+}
+# where the backward operators have the list of saved tensors
+SAVED = {"attend_rows_backward": 4, "attend_dropped_backward": 2}
 
 
 class Counter(FakeCuda):
@@ -158,9 +165,9 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
         return flops * (0.5 if args[-1] else 1), ATTENTION * (0.55 if masked else 1)
     if name in OWN:
         _, count, share = OWN[name]
-        saved = args[4] if name == "attend_rows_backward" else inputs
-        q, k, v = saved[:3]
-        causal = args[6] if name == "attend_rows_backward" else args[4]
+        place = SAVED.get(name)
+        q, k, v = (inputs if place is None else args[place])[:3]
+        causal = args[4 if place is None else place + 2]
         return count * q[..., 0].numel() * k.shape[2] * (q.shape[-1] + v.shape[-1]) * (
             0.5 if causal else 1
         ), ATTENTION * share

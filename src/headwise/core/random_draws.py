@@ -67,7 +67,7 @@ def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.
         device: device of the result.
     """
     if _one_kernel(device):
-        return _drawn(UNIFORM, key, salt, 0.0, shape, device)
+        return _drawn(UNIFORM, key, salt, None, shape, device)
     return _uniform(key, salt, shape, device)
 
 
@@ -86,7 +86,7 @@ def uniform_matrix(
     """
     rows = slice(0, shape[-2]) if block is None else block
     if _one_kernel(device):
-        return _drawn(ELEMENTS, key, salt, 0.0, shape, device, [rows.start, rows.stop])
+        return _drawn(ELEMENTS, key, salt, None, shape, device, [rows.start, rows.stop])
     return _uniform_matrix(key, salt, shape, device, rows)
 
 
@@ -135,14 +135,14 @@ def _hashed(key: int | Tensor, salt: int, position: Tensor) -> Tensor:
 def normal(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return fp32 numbers drawn from N(0, 1), by Box-Muller on two uniform draws."""
     if _one_kernel(device):
-        return _drawn(NORMAL, key, salt, 0.0, shape, device)
+        return _drawn(NORMAL, key, salt, None, shape, device)
     return _normal(key, salt, shape, device)
 
 
 def kept(key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return bools, True with probability 1 - p (0-d, fp32): whether `uniform` draws a number of at least p."""
     if _one_kernel(device) and p.device.type == "cpu":
-        return _drawn(KEPT, key, salt, float(p), shape, device)
+        return _drawn(KEPT, key, salt, p, shape, device)
     return uniform(key, salt, shape, device) >= p
 
 
@@ -155,7 +155,7 @@ def _drawn(
     kind: int,
     key: int | Tensor,
     salt: int,
-    p: float,
+    p: Tensor | None,
     shape: tuple[int, ...],
     device: torch.device,
     rows: Sequence[int] = (),
@@ -169,7 +169,7 @@ def draw_on_device(
     key: Tensor | None,
     number: int,
     salt: int,
-    p: float,
+    p: Tensor | None,
     shape: list[int],
     rows: list[int],
     kind: int,
@@ -187,12 +187,12 @@ def draw_on_device(
         if kind == ELEMENTS:
             return _uniform_matrix(of, salt, tuple(shape), device, slice(*rows))
         drawn = _uniform(of, salt, tuple(shape), device)
-        return drawn >= p if kind == KEPT else drawn
+        return drawn if p is None else drawn >= p
     from headwise.core import triton_draws
 
     key = key if key is None or key.device == device else key.to(device, non_blocking=True)
     out = torch.empty(part_of(shape, rows), dtype=DTYPES[kind], device=device)
-    return triton_draws.draw(kind, key, number, salt, p, shape, rows, out)
+    return triton_draws.draw(kind, key, number, salt, 0.0 if p is None else float(p), shape, rows, out)
 
 
 @draw_on_device.register_fake
@@ -200,7 +200,7 @@ def _(
     key: Tensor | None,
     number: int,
     salt: int,
-    p: float,
+    p: Tensor | None,
     shape: list[int],
     rows: list[int],
     kind: int,
