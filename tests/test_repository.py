@@ -86,3 +86,18 @@ def test_licences_are_spdx_expressions(folder):
     project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["license"] == "Apache-2.0"
     assert not [one for one in project.get("classifiers", []) if one.startswith("License")]
+
+
+def test_files_named_in_pages_exist():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    ends = {"/".join(name.split("/")[start:]) for name in tracked for start in range(name.count("/") + 1)}
+    # A file of code with its folder, as pages name those of the repository; names alone may be a user's own.
+    named = re.compile(r"`((?:src|tests|papers|docs|benchmarks|examples|hosts|results|statistics|methods)/[\w/]+\.py)`")
+    missing = {
+        f"{page}: {path}"
+        for page in tracked
+        if page.endswith(".md") and "generated" not in page
+        for path in named.findall((ROOT / page).read_text(encoding="utf-8"))
+        if path not in ends
+    }
+    assert not missing, "\n".join(sorted(missing))
