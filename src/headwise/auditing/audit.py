@@ -12,6 +12,7 @@ from headwise.auditing.page import Audit
 from headwise.auditing.records import AuditAlert, AuditRecord
 from headwise.auditing.weight_alerts import WeightThresholds, weight_alerts
 from headwise.auditing.weights import read_checkpoint
+from headwise.files.arguments import is_a
 from headwise.files.errors import CheckpointError
 from headwise.files.provenance import commit, hardware, versions
 
@@ -66,6 +67,14 @@ def audit(
         >>> sorted({record["statistic"] for record in found.records if "rank" in record["statistic"]})[:2]
         ['effective_rank_qk', 'effective_rank_vo']
     """
+    is_a("thresholds", thresholds, (WeightThresholds, type(None)), "headwise's WeightThresholds(...) or None")
+    if activation_thresholds is not None:
+        # imported here only, as the reading of activations below
+        from headwise.watching.rules import Thresholds as Limits
+
+        is_a("activation_thresholds", activation_thresholds, Limits, "headwise.Thresholds(...) or None")
+    for name, value in (("text", text), ("images", images), ("out", out)):
+        is_a(name, value, (str, Path, type(None)), "a path or None")
     start = time.perf_counter()
     opened = open_checkpoint(checkpoint)
     read = read_checkpoint(opened, progress)

@@ -16,6 +16,7 @@ from headwise.auditing.checkpoint import Batches, Checkpoint
 from headwise.auditing.transformers_folder import TransformersFolder
 from headwise.core.settings import suggest
 from headwise.core.site import Site
+from headwise.files.arguments import is_a
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load
 from headwise.files.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
@@ -150,6 +151,7 @@ def open_checkpoint(text: str | Path | nn.Module) -> Checkpoint:
         if next(text.parameters(), None) is None:
             raise CheckpointError(f"{type(text).__name__} has no parameters: there is nothing to read")
         return BuiltModel(type(text).__name__, LIVE, text)
+    is_a("checkpoint", text, (str, Path), f"a torch module, {FORMS}")
     path = Path(text)
     if path.is_dir():
         return TransformersFolder(snapshot_of(path))

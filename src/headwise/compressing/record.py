@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.compressing.exchange import put
 from headwise.compressing.site_cut import Narrow, NarrowColumns, NarrowRows, narrow_like
+from headwise.files.arguments import is_a
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def load_compressed(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         >>> torch.equal(again(tokens).last_hidden_state, model(tokens).last_hidden_state)
         True
     """
+    is_a("model", model, nn.Module, "a torch module")
+    is_a("state", state, Mapping, "a state dict")
     narrow = _narrow_layers(model, state)
     if not narrow:
         raise ValueError("this state dict holds no compressed layer: load it with load_state_dict()")

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise.core.site import Site, number
+from headwise.files.arguments import is_a
 from headwise.files.errors import LOAD_SDPA
 from headwise.hosts import diffusers, torch_mha
 from headwise.hosts.layers.declared import (
@@ -83,6 +84,7 @@ def sites(model: nn.Module) -> list[Site]:
         >>> headwise.sites(model)
         [Site(layers.0.self_attn, self, depth 0, 2 heads of 8), Site(layers.1.self_attn, self, depth 1, 2 heads of 8)]
     """
+    is_a("model", model, nn.Module, "a torch module")
     return [candidate.site for candidate in find(model) if candidate.adapter is not None]
 
 

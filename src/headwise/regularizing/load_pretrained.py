@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.core.method import Method
+from headwise.files.arguments import is_a
 from headwise.files.errors import CheckpointError
 from headwise.files.tensor_files import LEARNED, TensorFiles
 from headwise.methods.text import parse
@@ -51,6 +52,8 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
         ...     headwise.load_pretrained(again, folder)
         Regularized(GatedOutput(per="head"), 2 sites)
     """
+    is_a("model", model, nn.Module, "a torch module")
+    is_a("folder", folder, (str, Path), "a path")
     path = Path(folder)
     settings = saving.read_settings(path)
     if type(model).__name__ != settings["model"]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise import hosts, projections
 from headwise.borders import BatchNormLayer, Convolution, own_modules
 from headwise.core.site import Site
+from headwise.files.arguments import finite_number, is_a
 from headwise.hosts.layers.declared import LIKE
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import adapters_of, base_of, underlying
@@ -121,6 +122,10 @@ def parameter_groups(
         {'attention': 0.01, 'mlp': 0.1, 'undecayed': 0.0}
         >>> optimizer = torch.optim.AdamW(groups)
     """
+    is_a("model", model, nn.Module, "a torch module")
+    # a tensor is a learning rate that torch's optimizers accept too
+    if not isinstance(lr, Tensor):
+        finite_number("lr", lr)
     decays = {
         "attention": weight_decay if attention_weight_decay is None else attention_weight_decay,
         "mlp": weight_decay if mlp_weight_decay is None else mlp_weight_decay,
@@ -155,8 +160,8 @@ def parameter_groups(
 def _check_decays(weight_decay: float, attention: float | None, mlp: float | None) -> None:
     decays = {"weight_decay": weight_decay, "attention_weight_decay": attention, "mlp_weight_decay": mlp}
     for name, value in decays.items():
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+        if name == "weight_decay" or value is not None:
+            finite_number(name, value)
 
 
 def _attention(sites: list[Site]) -> list[nn.Parameter]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from headwise.borders import COMPILED_INSIDE, is_compiled, own_modules
 from headwise.core.method import Method
+from headwise.files.arguments import is_a
 from headwise.regularizing.adapter_files import keep_with_adapters
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Plan, Where, by_text, plan
@@ -59,6 +60,8 @@ def regularize(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown))))
+    is_a("seed", seed, int, "a whole number")
+    is_a("allow_none", allow_none, bool, "True or False")
     compiled = False
     # torch.compile's wrapper has no layers: names, hooks and the handle belong to the model inside.
     while isinstance(model, nn.Module) and (inside := own_modules(model).get(COMPILED_INSIDE)) is not None:

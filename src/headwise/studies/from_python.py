@@ -175,6 +175,11 @@ def compare(
         >>> result.analysis.seeds
         [0, 1]
     """
+    if subject is None or isinstance(subject, bool | int | float | list | tuple | dict):
+        raise TypeError(
+            "compare() takes a task, a study or the command of a training script, such as 'python train.py', got "
+            f"{subject!r}"
+        )
     request = Request(
         **_kind_and_name(subject),
         studies=Installed(),

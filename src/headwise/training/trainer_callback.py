@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.core.method import Method
+from headwise.files.arguments import is_a
 from headwise.files.script_run import current
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.plan import Where
@@ -76,6 +77,9 @@ class HeadwiseCallback(TrainerCallback):
         if unknown:
             names = ("*methods", "watch", "where", "seed", "base", "attention")
             raise TypeError(no_argument(next(iter(unknown)), "HeadwiseCallback", names))
+        is_a("seed", seed, int, "a whole number")
+        for method in methods:
+            is_a("each of methods", method, Method, "a method, such as DropHead(p=0.2)")
         self.methods, self.where, self.seed, self.base = methods, where, seed, base
         self.attention = attention
         self.regularized: Regularized | None = None

@@ -13,6 +13,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import CallbackHandler
 
 from headwise.borders import LOGGERS
+from headwise.files.arguments import is_a
 from headwise.watching.alerts import HealthWarning
 from headwise.watching.loggers import Logger, logger_of
 from headwise.watching.logs import logs_of
@@ -161,6 +162,7 @@ class WatchCallback(TrainerCallback):
         log_heads: bool = False,
         report: bool = True,
     ) -> None:
+        is_a("every", every, int, "a whole number of steps")
         self.settings: dict[str, Any] = {"every": every, "log": log, "on_alert": on_alert, "rows": rows, "where": where}
         self.settings |= {"statistics": statistics, "thresholds": thresholds, "loss": loss, "log_heads": log_heads}
         self.report = report

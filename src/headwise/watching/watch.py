@@ -15,6 +15,7 @@ from typing import Any, Literal, Never
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headwise.files.arguments import is_a
 from headwise.files.health_records import Alert, Line, Record, figures_among
 from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
@@ -110,6 +111,16 @@ def watch(
     """
     if unknown:
         raise TypeError(no_argument(next(iter(unknown)), "watch", [*inspect.signature(watch).parameters][:-1]))
+    is_a("model", model, nn.Module, "a torch module")
+    is_a("every", every, int, "a whole number of steps")
+    is_a("rows", rows, (int, type(None)), "a whole number of queries or None")
+    is_a("keep", keep, (int, type(None)), "a whole number of steps or None")
+    is_a("log_heads", log_heads, bool, "True or False")
+    is_a("thresholds", thresholds, (Thresholds, type(None)), "headwise.Thresholds(...) or None")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function that returns the loss of a fixed batch, or None, got {loss!r}")
+    if wrong := [name for name in statistics or () if not isinstance(name, str)]:
+        raise TypeError(f"statistics must be a list of names, got {wrong[0]!r} in it")
     if every < 1 or (rows is not None and rows < 2):
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
