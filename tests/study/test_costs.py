@@ -8,11 +8,12 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
+import headwise
 from headwise.files.durable import read_lines
 from headwise.results.records import EpochLine
 from headwise.training import train
 from headwise.training.execution import execute
-from headwise.training.measuring import FIRST_MEASURED, MemoryOfAStep, peak_of
+from headwise.training.measuring import FIRST_MEASURED, MemoryOfAStep, counter, peak_of
 from headwise.training.outcome import seconds_per_step
 
 # seconds that a reading is made to take
@@ -144,8 +145,6 @@ def test_what_is_written_of_a_diverged_epoch_does_not_depend_on_the_clock(tmp_pa
 def test_fused_attention_of_the_cpu_counts_as_the_matrices_it_stands_for():
     from torch.nn import functional as F
 
-    from headwise.training.measuring import counter
-
     q, k, v = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
     with counter() as fused:
         F.scaled_dot_product_attention(q, k, v).sum().backward()
@@ -154,3 +153,30 @@ def test_fused_attention_of_the_cpu_counts_as_the_matrices_it_stands_for():
     # the fused backward makes the logits again
     again = 2 * 2 * 3 * 5 * 5 * 4
     assert fused.get_total_flops() == explicit.get_total_flops() + again == 7 * again
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        headwise.AttentionNormPenalty(),
+        headwise.EntropyPenalty(),
+        headwise.AttentionSink(),
+        headwise.AttentionDropout(),
+        headwise.DropKey(),
+        headwise.QKClip(),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_no_method_has_fewer_operations_than_the_attention_it_takes_the_place_of(method):
+    def operations(*methods):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+        net = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        x = torch.randn(2, 24, 32)
+        handle = headwise.regularize(net, *methods, example=x, allow_none=not methods)
+        with counter() as counted:
+            (net(x).square().mean() + handle.loss()).backward()
+        return counted.get_total_flops()
+
+    logits = 2 * 2 * 4 * 24 * 24 * 8
+    assert operations(method) == operations() + (logits if isinstance(method, headwise.QKClip) else 0)
