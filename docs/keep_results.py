@@ -163,9 +163,11 @@ def primary_figures(folder: Path) -> list[str]:
 
 
 def keep_figures(folder: Path, kept: Path, names: list[str]) -> list[str]:
-    """Write the named figures as SVG, delete those of an earlier result, and return the names."""
-    for old in kept.glob("*.svg"):
-        old.unlink()
+    """Write the named figures as SVG, delete those that the page of an earlier result shows, and return the names."""
+    page = kept / "README.md"
+    shown = re.findall(r"!\[[^\]]*\]\(([\w-]+)\.svg\)", page.read_text(encoding="utf-8")) if page.is_file() else []
+    for old in shown:
+        (kept / f"{old}.svg").unlink(missing_ok=True)
     specifications = figures(folder)
     for name in names:
         (kept / f"{name}.svg").write_text(svg(specifications[name]), encoding="utf-8")

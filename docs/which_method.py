@@ -24,13 +24,14 @@ from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from headwise.files.ownership import REPORT, STUDY, claim
 from headwise.league.files import World, read_worlds
 from headwise.league.follow_up_page import estimate
 from headwise.league.gains import Estimate
 from headwise.league.page import write
 from headwise.league.tables import ENDS
 from headwise.league.world_file import Contents, contents_of
-from headwise.league.world_folder import FILE, FRESH, PAIRS
+from headwise.league.world_folder import FILE, FRESH, PAIRS, STEP_TIMES
 from headwise.league.world_folder import write as write_record
 from headwise.pages.formats import Unit, unit_named
 from headwise.results.answer import count
@@ -170,8 +171,12 @@ def restore(out: Path) -> None:
     for world in worlds:
         if (out / world).exists():
             raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
+    claim(out, worlds)
     for world in worlds:
-        (out / world).mkdir(parents=True)
+        claim(out / world, (FILE, STEP_TIMES, *PARTS, *STUDY, *REPORT))
+        for part in PARTS:
+            if f"{world}-{part}" in archives:
+                claim(out / world / part, (FILE, STEP_TIMES, *STUDY, *REPORT))
         if world in archives:
             with tarfile.open(archives[world]) as packed:
                 packed.extractall(out, filter="data")

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import keep_results  # noqa: E402
 
+from headwise.files.ownership import claim, owned  # noqa: E402
 from headwise.pages.shell import page  # noqa: E402
 from headwise.reporting.difference_section import axis_sections, difference_sections  # noqa: E402
 from headwise.reporting.export import figures_in, svg  # noqa: E402
@@ -38,11 +39,11 @@ def write(results: Path, made: Path) -> None:
     cards, names = [], [path.name for path in sorted(kept, key=_rank)]
     for name in names:
         target = made / FIGURES / name
-        target.mkdir(parents=True, exist_ok=True)
+        claim(target, [f"{figure}.svg" for figure, _ in specifications(results / name)], shared=True)
         drawn = [figure for figure, spec in specifications(results / name) if _put(target / f"{figure}.svg", svg(spec))]
-        for old in target.glob("*.svg"):
-            if old.stem not in drawn:
-                old.unlink()
+        for old in owned(target) or ():
+            if Path(old).stem not in drawn:
+                (target / old).unlink(missing_ok=True)
         cards.append(_card(results / name, drawn))
     others = sorted(path.name for path in results.iterdir() if path.is_dir() and path.name not in (*names, *APART))
     _put(made / "gallery.md", _gallery(cards, names, others))
@@ -115,8 +116,8 @@ def _verdicts(path: Path) -> str | None:
         return None
     record = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
     counted: dict[str, int] = {}
-    for claim in record.claims:
-        counted[claim.verdict] = counted.get(claim.verdict, 0) + 1
+    for one in record.claims:
+        counted[one.verdict] = counted.get(claim.verdict, 0) + 1
     counts = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
     return f"Verdicts of its claims: {counts}." + (f" Scale: {record.scale}." if record.scale else "")
 

@@ -26,6 +26,7 @@ from pictured_layer import HEADS, learned_numbers, pictured  # noqa: E402
 
 from headwise import methods, parse  # noqa: E402
 from headwise.core.method import REGISTRY, STAGES, TWINS, Method  # noqa: E402
+from headwise.files.ownership import claim, owned  # noqa: E402
 
 BENCHMARKS = SITE.parent / "benchmarks.md"
 EXAMPLE = """\
@@ -57,11 +58,12 @@ def example(name: str) -> str:
 
 def write(folder: Path) -> None:
     """Write index.md, and a page and a picture for each method, into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts, names = entries(), sorted(methods.__all__, key=str.lower)
-    for old in folder.glob("*"):
-        if old.stem not in (*names, "index"):
-            old.unlink()
+    written = [*(f"{name}.{kind}" for name in names for kind in ("md", "svg")), "index.md"]
+    claim(folder, written, "folder", shared=True)
+    for old in owned(folder) or ():
+        if Path(old).stem not in (*names, "index"):
+            (folder / old).unlink(missing_ok=True)
     for name in names:
         _put(folder / f"{name}.md", page(name, texts.get(name, {}), folder))
     _put(folder / "index.md", index(names, texts))

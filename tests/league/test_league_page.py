@@ -79,6 +79,7 @@ def test_the_page_tells_what_was_found_with_intervals(folders, tmp_path):
     )
     assert "fresh seeds" in lines[0]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        ".headwise",
         *("league.html", "league.csv", "runs.csv", "trials.csv", "aggregate.csv", "left_out.csv", "without.csv"),
         *("gains.svg", "cost.svg", "profiles.svg", "forest-one.svg", "forest-two.svg", "one.json", "two.json"),
     }

@@ -120,6 +120,7 @@ def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
     first = headwise.reporting.write(folder).read_bytes()
     assert headwise.reporting.write(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".headwise",
         "analysis.json",
         "epochs.csv",
         "report.html",
@@ -244,17 +245,19 @@ def test_what_diverged_is_not_called_missing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
-    from pathlib import Path
+    import os
 
     from headwise.files.errors import StudyError
 
     folder = write_study(tmp_path, methods=TWO, seeds=1)
 
-    def refuse(self, *arguments, **settings):
-        raise OSError(30, "Read-only file system", str(self))
+    def refuse(path, *arguments):
+        raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(StudyError, match="cannot be written: Read-only file system"):
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(
+        StudyError, match=r"cannot be written: Read-only file system\. .* or work on a copy of the folder"
+    ):
         headwise.reporting.write(folder)
 
 
@@ -273,7 +276,7 @@ def test_the_charts_and_the_tables_can_be_exported(tmp_path):
     folder = write_study(tmp_path / "study", methods=arms, seeds=3, epochs=3, axes=[axis])
     written = export(folder, tmp_path / "out")
     names = {path.name for path in written}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {".headwise"}
     assert {"table.csv", "table.tex", "runs.csv", "epochs.csv"} <= names
     figures = {name.removesuffix(".svg") for name in names if name.endswith(".svg")}
     html = headwise.reporting.write(folder).read_text(encoding="utf-8")

@@ -310,12 +310,25 @@ def test_a_shorter_model_is_told(tmp_path):
 
 def test_weights_of_an_earlier_save_go(tmp_path):
     handle = trained(llama(), "DropHead()")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"old")
+    handle.save_pretrained(tmp_path)
     handle.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert not (tmp_path / "pytorch_model.bin").exists() and len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert not (tmp_path / "model.safetensors").exists() and len(list(tmp_path.glob("model-*.safetensors"))) > 1
     handle.export(tmp_path)
     names = {path.name for path in tmp_path.glob("*.safetensors*")}
     assert names == {"model.safetensors"} and not (tmp_path / "headwise.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.safetensors", "model-00001-of-00002.safetensors", "config.json"]
+)
+def test_the_model_of_others_in_a_folder_is_neither_replaced_nor_removed(tmp_path, name):
+    handle = trained(llama(), "DropHead()")
+    (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    for write in (handle.save_pretrained, handle.export):
+        with pytest.raises(ValueError, match=f"holds {name}, which headwise did not write. Choose another folder"):
+            write(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: b"mine", "tokenizer.json": b"{}"}
 
 
 def test_adapters_are_refused_before_anything_is_written(tmp_path):

@@ -372,8 +372,9 @@ def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(t
     import os
 
     carry(tiny_study(epochs=1), tmp_path)
-    left, writing = tmp_path / f".report.html.{2**22 + 1}", tmp_path / f".report.html.{os.getppid()}"
-    left.write_text("<html>")
-    writing.write_text("<html>")
+    names = [f".report.html.{2**22 + 1}-0123abcd.partial", f".report.html.{os.getppid()}-0123abcd.partial"]
+    left, writing, mine = (tmp_path / name for name in (*names, ".report.html.2024"))
+    for path in (left, writing, mine):
+        path.write_text("<html>")
     write(tmp_path)
-    assert not left.exists() and writing.exists()
+    assert not left.exists() and writing.exists() and mine.exists()

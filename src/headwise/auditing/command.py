@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headwise.auditing.audit import audit
-from headwise.auditing.page import Audit, lead, most_worrying
+from headwise.auditing.page import Audit, files_of, lead, most_worrying
 from headwise.auditing.records import place_of
 from headwise.auditing.result import SCORE, AuditResult
 from headwise.files.optional_imports import load
+from headwise.files.ownership import claim
 
 ALERTS = 10
 
@@ -65,8 +66,13 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
     """Audit a checkpoint, print the result, write the report to `out`, and return the audit.
 
     Raises:
+        StudyError: if the report's files exist and were not written by headwise.
         CheckpointError: if the checkpoint cannot be read; the message has the remedy.
     """
+    if out is not None:
+        # before the audit, which takes minutes
+        page, json_file = files_of(out)
+        claim(page.parent, (page.name, json_file.name), shared=True)
     console = load("rich.console", "study").Console()
     bars = load("rich.progress", "study")
     columns = (

@@ -14,6 +14,8 @@ from typing_extensions import TypedDict
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import SCORE, AuditResult, distances, worrying
 from headwise.auditing.weights import NEARLY, PRODUCTS, compared, in_words
+from headwise.files.durable import write_bytes
+from headwise.files.ownership import claim
 from headwise.pages.charts import heat_map, pairs_of
 from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
 from headwise.statistics import STATISTICS
@@ -165,14 +167,23 @@ class Audit(AuditResult):
     """The health of a checkpoint's heads, which can be written as a report."""
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Write the report (Markdown if `out` ends in .md, else HTML) and the JSON next to it; return both paths."""
-        page = Path(out)
-        page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(markdown(self) if page.suffix == ".md" else audit_page(self), encoding="utf-8")
-        json_file = page.with_suffix(".json")
-        json_file.write_text(self.to_json(), encoding="utf-8")
+        """Write the report (Markdown if `out` ends in .md, else HTML) and the JSON next to it; return both paths.
+
+        Raises:
+            StudyError: if one of the files exists and was not written by headwise.
+        """
+        page, json_file = files_of(out)
+        claim(page.parent, (page.name, json_file.name), shared=True)
+        write_bytes(page, (markdown(self) if page.suffix == ".md" else audit_page(self)).encode())
+        write_bytes(json_file, self.to_json().encode())
         return page, json_file
+
+
+def files_of(out: str | Path) -> tuple[Path, Path]:
+    """Return the paths of a report and its JSON, as `--out` names them."""
+    page = Path(out)
+    page = page if page.suffix in (".html", ".md") else page.with_name(page.name + ".html")
+    return page, page.with_suffix(".json")
 
 
 class Range(TypedDict):

@@ -19,6 +19,7 @@ from headwise.engines import rank
 from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.durable import write_json
 from headwise.files.errors import explain
+from headwise.files.ownership import REPORT, STUDY, claim
 from headwise.files.provenance import describe_environment, usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 
@@ -177,7 +178,7 @@ def run_findings(request: Request) -> None:
     module, out = request.studies.load(request.study), request.folder
     refuse_unused(request)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        claim(out, (*STUDY, *REPORT))
         with locked(out), choose_display() as display:
             # the arguments of its run() show whether it reads data
             reads = {"data": request.data} if "data" in inspect.signature(module.run).parameters else {}

@@ -23,6 +23,7 @@ from headwise.experiments.subject import Subject
 from headwise.experiments.task import Task
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError, explain
+from headwise.files.ownership import REPORT, STUDY, claim, why_foreign
 from headwise.files.provenance import distinct_environments
 from headwise.results.answer import count
 from headwise.results.differences import why_no_pair
@@ -43,8 +44,9 @@ from headwise.training.preflight import evaluations_of
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:
-    """Return `folder`, or a folder next to it named by the study's identity if `folder` holds another study."""
-    if other_study(folder, study, trials) is None:
+    """Return `folder`, or a folder next to it named by the study's identity if `folder` holds anything else."""
+    is_begun = isinstance(read_json(folder / "study.json"), dict)
+    if other_study(folder, study, trials) is None and (is_begun or not why_foreign(folder, (*STUDY, *REPORT))):
         return folder
     return folder.with_name(f"{folder.name}-{study.identity(trials)[:6]}")
 
@@ -119,7 +121,11 @@ def compare(comparison: Comparison) -> list[RunResult]:
     out = comparison.out
     check_arms(comparison.study.parsed.values(), comparison.study.task)
     try:
+        # fails where `out` is a file
         out.mkdir(parents=True, exist_ok=True)
+        if is_first_process():
+            refuse_other_study(out, comparison.study, comparison.trials)
+            claim(out, (*STUDY, *REPORT))
         with locked(out) if is_first_process() else nullcontext():
             refuse_other_study(out, comparison.study, comparison.trials)
             configurations = comparison.study.configurations()

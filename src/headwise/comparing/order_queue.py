@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.comparing.comparison import Comparison, Engine
+from headwise.files.durable import write_bytes
 from headwise.files.errors import StudyError
 from headwise.results.records import RunResult
 from headwise.training.job import Order
@@ -122,7 +123,7 @@ def write_log(failures: list[Failure]) -> Path:
         f"{_name(order)}: {event['reason']}{event.get('printed', '')}\n{event['trace'].rstrip()}\n"
         for order, event in failures
     ]
-    path.write_text("\n".join(parts), encoding="utf-8")
+    write_bytes(path, "\n".join(parts).encode())
     return path
 
 

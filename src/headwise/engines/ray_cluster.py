@@ -8,8 +8,8 @@ of the study's folder, and a run whose file is not touched for too long is start
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import shutil
 import socket
 import threading
 from collections import Counter
@@ -75,12 +75,12 @@ class RayEngine:
         self._running: dict[Any, _Running] = {}
         self._losses: Counter[str] = Counter()
         self._streams = MetricStreams()
-        self._folders: set[Path] = set()
+        self._heartbeats: set[Path] = set()
 
     def submit(self, order: Order) -> None:
         """Send one run to the cluster: as many cores as threads, and a GPU if the study uses one."""
         path = _heartbeat_path(order)
-        self._folders.add(path.parent)
+        self._heartbeats.add(path)
         task = self._ray.remote(carry_out_remotely).options(
             num_cpus=order.configuration.threads,
             num_gpus=int(_uses_gpu(order)),
@@ -113,8 +113,11 @@ class RayEngine:
         if thread.is_alive():
             # Ray would wait for it again at the end of the process, without a limit
             atexit.unregister(self._ray.shutdown)
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        for path in self._heartbeats:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                # fails while other heartbeats are there
+                path.parent.rmdir()
 
     def _leave(self) -> None:
         for reference in self._running:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headwise.files.durable import read_lines
+from headwise.files.durable import append, read_lines
+from headwise.files.ownership import plain_folder
 from headwise.files.script_run import read_told
 from headwise.results.records import EpochLine
 from headwise.training.job import Order, ScriptOrder
@@ -20,7 +21,7 @@ BEAT = 5.0
 
 @contextlib.contextmanager
 def beating(path: Path) -> Iterator[None]:
-    """Touch a file every few seconds during the block, then delete it."""
+    """Append to a file every few seconds during the block, then delete it."""
     ended = threading.Event()
     thread = threading.Thread(target=_beat, args=(path, ended), daemon=True)
     thread.start()
@@ -38,7 +39,7 @@ class Heartbeat:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        path.parent.mkdir(exist_ok=True)
+        plain_folder(path.parent)
         # a file left by an earlier worker says nothing about this one
         path.unlink(missing_ok=True)
         self._last: int | None = None
@@ -68,7 +69,7 @@ def _beat(path: Path, ended: threading.Event) -> None:
     while True:
         # a file system that is unavailable for a moment does not end a run
         with contextlib.suppress(OSError):
-            path.touch()
+            append(path, b".")
         if ended.wait(BEAT):
             return
 

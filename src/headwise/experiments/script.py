@@ -14,7 +14,9 @@ from headwise.experiments.arm_settings import NAME
 from headwise.experiments.configuration import RATES
 from headwise.experiments.evaluation import Metric
 from headwise.experiments.subject import Subject
+from headwise.files.durable import write_bytes
 from headwise.files.errors import StudyError
+from headwise.files.ownership import plain_folder
 from headwise.results.declared_outcomes import declared_outcomes
 
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
@@ -216,8 +218,8 @@ def _with_yaml(words: list[str], path: str, changed: dict[str, Any], own: Path) 
             )
         at[keys[-1]] = value
     target = own / Path(path).name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    plain_folder(own)
+    write_bytes(target, yaml.safe_dump(content, sort_keys=False).encode())
     return [
         word.removesuffix(path) + os.fspath(target) if word == path or word.endswith(f"={path}") else word
         for word in words

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
 from headwise.files.data_set import data_folder
+from headwise.files.durable import write_bytes
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:
@@ -26,13 +25,5 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
     with suppress(OSError, RuntimeError):
         folder = data_folder(None)
         folder.mkdir(parents=True, exist_ok=True)
-        # under a name that no other process writes
-        stream = tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}.", delete=False)  # noqa: SIM115  (renamed)
-        try:
-            with stream:
-                stream.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            os.replace(stream.name, folder / name)
-        except BaseException:
-            os.unlink(stream.name)
-            raise
+        write_bytes(folder / name, hashlib.sha256(content).hexdigest().encode() + b"\n" + content, flush=False)
     return text

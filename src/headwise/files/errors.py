@@ -34,19 +34,19 @@ def is_for_users(error: BaseException) -> bool:
 
 
 def explain(error: OSError, folder: Path, option: str = "--out") -> StudyError:
-    """Return an error of the file system as a message with a remedy; `option` is the folder's command line option."""
+    """Return an error of the file system as a message with a remedy.
+
+    `option` is the option or argument by which the folder was given; "" if it cannot be another one.
+    """
     path = error.filename or folder
+    other = f"choose another {option}" if option else "work on a copy of the folder"
     again = "then start the same command again: finished runs and checkpoints are kept"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StudyError(f"the disk of {folder} is full (while writing {path}). Free some space, {again}.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StudyError(
-            f"{path} cannot be written: {error.strerror}. Give write permission or choose another {option}, {again}."
-        )
+        return StudyError(f"{path} cannot be written: {error.strerror}. Give write permission or {other}, {again}.")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StudyError(
-            f"{path} cannot be used as a folder: {error.strerror}. It is a file; choose another {option}."
-        )
+        return StudyError(f"{path} cannot be used as a folder: {error.strerror}. It is a file; {other}.")
     return StudyError(f"{path}: {error.strerror or error}. Repair it, {again}.")
 
 

@@ -18,6 +18,7 @@ from headwise.experiments.task import Task
 from headwise.experiments.task_source import source_digest, source_file
 from headwise.files.durable import write_json
 from headwise.files.errors import StudyError, is_for_users
+from headwise.files.ownership import REPORT, STUDY, claim
 from headwise.league import world_folder
 from headwise.league.files import Entry, World
 from headwise.league.space import Declared
@@ -98,6 +99,11 @@ class Place:
         """Return the study, without the arms that searches chose."""
         return self.comparison.study
 
+    def claim(self) -> None:
+        """Make the folder, and record that it is a league's; raise StudyError if it holds anything else."""
+        claim(self.folder.parent, (self.folder.name,), shared=True)
+        claim(self.folder, (world_folder.FILE, world_folder.STEP_TIMES, *STUDY, *REPORT))
+
     @property
     def storage(self) -> BaseStorage:
         """Return the journal of all searches of this world."""
@@ -106,7 +112,7 @@ class Place:
             from optuna.storages.journal import JournalFileBackend
 
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.claim()
             backend = JournalFileBackend(str(self.folder / "tuning.journal"))
             self._storage = optuna.storages.JournalStorage(backend)
         return self._storage
@@ -270,7 +276,7 @@ class Cell:
     def note(self, **changes: object) -> None:
         """Change the record of this cell, and store it."""
         self.record = self.record.model_copy(update=changes)
-        self.place.folder.mkdir(parents=True, exist_ok=True)
+        self.place.claim()
         self.place.put(self.entry.name, self.record)
 
 

@@ -17,6 +17,7 @@ from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import ENGINES, Request
 from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError, explain
+from headwise.files.ownership import claim
 from headwise.files.provenance import usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise.league import files
@@ -151,6 +152,10 @@ def _work(request: LeagueRequest) -> None:
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
     engine_request = Request(engine=request.engine, ray_address=request.ray_address, slurm=request.slurm, jobs=jobs)
+    try:
+        claim(request.out, (), shared=True)
+    except OSError as error:
+        raise explain(error, request.out) from error
     engine = start_engine(engine_request)
     try:
         with raise_on_stops(), choose_display() as display:

@@ -98,7 +98,7 @@ def carry_out(
     with ExitStack() as locks:
         for place in places:
             try:
-                place.folder.mkdir(parents=True, exist_ok=True)
+                place.claim()
                 locks.enter_context(locked(place.folder))
             except OSError as error:
                 raise explain(error, place.folder) from error

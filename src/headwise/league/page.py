@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.durable import write_bytes
+from headwise.files.ownership import claim
 from headwise.league import tables
 from headwise.league.charts import AGAINST, forest, pareto, undominated
 from headwise.league.follow_up_page import (
@@ -99,7 +100,7 @@ def write(paths: Sequence[Path], out: Path, follow_up_in: Path | None = None) ->
         }
     contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
     contents |= {f"{world.record.world}.json": world.file().model_dump_json() + "\n" for world in read}
-    out.mkdir(parents=True, exist_ok=True)
+    claim(out, contents, shared=True)
     for name, content in contents.items():
         write_bytes(out / name, content.encode())
     return out / "league.html", _terminal_lines(read, worlds, aggregates, fresh_aggregates)

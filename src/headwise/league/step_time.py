@@ -46,6 +46,7 @@ def time_steps(cells: Sequence[Cell], tell: Callable[[str], None]) -> None:
             ratios = {
                 cell.entry.name: _ratio(plain_step, _stepper(_order(cell))) for cell in in_world if cell is not plain
             }
+            plain.place.claim()
             write_json(folder / STEP_TIMES, {**step_times(folder), plain.entry.name: 1.0, **ratios})
             tell(f"{plain.place.world.name}: {count(len(ratios), 'step')} timed against the plain model's")
     finally:

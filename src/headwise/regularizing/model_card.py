@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
+from headwise.files.durable import write_bytes
 
 CARD = "README.md"
 BEGIN, END = "<!-- headwise: begin -->", "<!-- headwise: end -->"
@@ -31,7 +32,7 @@ def write(folder: Path, text: str, library: str) -> None:
     else:
         name = "library_name: transformers\n" if library.startswith("transformers.") else ""
         new = f"---\n{name}tags:\n- headwise\n---\n\n{part}"
-    path.write_text(new, encoding="utf-8")
+    write_bytes(path, new.encode())
 
 
 def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, *, loads: bool) -> str:

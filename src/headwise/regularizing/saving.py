@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from headwise.borders import COMPILED_INSIDE
 from headwise.core.method import Method
 from headwise.files.durable import write_json
+from headwise.files.errors import StudyError
 from headwise.files.foreign_models import harmless, model_of
 from headwise.files.optional_imports import needing, quiet_transformers
+from headwise.files.ownership import MARKER, claim
 from headwise.files.tensor_files import LEARNED, TensorFiles, parsed
 from headwise.methods.reparametrization import is_reparametrized
 from headwise.projections.adapted import MERGE, is_adapted
@@ -82,8 +84,8 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
     """Write a regularized model into a folder, from which `headwise.load_pretrained` reads it.
 
     Raises:
-        ValueError: if the model holds adapters, shards or quantized weights, or the folder is a file or holds
-            adapters.
+        ValueError: if the model holds adapters, shards or quantized weights, or the folder is a file, or holds
+            adapters or a model that headwise did not save.
         TypeError: if an option would make the folder unreadable.
         ImportError: if safetensors is not installed; the message names the extra.
     """
@@ -95,9 +97,10 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
     plain, own = split(model)
     names = "_and_".join(dict.fromkeys(type(m).__name__ for m in model_card.beyond_weights(handle.methods)))
     mark = {MARK.format(methods=names): torch.zeros(1)} if names else {}
-    write_weights(model, plain | mark, path, **options)
-    save_file(apart(own), path / LEARNED)
-    write_json(path / SETTINGS, described(handle, model, prefix))
+    with new_files(path) as written:
+        write_weights(model, plain | mark, written, **options)
+        save_file(apart(own), written / LEARNED)
+        write_json(written / SETTINGS, described(handle, model, prefix))
     model_card.write(
         path, model_card.text(handle.methods, handle.fitted, type(model), loads=True), type(model).__module__
     )
@@ -126,9 +129,8 @@ def export(handle: Handle, folder: str | Path, example: Any = None, **options: A
             "without"
         )
     path = made_folder(folder)
-    write_weights(model, split(model)[0], path, **options)
-    for name in (SETTINGS, LEARNED):
-        (path / name).unlink(missing_ok=True)
+    with new_files(path) as written:
+        write_weights(model, split(model)[0], written, **options)
     model_card.write(path, model_card.text(methods, handle.fitted, type(model), loads=False), type(model).__module__)
     difference = None if example is None else compared(model, path, example)
     folded = tuple(m for m in methods if m.overrides("fold"))
@@ -154,7 +156,7 @@ def push(
             # downloaded into this folder, because a card in the hub's cache may be outdated
             hub.hf_hub_download(name, model_card.CARD, local_dir=folder, force_download=True)
         save(handle, folder)
-        files = [path for path in sorted(Path(folder).iterdir()) if path.is_file()]
+        files = [path for path in sorted(Path(folder).iterdir()) if path.is_file() and path.name != MARKER]
         added = [CommitOperationAdd(path.name, path) for path in files]
         saved = {path.name for path in files}
         stale = [CommitOperationDelete(file) for file in existing if STALE.fullmatch(file) and file not in saved]
@@ -307,27 +309,42 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
-    """Write plain weights, with transformers' own function for its models, and remove those of an earlier save.
+@contextmanager
+def new_files(path: Path) -> Iterator[Path]:
+    """Yield a folder whose files move into the folder of a model at the end, in place of those of an earlier save.
 
     The earlier files are removed after the new ones are written, so that no error loses a model.
+
+    Raises:
+        ValueError: if a file that would be replaced or removed was not written by headwise.
     """
+    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as written:
+        yield Path(written)
+        new = {file.name: file for file in Path(written).iterdir()}
+        stale = [file.name for file in path.iterdir() if STALE.fullmatch(file.name)]
+        try:
+            claim(path, dict.fromkeys([*new, *stale, SETTINGS, LEARNED]), "folder", shared=True)
+        except StudyError as error:
+            raise ValueError(str(error)) from None
+        for name in {*stale, SETTINGS, LEARNED} - new.keys():
+            (path / name).unlink(missing_ok=True)
+        for name, file in new.items():
+            file.replace(path / name)
+
+
+def write_weights(model: nn.Module, plain: dict[str, Tensor], path: Path, **options: Any) -> None:
+    """Write plain weights into an empty folder, with transformers' own function for its models."""
     if options and not of_transformers(model):
         raise TypeError(
             f"{', '.join(options)} is only for models of transformers, and this is a {type(model).__name__}: leave it "
             "out"
         )
-    with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as written:
-        if of_transformers(model):
-            model.save_pretrained(written, state_dict=plain, **options)  # type: ignore[operator]
-        else:
-            with needing("Saving a regularized model", "hf"):
-                from safetensors.torch import save_file
-            save_file(apart(plain), Path(written, WEIGHTS))
-        for stale in [file for file in path.iterdir() if STALE.fullmatch(file.name)]:
-            stale.unlink()
-        for file in Path(written).iterdir():
-            file.replace(path / file.name)
+    if of_transformers(model):
+        model.save_pretrained(path, state_dict=plain, **options)  # type: ignore[operator]
+        return
+    with needing("Saving a regularized model", "hf"):
+        from safetensors.torch import save_file
+    save_file(apart(plain), path / WEIGHTS)
 
 
 def of_transformers(model: nn.Module) -> bool:

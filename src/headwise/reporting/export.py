@@ -11,7 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from headwise.files.errors import explain
 from headwise.files.optional_imports import load
+from headwise.files.ownership import claim
 from headwise.pages.formats import p_value
 from headwise.reporting.headline import effect
 from headwise.reporting.outcome_texts import by_effect, short_names, unit_of
@@ -207,18 +209,16 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
     tables: dict[str, str | bytes] = {name: text for name, text in files.items() if name.endswith(TABLES)}
     if "analysis.json" in files:
         tables |= paper_files(read_study(path), Analysis.model_validate_json(files["analysis.json"]))
+    drawn = list(figures_in(files["report.html"]))
+    names = [*tables, *(f"{name}.{kind}" for name, _ in drawn for kind in ("svg", "png"))]
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        claim(target, names, "--export")
     except OSError as error:
-        from headwise.files.errors import explain
-
         raise explain(error, target, "--export") from error
-    write_files(target, tables)
-    written = [target / name for name in tables]
-    for name, spec in figures_in(files["report.html"]):
-        write_files(target, {f"{name}.svg": svg(spec), f"{name}.png": _png(spec)})
-        written += [target / f"{name}.svg", target / f"{name}.png"]
-    return written
+    write_files(target, tables, "--export")
+    for name, spec in drawn:
+        write_files(target, {f"{name}.svg": svg(spec), f"{name}.png": _png(spec)}, "--export")
+    return [target / name for name in names]
 
 
 def figures(folder: str | Path) -> dict[str, dict[str, Any]]:

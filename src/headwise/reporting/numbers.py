@@ -6,8 +6,8 @@ unchanged; for other tools the user names the columns.
 
 from __future__ import annotations
 
-import json
-import shutil
+import contextlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from headwise.core.settings import suggest
-from headwise.files.durable import write_json
+from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError
+from headwise.files.ownership import REPORT, STUDY, claim, plain_folder
 from headwise.reporting.cell_values import figure_of, is_missing, same_value, seed_of
 from headwise.reporting.one_row_per_run import last_of_each_run, named_by_run
 from headwise.reporting.run_states import RunState, state_columns, states_of
@@ -34,9 +35,12 @@ from headwise.results.declared_outcomes import declared_outcomes
 from headwise.results.digests import RESULT, digest_of, digests, sealed
 from headwise.results.folder import sealed_study
 from headwise.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
+from headwise.results.stored import checked_study
 
 # largest number of faults of a kind that are listed by row
 LISTED = 5
+# the name of a run's folder
+HASH = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -290,18 +294,21 @@ def _write(
 ) -> None:
     """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
     study_file = out / "study.json"
-    if study_file.is_file() and json.loads(study_file.read_text(encoding="utf-8")).get("kind") != "numbers":
+    earlier = read_json(study_file)
+    if isinstance(earlier, dict) and earlier.get("kind") != "numbers":
         raise StudyError(f"{out} already contains another study. Choose another --out.")
-    # runs of an earlier version of the table
-    shutil.rmtree(out / "runs", ignore_errors=True)
+    if path.name in REPORT and path.resolve().parent == out.resolve():
+        raise StudyError(f"{out} is the folder of the table itself, which its report replaces. Choose another --out.")
+    claim(out, (*STUDY, *REPORT))
+    if study_file.is_file():
+        _remove_runs(out, checked_study(study_file).runs)
     entries = []
     for cell in cells:
         if not cell.diverged and all(value is None for value in cell.figures.values()):
             continue
         config = {"arm": cell.arm, "seed": cell.seed, "table": path.name, "row": cell.row.line, "figures": cell.figures}
         identity = digest_of(config)[:12]
-        folder = out / "runs" / identity
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = plain_folder(plain_folder(out / "runs") / identity)
         write_json(folder / "config.json", config)
         result = RunResult(
             format=2,
@@ -332,3 +339,16 @@ def _write(
         notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
     )
     write_json(study_file, sealed_study(record).model_dump(mode="json"))
+
+
+def _remove_runs(out: Path, runs: Sequence[RunEntry]) -> None:
+    """Remove the runs of an earlier version of the table, and nothing else."""
+    for entry in runs:
+        folder = out / "runs" / entry.hash
+        if not HASH.fullmatch(entry.hash) or folder.is_symlink():
+            continue
+        for name in ("config.json", RESULT):
+            (folder / name).unlink(missing_ok=True)
+        # it stays if somebody put files there
+        with contextlib.suppress(OSError):
+            folder.rmdir()

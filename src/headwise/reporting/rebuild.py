@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headwise.files.durable import clear_partials, write_bytes
+from headwise.files.errors import explain
+from headwise.files.ownership import claim
 from headwise.pages.line_charts import lines
 from headwise.pages.shell import Column, Section, figure, grid, page, pairs, prose, table
 from headwise.reporting.optional_sections import claims_section
@@ -96,15 +98,19 @@ def report_files(path: Path) -> dict[str, str]:
     )
 
 
-def write_files(path: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a folder, each completely or not at all; raise StudyError if the folder is not writable."""
-    try:
-        for name, content in files.items():
-            _replace(path / name, content)
-    except OSError as error:
-        from headwise.files.errors import explain
+def write_files(path: Path, files: Mapping[str, str | bytes], option: str = "") -> None:
+    """Write files into a folder, each completely or not at all; `option` is what named it, if not as a study.
 
-        raise explain(error, path) from error
+    Raises:
+        StudyError: if the folder is not writable, or holds others of these names; see `claim`.
+    """
+    try:
+        claim(path, files, option, shared=True)
+        for name, content in files.items():
+            write_bytes(path / name, content.encode() if isinstance(content, str) else content)
+        clear_partials(path)
+    except OSError as error:
+        raise explain(error, path, option) from error
 
 
 def _findings_files(path: Path) -> dict[str, str]:
@@ -138,28 +144,3 @@ def _study_files(path: Path) -> dict[str, str]:
         "epochs.csv": epochs_csv(study),
         "report.html": study_page(study, analysis),
     }
-
-
-def _replace(path: Path, content: str | bytes) -> None:
-    # an atomic replacement: neither an open browser nor a full disk leaves a partial file
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    _clear_scratch(path)
-    try:
-        if isinstance(content, bytes):
-            scratch.write_bytes(content)
-        else:
-            scratch.write_text(content, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    _clear_scratch(path)
-
-
-def _clear_scratch(path: Path) -> None:
-    """Remove the temporary files of processes that were killed while they wrote this file."""
-    import psutil
-
-    for scratch in path.parent.glob(f".{path.name}.*"):
-        number = scratch.suffix[1:]
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            scratch.unlink(missing_ok=True)

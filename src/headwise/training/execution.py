@@ -17,8 +17,9 @@ from headwise.experiments.arm import read_arm
 from headwise.experiments.configuration import derive
 from headwise.experiments.subject import Phase
 from headwise.experiments.task import Task, has_mean_metric
-from headwise.files.durable import append_line, restore_lines, write_json
+from headwise.files.durable import append_line, clear_partials, restore_lines, write_json
 from headwise.files.errors import StudyError
+from headwise.files.ownership import claim, plain_folder
 from headwise.results.digests import HEALTH, digests, sealed
 from headwise.results.records import Divergence, RunResult
 from headwise.training.batches import Examples, epoch_steps, first_batch, lengths_of, make_batch, move, size
@@ -55,10 +56,12 @@ Tell = Callable[[dict[str, Any]], None]
 
 def execute(order: Order, tell: Tell) -> RunResult:
     """Carry out one run, from its last complete checkpoint if there is one, and return its result."""
-    order.folder.mkdir(parents=True, exist_ok=True)
+    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
+    plain_folder(order.folder)
     if is_first_process():
         try:
             with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+                clear_partials(order.folder)
                 clear_damage(order, lambda text: tell({"event": "note", "text": text}))
                 return order.result() or _execute(order, tell)
         except Timeout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -21,8 +22,9 @@ from filelock import FileLock, Timeout
 
 from headwise.experiments.configuration import SAME
 from headwise.experiments.task_source import source_file
-from headwise.files.durable import read_json, write_json
+from headwise.files.durable import clear_partials, open_to_append, read_json, write_all, write_json
 from headwise.files.errors import StudyError
+from headwise.files.ownership import claim, plain_folder, refuse_link
 from headwise.files.script_run import TOLD, VARIABLE, as_told, read_told
 from headwise.results.digests import HEALTH, RESULT, digests, sealed
 from headwise.results.records import Divergence, RunResult
@@ -60,9 +62,11 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
     Raises:
         StudyError: with the last lines of its output, if it fails, hangs, or does not record the study's outcomes.
     """
-    order.folder.mkdir(parents=True, exist_ok=True)
+    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
+    plain_folder(order.folder)
     try:
         with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
+            clear_partials(order.folder)
             if damaged := order.damage():
                 tell({"event": "note", "text": f"{order.folder}: {', '.join(damaged)}; the run starts again"})
                 _clear(order.folder)
@@ -79,7 +83,8 @@ def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
     Raises:
         StudyError: with the last lines of its output, if it fails before.
     """
-    order.folder.mkdir(parents=True, exist_ok=True)
+    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
+    plain_folder(order.folder)
     _clear(order.folder)
     write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
@@ -138,8 +143,10 @@ def _refuse_changed(order: ScriptOrder) -> None:
 
 
 def _clear(folder: Path) -> None:
-    # a script resumes from any checkpoint that it finds in its folder
-    shutil.rmtree(folder / OWN, ignore_errors=True)
+    own = folder / OWN
+    if own.exists():
+        # a script resumes from any checkpoint that it finds in its folder; what it wrote there is the user's
+        own.rename(next(path for n in itertools.count(1) if not (path := folder / f"{OWN}-{n}").exists()))
     for path in (folder / RESULT, folder / "metrics.jsonl", folder / HEALTH, *(folder / TOLD).glob("*")):
         path.unlink(missing_ok=True)
 
@@ -151,7 +158,8 @@ def _attempt(order: ScriptOrder) -> Path:
         _end_leftover(starts[-1])
     earlier = [line["told"] for path in starts for line in read_told(path.with_suffix(".jsonl"))]
     path = order.folder / TOLD / f"{1 + int(starts[-1].stem) if starts else 1}.json"
-    path.parent.mkdir(exist_ok=True)
+    plain_folder(path.parent)
+    refuse_link(order.folder / OWN)
     configuration = order.configuration
     # numpy and others accept only 32 bits
     seed = configuration.draws % 2**32 if configuration.arm == SAME else configuration.seed
@@ -178,9 +186,8 @@ def _run(order: ScriptOrder, attempt: Path, tell: Tell) -> tuple[int | None, Div
 
     words, added = command_line(order.configuration.settings, order.folder)
     environment = _environment(order, attempt) | added
-    with open(order.folder / OUTPUT, "ab") as output:
-        output.write(f"--- start {attempt.stem}: {' '.join(words)}\n".encode())
-        output.flush()
+    with open_to_append(order.folder / OUTPUT) as output:
+        write_all(output, f"--- start {attempt.stem}: {' '.join(words)}\n".encode())
         process = _start(words, order, environment, output)
     write_json(attempt, (read_json(attempt) or {}) | {"process": process.pid})
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from headwise.files.durable import as_line, read_json
+from headwise.files.durable import as_line, read_json, write_bytes
 from headwise.files.errors import StudyError
 from headwise.files.health_records import read_health
 from headwise.results.digests import HEALTH
@@ -25,9 +24,8 @@ TIMES = "times.json"
 def save_times(folder: Path, state: RunState) -> None:
     """Write the times of every epoch and the memory of a step, without flushing: they need not survive a power cut."""
     epochs = {str(line.epoch): [line.seconds, line.apart.steps, line.apart.seconds] for line in state.history}
-    partial = folder / f"{TIMES}.partial"
-    partial.write_text(as_line({"peak_memory": state.peak_memory, "epochs": epochs}), encoding="utf-8")
-    os.replace(partial, folder / TIMES)
+    content = as_line({"peak_memory": state.peak_memory, "epochs": epochs}).encode()
+    write_bytes(folder / TIMES, content, flush=False)
 
 
 def without_times(state: RunState) -> RunState:

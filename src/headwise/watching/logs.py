@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headwise.files.durable import open_to_append, write_all
 from headwise.files.health_records import Line
 from headwise.watching.loggers import logger_of
 from headwise.watching.pictures import shown
@@ -37,6 +37,9 @@ class JsonLines(Log):
     The file is opened and closed for each reading, so that a killed run loses no reading. A reading that cannot be
     written completely, as on a full disk, is removed again, so that the file contains only complete lines.
 
+    Raises:
+        FileExistsError: if the file holds something else than such a log.
+
     Example:
         >>> import os, tempfile, torch, headwise
         >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True)
@@ -51,15 +54,25 @@ class JsonLines(Log):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._refuse_foreign()
+
+    def _refuse_foreign(self) -> None:
+        """Raise FileExistsError if the file holds anything but a log, which appended lines would spoil."""
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            first = file.readline()
+        if first and not _is_of_log(first):
+            raise FileExistsError(f"{self.path} holds something else than a log of headwise.watch: give another path")
 
     def write(self, records: list[Line], step: int) -> None:
         lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that closing the file writes nothing and cannot fail again.
-        with self.path.open("ab", buffering=0) as file:
+        with open_to_append(self.path) as file:
             size = file.seek(0, os.SEEK_END) if file.seekable() else 0
             try:
-                _write_all(file, (_line_end(self.path, size) + "".join(lines)).encode())
+                write_all(file, (_line_end(self.path, size) + "".join(lines)).encode())
             except OSError:
                 with contextlib.suppress(OSError):
                     file.truncate(size)
@@ -69,11 +82,13 @@ class JsonLines(Log):
         return f"JsonLines({str(self.path)!r})"
 
 
-def _write_all(file: io.FileIO, content: bytes) -> None:
-    """Write all of `content`; one call of `write` may write only a part, as on a disk that becomes full."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+def _is_of_log(first: bytes) -> bool:
+    """Return whether the first line of a file is one of a log; a killed run may have left only its beginning."""
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        return any(first.startswith(key) or key.startswith(first) for key in (b'{"site": ', b'{"alert": '))
+    return isinstance(record, dict) and {"statistic", "step"} <= record.keys()
 
 
 def _line_end(path: Path, size: int) -> str:

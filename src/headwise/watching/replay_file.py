@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import random
 import sys
 from collections import deque
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headwise.files.durable import writing
 from headwise.files.health_records import Alert, Record
 from headwise.regularizing.handle import Regularized
 from headwise.regularizing.optimizer_steps import OptimizerSteps
@@ -114,6 +117,10 @@ class Keeper:
         step = alerts[0]["step"]
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:08d}.pt"
+        # another training or the user may have a file of this name
+        numbers = itertools.count(2)
+        while os.path.lexists(path):
+            path = self.folder / f"step_{step:08d}-{next(numbers)}.pt"
         content = {
             "format": FORMAT,
             "state": self._states[0],
@@ -123,9 +130,8 @@ class Keeper:
             "watch": settings,
             "torch": str(torch.__version__),
         }
-        part = path.with_suffix(".part")
-        torch.save(_on_cpu(content), part)
-        part.replace(path)
+        with writing(path, flush=False) as stream:
+            torch.save(_on_cpu(content), stream)
         return path
 
     def stop(self) -> None:

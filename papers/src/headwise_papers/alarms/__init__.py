@@ -99,9 +99,10 @@ def carried_out(
 ) -> list[dict[str, Any]]:
     """Return the records of all runs, after executing those without a file."""
     from headwise.files.durable import read_json
+    from headwise.files.ownership import REPORT, STUDY, claim, plain_folder
 
-    folder = out / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(out, (*STUDY, *REPORT, "signals.csv", "curves.csv", "alarms.json"))
+    folder = plain_folder(out / "runs")
     missing = [one for one in requested if not (folder / f"{one.name}.json").is_file()]
     say(f"{len(requested) - len(missing)} of {len(requested)} runs are there")
     one_by_one = partial(write_run, folder=folder, data=data, steps=steps)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from headwise.files.data_set import data_folder
 from headwise.files.durable import write_bytes
+from headwise.files.ownership import claim, refuse_link
 from headwise.study import DataSet, StudyError
-from headwise_papers.data.download import digest, download
+from headwise_papers.data.download import digest, download, part_of
 
 # a function that returns the content of an archive's member by name, or that of a plain or .gz file for any name
 Read = Callable[[str], bytes]
@@ -110,6 +111,8 @@ def fetch(package: Package, folder: Path, wanted: list[str], tell: Callable[[str
         for name in wanted:
             make = package.made.get(name)
             content = make(read) if make else read(package.members[name])
+            # a link to a disk that is not there would be lost
+            refuse_link(folder / name)
             write_bytes(folder / name, content)
 
 
@@ -120,6 +123,7 @@ def downloaded(package: Package, folder: Path, lacking: str, tell: Callable[[str
     Raises StudyError if no address works, or if the archive is invalid.
     """
     path = folder.parent / f"{folder.name}.{Path(package.addresses[0]).name}"
+    claim(path.parent, (path.name, part_of(path).name), "--data", shared=True)
     for address in package.addresses:
         tell(f"{folder} lacks {lacking}: downloading {address}")
         try:

@@ -31,7 +31,7 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
     `checksum` is in hexadecimal, or None if unknown: every complete download is then accepted. Raises StudyError if
     four attempts fail, or if the complete file is not the official one.
     """
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     for wait in (*WAITS, None):
         try:
             complete = _fetch(address, part, tell)
@@ -62,6 +62,11 @@ def download(address: str, path: Path, checksum: str | None, tell: Callable[[str
             f"{address}: what arrived has {name} {actual}, officially it is {checksum}; it was deleted. Start again."
         )
     part.replace(path)
+
+
+def part_of(path: Path) -> Path:
+    """Return the file that holds a download until it is complete."""
+    return path.with_name(path.name + ".part")
 
 
 def digest(path: Path, like: str) -> tuple[str, str]:
