@@ -21,6 +21,7 @@ except ModuleNotFoundError:
 
 from headwise.comparing.request import is_of_file
 from headwise.files.errors import StudyError, is_for_users
+from headwise.files.foreign_text import printable
 from headwise.files.stops import end_on_stops
 from headwise.studies.registry import Installed, study_names
 
@@ -408,7 +409,7 @@ def main() -> None:
     except Exception as error:
         if not is_for_users(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 

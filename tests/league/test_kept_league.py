@@ -73,7 +73,7 @@ def test_runs_on_fresh_seeds_are_kept_with_the_file_of_a_world_and_restored(whic
     assert (which.KEPT / "fresh_cells.csv").is_file()
     which.restore(tmp_path / "again")
     assert not read_study(tmp_path / "again" / "recall" / "fresh").missing()
-    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["recall"]
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == [".headwise", "recall"]
 
 
 def test_fresh_seeds_have_an_archive_of_their_own_wherever_the_league_is(which, tmp_path):
@@ -107,7 +107,7 @@ def test_a_world_without_packed_runs_gives_its_searches(which, tmp_path):
     (which.RUNS / "recall.tar.xz").unlink()
     which.restore(tmp_path / "again")
     assert read(tmp_path / "again" / "recall") == read(folder)
-    assert [path.name for path in (tmp_path / "again" / "recall").iterdir()] == [FILE]
+    assert {path.name for path in (tmp_path / "again" / "recall").iterdir()} == {".headwise", FILE}
 
 
 def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):

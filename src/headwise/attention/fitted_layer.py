@@ -97,6 +97,10 @@ class FittedLayer:
         _layers[twin.passes.number] = twin
         return twin
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _layers[self.passes.number] = self
+
     def attach(self) -> None:
         """Redirect the layer's attention to this object."""
         assert self.adapter is not None

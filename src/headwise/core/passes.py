@@ -71,6 +71,11 @@ class Passes:
         twin._enroll()
         return twin
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # unpickled, perhaps in another process, where the number may be taken
+        self.__dict__.update(state)
+        self._enroll()
+
     def open(self, counted: bool = True) -> Pass:
         """Return a new pass, or the pass that this one repeats; one that is not counted has no key for draws."""
         if torch.compiler.is_compiling() and not counted:

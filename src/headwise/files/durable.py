@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from headwise.files.foreign_text import read_as_json
+
 # absent on Windows
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
@@ -94,7 +96,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """Return the content of a JSON file, or None if it is absent or torn."""
     try:
-        return json.loads(path.read_bytes())
+        return read_as_json(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
 
@@ -117,7 +119,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in whole:
         try:
-            record = json.loads(line)
+            record = read_as_json(line)
         except ValueError:
             break
         if isinstance(record, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any, NotRequired, cast
 from typing_extensions import TypedDict
 
 from headwise.files.durable import lines_of
+from headwise.files.foreign_text import printable, read_as_json
 from headwise.files.optional_imports import load
 
 
@@ -89,7 +89,7 @@ def read_health(path: Path) -> list[Line]:
     lines: list[Line] = []
     for number, text in enumerate(lines_of(path.read_text(encoding="utf-8", errors="replace")), 1):
         try:
-            value = json.loads(text)
+            value = read_as_json(text)
         except ValueError:
             continue
         lines.append(_checked(value, path, number))
@@ -100,7 +100,7 @@ def _checked(value: Any, path: Path, number: int) -> Line:
     pydantic = load("pydantic", "study")
     is_alert = isinstance(value, dict) and "alert" in value
     try:
-        return _reader(is_alert).validate_python(_restore_non_finite(value))
+        return _reader(is_alert).validate_python(_restore_non_finite(printable(value)))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the line"

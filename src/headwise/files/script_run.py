@@ -7,7 +7,6 @@ process change nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from headwise.files.durable import append_line, lines_of, read_json
 from headwise.files.errors import StudyError
+from headwise.files.foreign_text import read_as_json
 
 VARIABLE = "HEADWISE_RUN"
 TOLD = "told"
@@ -109,7 +109,7 @@ def read_told(path: Path) -> list[dict[str, Any]]:
 def as_told(line: str) -> dict[str, Any] | None:
     """Return the record of a line of a stream, or None if the line is torn."""
     try:
-        record = json.loads(line)
+        record = read_as_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and "told" in record else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from types import FrameType
 STOPS = (signal.SIGINT, signal.SIGTERM)
 # the signal by which a parent ends one worker; without SIGUSR1, SIGTERM kills the worker
 END = getattr(signal, "SIGUSR1", signal.SIGTERM)
+# seconds until a signal that came during an import is sent again
+AGAIN = 0.05
 
 
 class Stopped(KeyboardInterrupt):
@@ -74,7 +77,7 @@ def leave_stops_to_the_parent() -> None:
 
 def end_in_order() -> None:
     """Exit normally on the parent's signal, so that libraries free their resources, above all semaphores."""
-    signal.signal(END, lambda *_: sys.exit())
+    signal.signal(END, _exit)
 
 
 def _handled_stops() -> list[signal.Signals]:
@@ -82,8 +85,6 @@ def _handled_stops() -> list[signal.Signals]:
 
     A shell ignores Ctrl-C for processes in the background.
     """
-    import threading
-
     if threading.current_thread() is not threading.main_thread():
         return []
     # None means a handler that was not installed from Python
@@ -95,7 +96,27 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+def _exit(number: int, frame: FrameType | None) -> None:
+    if not _comes_later(number, frame):
+        sys.exit()
+
+
+def _comes_later(number: int, frame: FrameType | None) -> bool:
+    """Send a signal to this process again, and return True, if it came while a library was being imported.
+
+    Libraries in C++, above all torch, abort the process if an exception is raised in their import.
+    """
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("headwise"):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            threading.Timer(AGAIN, os.kill, (os.getpid(), number)).start()
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _raise(number: int, frame: FrameType | None) -> None:
+    if _comes_later(number, frame):
+        return
     for other in STOPS:
         signal.signal(other, signal.SIG_IGN)
     raise Stopped(number)

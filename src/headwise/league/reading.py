@@ -16,6 +16,7 @@ from headwise.results.analysis_record import Difference
 from headwise.results.differences import paired_differences
 from headwise.results.folder import StudyFolder
 from headwise.results.records import Outcome
+from headwise.results.stored import naming
 
 if TYPE_CHECKING:
     from headwise.league.gains import Array
@@ -86,10 +87,16 @@ def read_worlds(paths: Sequence[Path], follow_up_in: Path | None = None) -> list
         StudyError: for a path that is not a world of a league, one whose search of the plain model has not ended, two
             paths of the same world, and worlds searched with different numbers of trials.
     """
-    contents = [contents_of(path) for path in paths]
+    contents = []
+    for path in paths:
+        with naming(path):
+            contents.append(contents_of(path))
     if follow_up_in is not None:
         contents = [_followed_up(one, follow_up_of(follow_up_in / one.record.world)) for one in contents]
-    worlds = [read_world(one) for one in contents]
+    worlds = []
+    for path, one in zip(paths, contents, strict=True):
+        with naming(path):
+            worlds.append(read_world(one))
     names = [world.record.world for world in worlds]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:

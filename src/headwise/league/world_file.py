@@ -15,6 +15,7 @@ from pydantic import Field
 
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
+from headwise.files.foreign_text import printable
 from headwise.league import world_folder
 from headwise.league.world_folder import FRESH, PAIRS, LeagueRecord, is_ready, step_times
 from headwise.results.folder import RunFolder, StudyFolder, read_study
@@ -108,7 +109,7 @@ def as_file(contents: Contents, outcomes: Iterable[str]) -> WorldFile:
 
 def _checked(path: Path) -> WorldFile:
     try:
-        return WorldFile.model_validate(read_json(path))
+        return WorldFile.model_validate(printable(read_json(path)))
     except ValueError as error:
         raise StudyError(
             f"{path} is not the file of a league's world ({error}). Give the folders that `headwise league --run` "

@@ -11,8 +11,10 @@ from pydantic import Field
 
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError
+from headwise.files.foreign_text import printable
 from headwise.league.files import Entry, World
 from headwise.results.records import Record
+from headwise.results.stored import checked_study
 
 FILE = "league.json"
 # the subfolders of a world with its runs on fresh seeds, and with its pairs of methods
@@ -85,8 +87,8 @@ def check_seeds(folder: Path, seeds: range) -> None:
 
 
 def _seeds_of(folder: Path) -> list[int]:
-    study: Any = read_json(folder / "study.json")
-    return [] if study is None else [int(seed) for seed in study.get("seeds", [])]
+    path = folder / "study.json"
+    return checked_study(path).seeds if path.is_file() else []
 
 
 def digest_of(entry: Entry, trials: int) -> str:
@@ -151,7 +153,7 @@ def read(folder: Path) -> LeagueRecord:
             "--run` wrote."
         )
     try:
-        return LeagueRecord.model_validate(stored)
+        return LeagueRecord.model_validate(printable(stored))
     except ValueError as error:
         raise StudyError(
             f"{folder / FILE} is not a valid record of a league ({error}). Delete {folder} and run the world again."
@@ -181,4 +183,12 @@ def write(folder: Path, record: LeagueRecord) -> None:
 def step_times(folder: Path) -> dict[str, float]:
     """Return the measured ratios of step times by entry; empty if none were measured."""
     ratios: Any = read_json(folder / STEP_TIMES)
-    return {} if ratios is None else {str(name): float(ratio) for name, ratio in ratios.items()}
+    if ratios is None:
+        return {}
+    try:
+        return {printable(name): float(ratio) for name, ratio in ratios.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise StudyError(
+            f"{folder / STEP_TIMES} holds no step times by entry ({error}). Delete it and measure again: headwise "
+            "league --time."
+        ) from error

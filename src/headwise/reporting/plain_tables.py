@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from headwise.files.foreign_text import as_cell
 from headwise.pages.formats import MINUS, Unit, p_value
 from headwise.reporting.answer_table import COSTS, gap_of, measured_costs, run_counts
 from headwise.reporting.outcome_texts import unit_of
@@ -150,9 +151,9 @@ def _rounded(value: Any) -> Any:
 
 
 def as_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as the text of a CSV file."""
+    """Return rows as the text of a CSV file, in which no text is a formula of a spreadsheet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(list(map(as_cell, row)) for row in rows)
     return text.getvalue()
 
 

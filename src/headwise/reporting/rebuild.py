@@ -26,7 +26,7 @@ from headwise.reporting.plain_tables import (
 from headwise.reporting.study_page import repeat, study_page
 from headwise.results.analysis_record import ChartRecord, FindingsRecord, TableRecord
 from headwise.results.folder import read_study
-from headwise.results.stored import checked_findings
+from headwise.results.stored import checked_findings, naming
 
 
 def findings_page(findings: FindingsRecord) -> str:
@@ -83,10 +83,10 @@ def rebuild(folder: str | Path) -> Path:
 
 def report_files(path: Path) -> dict[str, str]:
     """Return the files of a folder's report by name; it raises the errors of `headwise.reporting.write`."""
-    if (path / "study.json").is_file():
-        return _study_files(path)
-    if (path / "findings.json").is_file():
-        return _findings_files(path)
+    for name, files_of in (("study.json", _study_files), ("findings.json", _findings_files)):
+        if (path / name).is_file():
+            with naming(path / name):
+                return files_of(path)
     hint = (
         " It holds the kept analysis of a study, without the runs that a report shows."
         if (path / KEPT).is_file()

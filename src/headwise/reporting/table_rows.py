@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.errors import StudyError
+from headwise.files.foreign_text import printable
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 # columns that contain a whole dict, as written by Weights & Biases' recommended export and trackio's query
@@ -54,7 +55,7 @@ def read_rows(path: Path) -> list[Row]:
     rows = list(readers.get(path.suffix.lower(), _of_csv)(path, text))
     if not rows:
         raise StudyError(f"{path} contains no rows. Give a table with a heading and one row per run.")
-    return rows
+    return [Row(row.line, printable(row.values)) for row in rows]
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:

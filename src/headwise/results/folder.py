@@ -260,12 +260,19 @@ def _runs(path: Path, study: StudyRecord) -> dict[tuple[str, int], RunFolder]:
     for folder in sorted((path / "runs").glob("*")):
         if not (folder / "config.json").is_file() or (cells and folder.name not in cells):
             continue
-        cell: CellRecord | RunEntry = checked_config(folder / "config.json")
+        try:
+            cell: CellRecord | RunEntry = checked_config(folder / "config.json")
+            result = checked_result(folder / RESULT) if (folder / RESULT).is_file() else None
+        except ValueError as error:
+            entry = cells.get(folder.name)
+            if entry is None or study.ledger is None:
+                raise
+            _add(runs, RunFolder(entry.arm, entry.seed, folder, None, (f"its files cannot be read: {error}",)))
+            continue
         if isinstance(cell, CellRecord) and cell.purpose != "final":
             continue
         # study.json decides which run a folder contains, whatever its config.json says
         cell = cells.get(folder.name, cell)
-        result = checked_result(folder / RESULT) if (folder / RESULT).is_file() else None
         problems = _damage(folder, result, sealed=study.ledger is not None) if result else ()
         _add(runs, RunFolder(cell.arm, cell.seed, folder, None if problems else result, problems))
     return runs

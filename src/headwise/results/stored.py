@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from headwise.files.durable import lines_of
+from headwise.files.foreign_text import printable, read_as_json
 from headwise.results.analysis_record import Analysis, FindingsRecord
+from headwise.results.digests import digest_of
 from headwise.results.records import CellRecord, EpochLine, MapsRecord, Record, RunResult, StudyRecord
 
 R = TypeVar("R", bound=Record)
@@ -94,19 +98,41 @@ def read_epochs(path: Path) -> list[EpochLine]:
     return lines
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file whose content, valid in itself, led to an error that has no words for users.
+
+    Raises:
+        ValueError: instead of RecursionError, KeyError, IndexError and OverflowError, and of a ValueError that names no
+            file of the same folder.
+    """
+    try:
+        yield
+    except (RecursionError, LookupError, OverflowError, ValueError) as error:
+        if isinstance(error, ValueError) and str(path.parent) in str(error):
+            raise
+        raise ValueError(
+            f"{path} holds what headwise does not write ({type(error).__name__}: {error}). {AGAIN}"
+        ) from error
+
+
 def _places(error: ValidationError) -> str:
     return ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
 
 
 def _valid(kind: type[R], content: Any) -> R:
+    shown = printable(content)
+    if kind is StudyRecord and shown != content and content.get("ledger") == digest_of(content.get("runs")):
+        # the ledger is of the names as they were written
+        shown["ledger"] = digest_of(shown["runs"])
     # strict validation: the string "3" is not accepted as a seed
-    return kind.model_validate_json(json.dumps(content), strict=True)
+    return kind.model_validate_json(json.dumps(shown), strict=True)
 
 
 def read_whole_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError naming the file if it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_as_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
 
@@ -122,7 +148,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = read_as_json(line)
         except ValueError as error:
             if number == len(lines):
                 continue

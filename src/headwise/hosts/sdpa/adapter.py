@@ -106,6 +106,8 @@ class SdpaAdapter:
     """Marks the module's forward as open while it runs, so that attention calls inside it belong to this site."""
 
     limits: Limits
+    # whether the adapter was unpickled and its module has not run since
+    asleep = False
 
     def __init__(
         self,
@@ -140,6 +142,13 @@ class SdpaAdapter:
         _restore_with(twin)
         return twin
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The function may not be replaced in this process; the module is not complete yet.
+        self.__dict__.update(state)
+        self.asleep = True
+        call.stand_in()
+        _restore_with(self)
+
     def attach(self, fitted: FittedLayer) -> None:
         """Hook the module and, for the first fitted site, replace the attention function."""
         output = projections.output(fitted.site, "what acts on the branch").module if fitted.needs("branch") else None
@@ -158,11 +167,14 @@ class SdpaAdapter:
             self.handles += self.hooks.follow(output, None if last is output else last)
         if self.tokens is not None:
             self.handles += self.tokens.hooks()
+        self._stand_in(module)
+        _restore_with(self)
+
+    def _stand_in(self, module: nn.Module) -> None:
         call.stand_in()
         flex.stand_in(module)
         if self.stand_in is not None:
             self.stand_in(module)
-        _restore_with(self)
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
         """Return the slice of the text tokens, whether the text was passed separately, and whether the keys are tokens
@@ -171,6 +183,9 @@ class SdpaAdapter:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Mark the site as open: attention calls from now on belong to it."""
+        if self.asleep:
+            self.asleep = False
+            self._stand_in(module)
         open_sites.enter(self, module)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -138,6 +138,13 @@ class TransformersAdapter:
         """Return whether that is transformers' own eager or sdpa attention, which headwise computes itself."""
         return is_plain(type(self.site.module), self.implementation)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Unpickled, perhaps in a process whose transformers does not know our implementation yet.
+        self.__dict__.update(state)
+        register()
+        if self.asked:
+            register_beside(self.asked)
+
     def attach(self, fitted: FittedLayer) -> None:
         """Route the module's attention through `fitted`."""
         register()
