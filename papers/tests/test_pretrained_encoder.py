@@ -230,7 +230,7 @@ def sentences(monkeypatch):
 def test_the_studies_of_sentences_run_end_to_end_to_an_order_that_is_learned(tmp_path, dropping, sentences, study):
     changes = {"pretrained": dropping, "tokens": 8, "steps": 30, "learning_rate": 0.01, "test_size": None}
     small = study.model_copy(update={"task": study.task.model_copy(update=changes), "seeds": 1, "claims": ()})
-    found = carry(small, tmp_path)
+    found = carry(small, tmp_path / "out")
     assert len(found) == 2
     for run in found:
         assert run["metrics"]["test/spearman"] > 0.6 and "heads/final_cosine/mean" in run["metrics"]

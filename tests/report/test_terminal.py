@@ -8,6 +8,7 @@ import pytest
 from report.synthetic_study import NINE, write_study
 
 import headwise.reporting
+from headwise.files.ownership import MARKER
 from headwise.results.table import _wrapped, print_answer
 
 LONG = "InputNoise(scale=0.01, per_head=True) + Decorrelation(strength=0.25) @ 2-5 | learning_rate=0.003"
@@ -96,7 +97,7 @@ def test_the_command_exports(tmp_path, capsys):
     folder = write_study(tmp_path / "study", methods=NINE[:2], seeds=2, epochs=3)
     run([folder], tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    files = list((tmp_path / "out").iterdir())
+    files = [path for path in (tmp_path / "out").iterdir() if path.name != MARKER]
     assert lines == [str(folder / "report.html"), f"{len(files)} files in {tmp_path / 'out'}"]
     assert len(files) > 10
 

@@ -14,6 +14,7 @@ from small_studies import PLACE, Silent, all_numbers, carry, tiny_study
 
 from headwise.engines.local import LocalEngine
 from headwise.files.errors import StudyError
+from headwise.files.ownership import MARKER
 
 ARMS = ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)")
 
@@ -125,6 +126,7 @@ def test_splits_of_unequal_length_are_refused(tmp_path):
 
 
 def test_two_processes_on_one_folder_are_refused(tmp_path):
+    (tmp_path / MARKER).write_text("*\n")
     (tmp_path / ".lock.json").write_text('{"process": 4711, "host": "here", "since": "12:00:00"}')
     with (
         FileLock(tmp_path / ".lock"),
