@@ -117,7 +117,7 @@ def _verdicts(path: Path) -> str | None:
     record = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
     counted: dict[str, int] = {}
     for one in record.claims:
-        counted[one.verdict] = counted.get(claim.verdict, 0) + 1
+        counted[one.verdict] = counted.get(one.verdict, 0) + 1
     counts = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
     return f"Verdicts of its claims: {counts}." + (f" Scale: {record.scale}." if record.scale else "")
 
