@@ -20,7 +20,8 @@ def for_an_index(text: str) -> str:
     text = re.sub(rf"^!\[[^\]]*\]{RELATIVE}\n+", "", text, flags=re.MULTILINE)
     text = re.sub(rf"!\[[^\]]*\]{RELATIVE}", "", text)
     text = re.sub(rf"\[([^\]]*)\]{RELATIVE}", r"\1", text)
-    return re.sub(r"^<!--.*?-->\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^<!--.*?-->\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"<!--.*?-->", "", text)
 
 
 setup(long_description=for_an_index(README.read_text(encoding="utf-8")), long_description_content_type="text/markdown")

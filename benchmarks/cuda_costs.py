@@ -23,10 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from training_models import LAYERS, MODELS
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from training_models import LAYERS, MODELS  # noqa: E402
 
 KEPT, PAGE = ROOT / "benchmarks" / "cuda_costs.csv", ROOT / "docs" / "cuda_costs.md"
 COUNTED_LAYERS = 2
@@ -67,6 +66,7 @@ def _accepted(form: str, registry: dict[str, Any]) -> bool:
 
 def count(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Count training steps of (model, method) pairs; each model's plain step comes first."""
+    sys.path.append(str(ROOT / "tests"))
     from integration import fake_device
 
     asked = [(model, "plain") for model in dict.fromkeys(model for model, _ in pairs)] + pairs

@@ -12,6 +12,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_costs  # noqa: E402
 from training_models import MODELS  # noqa: E402
 
+# its files study.py and watch.py have the names of folders of tests
+sys.path.remove(str(ROOT / "benchmarks"))
+
 SOME = ("DropHead()", "EntropyPenalty()", "SigmaReparam()")
 
 counts_here = [

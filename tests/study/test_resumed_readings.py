@@ -33,7 +33,7 @@ def alarming():
     limits = Thresholds(max_logit=0.65, token_cosine=0.4, entropy_share=0.983)
     # one of its own: `stopped_after` undoes what the test's own one changed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "Thresholds", lambda: limits)
+        patch.setattr(watch, "Thresholds", type("Limits", (Thresholds,), {"__new__": lambda cls: limits}))
         yield
 
 

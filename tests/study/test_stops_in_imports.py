@@ -30,6 +30,8 @@ def test_a_stop_in_an_import_is_raised_after_it(tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "stopped_library", raising=False)
     before = {number: signal.getsignal(number) for number in stops.STOPS}
+    # a shell ignores Ctrl-C for tests that it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(stops.Stopped) as stop, stops.raise_on_stops():
             import_and_wait("stopped_library")

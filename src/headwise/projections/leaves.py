@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from headwise.borders import Convolution
 from headwise.projections.adapted import base_of, is_adapted
@@ -91,3 +94,19 @@ def _obstacle(module: Convolution) -> str:
         if set(module.kernel_size) == {1}
         else f"a convolution over {tuple(module.kernel_size)}, which is not a single matrix"
     )
+
+
+@contextmanager
+def still(*modules: nn.Module) -> Iterator[None]:
+    """Keep reading weights from changing the state of parametrizations, as torch's spectral norm does in training."""
+    owners = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
+    # get_submodule, because to a type checker the attribute may also be a tensor.
+    lists = (owner.get_submodule("parametrizations") for owner in owners)
+    modes = {part: part.training for parametrizations in lists for part in parametrizations.modules()}
+    try:
+        for part in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from headwise.projections.leaves import Leaf, leaves
+from headwise.projections.leaves import Leaf, leaves, still
 from headwise.projections.names import HEAD_DIM, KV_HEADS, PROJECTIONS, VALUE_DIM, first_number
 
 
@@ -24,6 +24,11 @@ def sizes(module: nn.Module, heads: int | None, head_dim: int | None = None) -> 
     Declared sizes come first. Separate projections tell the others by their numbers of outputs, and one matrix for
     queries, keys and values, or for keys and values, tells how many heads share keys.
     """
+    with still(module):
+        return _sizes(module, heads, head_dim)
+
+
+def _sizes(module: nn.Module, heads: int | None, head_dim: int | None) -> Sizes:
     direct = [leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2]
     named = {kind: [leaf for leaf in direct if leaf.name.lower() in names] for kind, names in PROJECTIONS.items()}
     q, k, v = (named[kind][0] if len(named[kind]) == 1 else None for kind in "qkv")

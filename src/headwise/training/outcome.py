@@ -276,7 +276,9 @@ def first_map(reading: Reading) -> Tensor:
     rows = slice(0, reading.queries)
     with torch.autocast(reading.q.device.type, enabled=False):
         block = SoftmaxBlock.of(Logits(reading, queries, dtype), slice(0, 1), rows, memory)
-        weights = block.weights(queries.valid[:1].to(dtype))
+        weights, log_unit = block.weights(queries.valid[:1].to(dtype))
+        if log_unit is not None:
+            weights = weights * log_unit.exp()
     return weights[0].float()
 
 

@@ -14,10 +14,11 @@ from headwise.borders import norms_of
 from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections import of as projections_of
+from headwise.projections.leaves import still
 from headwise.watching.figures import Figures
 from headwise.watching.losses import LOSS_SPIKE, WHOLE, Spikes
 from headwise.watching.stream import block_of
-from headwise.watching.weights import OUTSIDE, still
+from headwise.watching.weights import OUTSIDE
 
 
 def update_spectrum(q: Tensor, k: Tensor, q_after: Tensor, k_after: Tensor) -> Tensor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from headwise import projections
 from headwise.borders import Convolution
@@ -20,7 +18,7 @@ from headwise.core.site import Site
 from headwise.projections import ProjectionError, Projections
 from headwise.projections.adapted import effective, is_adapted, obstacle
 from headwise.projections.block import Block
-from headwise.projections.leaves import Leaf, leaves
+from headwise.projections.leaves import Leaf, leaves, still
 from headwise.projections.sharded import sharded
 from headwise.statistics import STATISTICS, lanczos
 from headwise.statistics.entropy import largest_eigenvalue
@@ -101,22 +99,6 @@ def _sharded(site: Site) -> str:
     if any(hasattr(parameter, "full_tensor") for parameter in site.module.parameters()):
         return ". Its weights are sharded: call headwise.watch before fully_shard"
     return ""
-
-
-@contextmanager
-def still(*modules: nn.Module) -> Iterator[None]:
-    """Keep reading weights from changing the state of parametrizations, as torch's spectral norm does in training."""
-    owners = (part for module in modules for part in module.modules() if parametrize.is_parametrized(part))
-    # get_submodule, because to a type checker the attribute may also be a tensor.
-    lists = (owner.get_submodule("parametrizations") for owner in owners)
-    modes = {part: part.training for parametrizations in lists for part in parametrizations.modules()}
-    try:
-        for part in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
