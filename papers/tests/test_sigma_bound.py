@@ -93,6 +93,16 @@ def test_an_entropy_below_the_floor_would_be_seen():
         assert judged(figures, figures)[:2] == [verdict, "as published"]
 
 
+def test_minima_do_not_depend_on_a_seed_and_figures_that_a_seed_should_move_do():
+    reached = {"least": 0.0, "most": 0.00012345678, "rate": 1.0012345678}
+    for repeated, verdict in (
+        ([reached] * 10, "as published"),
+        ([dict(reached) for _ in "0123456789"], "not testable here"),
+    ):
+        figures = {f"{t} keys": repeated for t in least_entropy.TOKENS}
+        assert judged(figures, figures)[:2] == [verdict, verdict]
+
+
 @pytest.mark.grid
 def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr(least_entropy, "TOKENS", (4,))

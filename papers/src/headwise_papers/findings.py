@@ -15,7 +15,7 @@ from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.intervals import interval
 from headwise.results.records import Claim, ClaimTest, MetricRecord, RunResult, StudyRecord
 
-# by subject, the figures by name in every repeat; figures without randomness are equal in all repeats
+# by subject, the figures by name in every repeat; those of a calculation without randomness are one mapping, repeated
 Figures = Mapping[str, Sequence[Mapping[str, float]]]
 # the rounding of double precision; a smaller error counts as none
 ROUNDING = 2.0**-52
@@ -80,7 +80,8 @@ def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mappi
         for arm, repeated in figures.items()
         for seed, metrics_of_repeat in enumerate(repeated)
     }
-    return StudyFolder(Path(), study, runs)
+    calculated = [arm for arm, repeated in figures.items() if all(one is repeated[0] for one in repeated)]
+    return StudyFolder(Path(), study, runs, calculated=calculated)
 
 
 def answer(claims: Sequence[JudgedClaim]) -> str:

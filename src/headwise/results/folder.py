@@ -100,6 +100,8 @@ class StudyFolder:
     runs: dict[tuple[str, int], RunFolder]
     # names of the folders in runs/ that are not part of the study
     strangers: tuple[str, ...] = ()
+    # arms of a calculation without randomness: equal figures in all seeds are no sign that a seed set nothing
+    calculated: Collection[str] = ()
 
     @property
     def arms(self) -> list[str]:
@@ -170,7 +172,8 @@ class StudyFolder:
         metrics = {name: kind for name in names if (kind := kinds.get(name.rpartition("/")[2]))}
         scores = [name for name, kind in metrics.items() if kind.higher_is_better]
         losses = [name for name, kind in metrics.items() if not kind.higher_is_better and kind.unit != "%"]
-        return copied(self._traces, scores, losses, seeded=not (self.study.kind == "numbers" or self.of_script))
+        drawn = {arm: runs for arm, runs in self._traces.items() if arm not in self.calculated}
+        return copied(drawn, scores, losses, seeded=not (self.study.kind == "numbers" or self.of_script))
 
     @cached_property
     def of_script(self) -> bool:
