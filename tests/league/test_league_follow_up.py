@@ -55,7 +55,7 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     # the file of a world is enough: nothing of the league itself is trained again
     elsewhere = {**request, "out": tmp_path / "elsewhere", "folders": (tmp_path / "out" / "dots.json",)}
     command.run(LeagueRequest(**elsewhere, run=True, fresh=1))
-    assert sorted(path.name for path in (tmp_path / "elsewhere" / "dots").iterdir()) == ["fresh"]
+    assert sorted(path.name for path in (tmp_path / "elsewhere" / "dots").iterdir()) == [".headwise", "fresh"]
     for name in ("fresh_runs.csv", "fresh_cells.csv", "league.csv"):
         assert without_times(tmp_path / "elsewhere" / name) == without_times(tmp_path / "out" / name)
     capsys.readouterr()
@@ -92,7 +92,7 @@ def test_the_highest_run_again_on_fresh_seeds_and_pairs_are_entries(tmp_path, ca
     # given the file of a world, only the pairs are trained, and the file has them
     elsewhere = {**request, "out": tmp_path / "pairs-elsewhere", "folders": (tmp_path / "elsewhere" / "dots.json",)}
     command.run(LeagueRequest(**elsewhere, run=True, pairs=2))
-    assert sorted(path.name for path in (tmp_path / "pairs-elsewhere" / "dots").iterdir()) == ["pairs"]
+    assert sorted(path.name for path in (tmp_path / "pairs-elsewhere" / "dots").iterdir()) == [".headwise", "pairs"]
     command.run(LeagueRequest(folders=(tmp_path / "pairs-elsewhere" / "dots.json",), out=tmp_path / "page"))
     for out in ("pairs-elsewhere", "page"):
         for name in ("pairs.csv", "pair_runs.csv"):

@@ -151,7 +151,12 @@ def test_a_script_on_two_processes_records_once(tmp_path, monkeypatch):
         study="images", task="images", settings={"script": command}, arm=ARM, methods=[{"name": "DropHead"}], seed=0
     )
     order = ScriptOrder(
-        configuration, tmp_path / "run", "", started_in=tmp_path, primary="test/accuracy", outcomes=("accuracy",)
+        configuration,
+        tmp_path / "study" / "runs" / "run",
+        "",
+        started_in=tmp_path,
+        primary="test/accuracy",
+        outcomes=("accuracy",),
     )
     result = carry_script(order, lambda event: None)
     assert result.status == "finished" and result.steps == 1 and {"weights", "data/1"} <= result.evidence.keys()

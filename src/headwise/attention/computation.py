@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -57,6 +58,9 @@ def attention(
         # Opened here and not in a block, because blocks are recomputed.
         call.open_pass()
     limit = WHOLE if whole is None else whole
+    if torch.compiler.is_exporting():
+        # A number of blocks would fix the length of the exported program.
+        limit = sys.maxsize
     if call.kernel is not None:
         return after(call, active, ahead, by_kernel(call, active, sinks, limit)), None
     out, weights, before = None, None, len(call.penalties)

@@ -158,7 +158,8 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
 def _sinks_are_exact(call: Call) -> bool:
     """Return whether a sink is exactly one factor per row: without dropout, and without a mask that gets gradients."""
     learned = call.mask is not None and call.mask.requires_grad
-    return not learned and call.dropout == 0
+    # The factor needs our operator of row statistics, which ONNX and other runtimes do not have.
+    return not learned and call.dropout == 0 and not torch.compiler.is_exporting()
 
 
 def _dropping_is_exact(call: Call, active: Sequence[Method], edits: Edits) -> bool:
