@@ -38,4 +38,5 @@ def test_every_launch_compiles_within_the_shared_memory_of_its_gpu():
     assert {line["kernel"] for line in compiled} == {"rows_kernel", "columns_kernel"}
     for line in compiled:
         assert line["shared"] <= SHARED[line["capability"]], line
+        assert not line["races"], line
         assert line["spilled"] <= 256, line

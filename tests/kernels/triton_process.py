@@ -5,6 +5,7 @@ In processes of their own: the interpreter is chosen when Triton is imported, an
 installed.
 """
 
+import collections
 import contextlib
 import importlib.util
 import json
@@ -46,7 +47,7 @@ def compiled_instead_of_launched(capability):
     """Compile each launch for a GPU of this capability, with the specialisation of its very arguments, and run none.
 
     Yields a list that gets a dict for each launch: kernel, shared memory in bytes, registers and spilled bytes of a
-    thread.
+    thread, and the buffers that `races` finds.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime import JITFunction, driver
@@ -68,7 +69,8 @@ def compiled_instead_of_launched(capability):
 
     def run(kernel, *given, grid, warmup, **fixed):
         compiled = original(kernel, *given, grid=grid, warmup=True, **fixed)
-        made.append({"kernel": compiled.name, "shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])})
+        used = {"shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])}
+        made.append({"kernel": compiled.name, **used, "races": races(compiled.asm["ttgir"])})
         return compiled
 
     driver.set_active(Device())
@@ -94,3 +96,71 @@ def usage(cubin):
         ).stdout
     registers, *memory = (int(re.search(rf"{what}:(\d+)", told)[1]) for what in ("REG", "STACK", "LOCAL"))
     return {"registers": registers, "spilled": sum(memory)}
+
+
+def races(ttgir):
+    """Return the buffers in shared memory that a loop overwrites while an asynchronous product may still read them.
+
+    Triton's pipeliner fills the buffers of later iterations while products of this one run, and must wait for those
+    that read what it overwrites. The interpreter cannot see that it forgot to.
+    """
+    root, depth, ahead, found = {}, {}, collections.Counter(), set()
+    for line in _with_bodies(ttgir.splitlines()):
+        if isinstance(line, str):
+            _name_buffers(line, root, depth)
+            if "ttg.async_copy_global_to_local" in line:
+                ahead[root[_operands(line)[1]]] += 1
+            continue
+        for inner in line:
+            _name_buffers(inner, root, depth)
+        reads = []
+        # By then each buffer of a ring was met with each product.
+        for turn in range(2 + max(depth.values(), default=0)):
+            for inner in line:
+                if "ttng.warp_group_dot_wait" in inner:
+                    left = int(re.search(r"pendings = (\d+)", inner)[1])
+                    reads = reads[len(reads) - left :] if left < len(reads) else reads
+                elif "ttng.warp_group_dot " in inner:
+                    operands = [root[x] for x in _operands(inner) if x in root]
+                    reads = [*reads, [(x, turn % depth[x]) for x in operands]] if "isAsync" in inner else []
+                elif "ttg.async_copy_global_to_local" in inner:
+                    name = root[_operands(inner)[1]]
+                    place = (name, (turn + ahead[name]) % depth[name])
+                    found |= {name for read in reads if place in read}
+    return sorted(found)
+
+
+def _with_bodies(lines):
+    """Yield the lines of a module, and the innermost loops among them each as a list of its own."""
+    body = None
+    for line in lines:
+        if " scf.for " in line:
+            yield from body or ()
+            body = [line]
+        elif body is not None:
+            body.append(line)
+            if line.lstrip().startswith("scf.yield") and _indent(line) == _indent(body[0]) + 2:
+                yield body
+                body = None
+        else:
+            yield line
+
+
+def _indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def _operands(line):
+    """Return the names of an operation's operands."""
+    return re.findall(r"%[\w#]+", line.split(" = ", 1)[-1].split(" : ")[0])
+
+
+def _name_buffers(line, root, depth):
+    """Note the ring of buffers that a line makes, with its length, or takes a view of."""
+    made = line.split(" = ")[0].strip()
+    if "ttg.local_alloc" in line:
+        shape = re.search(r"-> !ttg.memdesc<([\dx]+)x", line)[1].split("x")
+        # A ring of buffers has one dimension more than the tile.
+        root[made], depth[made] = made, int(shape[0]) if "ttg.local_alloc :" in line else 1
+    elif "ttg.memdesc_" in line:
+        root[made] = root[_operands(line)[0]]

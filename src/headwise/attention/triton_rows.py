@@ -40,16 +40,19 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def _logits(
-    q, k, mask_at, query, key, T, N, scale, mt, mn,
+    left, right, mask_at, query, key, T, N, scale, mt, mn,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Return the logits of a tile, -inf for forbidden keys, in the unit that the factor of `_unit` turns into log2."""
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    """Return the logits of a tile, -inf for forbidden keys, in the unit that the factor of `_common` turns into log2.
+
+    `left` and `right` are the queries and the keys, or with KEYS_FIRST the keys and the queries.
+    """
+    s = tl.dot(left, tl.trans(right), input_precision=PRECISION)
     if not WHOLE:
-        seen = inside(query, key, N, BT, BN, CAUSAL)
+        seen = inside(query, key, N, BT, BN, CAUSAL, KEYS_FIRST)
         if MASK != 0:
-            entries = mask_tile(mask_at, query, key, mt, mn, T, N, BT, BN)
+            entries = mask_tile(mask_at, query, key, mt, mn, T, N, BT, BN, KEYS_FIRST)
             if MASK == 1:
                 seen = seen & (entries != 0)
             else:
@@ -67,7 +70,7 @@ def _add_tile(
 ):  # fmt: skip
     """Return the running maximum and sums with one tile of keys added."""
     k = tile(k_at, key, kn, kd, N, D, BN, BD, WHOLE, UPCAST)
-    s = _logits(q, k, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, WHOLE, PRECISION, BT, BN)
+    s = _logits(q, k, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, WHOLE, PRECISION, BT, BN, False)
     top = tl.maximum(m, tl.max(s, 1))
     # Rows without an allowed key so far have m = -inf; avoid -inf - (-inf).
     seen = tl.where(top == float("-inf"), 0.0, top)
@@ -136,28 +139,32 @@ def forward_kernel(
 
 @triton.jit
 def _slope(
-    q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
+    left, right, left_v, right_v, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, ENTROPY: tl.constexpr, SQUARE: tl.constexpr,
-    PRECISION: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Return the weights p and the gradient of the logits of one tile.
 
-    The gradient of the entropy comes times log(2), as the logarithm of p is in log2.
+    `left` and `right` are queries and keys, `left_v` and `right_v` gradients of the output and values; KEYS_FIRST turns
+    both pairs around, and the tile with them. Numbers of rows are broadcast against it. The gradient of the entropy
+    comes times log(2), as the logarithm of p is in log2.
     """
-    s = _logits(q, k, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, WHOLE, PRECISION, BT, BN)
+    s = _logits(
+        left, right, mask_at, query, key, T, N, scale, mt, mn, MASK, CAUSAL, WHOLE, PRECISION, BT, BN, KEYS_FIRST
+    )
     if MASK == 2:
         # As in `_add_tile`.
-        logp = (s - lse[:, None]) * factor
+        logp = (s - lse) * factor
     else:
-        logp = s * factor - (lse * 1.4426950408889634)[:, None]
+        logp = s * factor - lse * 1.4426950408889634
     p = tl.exp2(logp)
-    slope = tl.dot(g, tl.trans(v), input_precision=PRECISION) + level[:, None]
+    slope = tl.dot(left_v, tl.trans(right_v), input_precision=PRECISION) + level
     if ENTROPY:
         if not WHOLE:
             logp = tl.where(logp == float("-inf"), 0.0, logp)
-        slope -= g_entropy[:, None] * logp
+        slope -= g_entropy * logp
     if SQUARE:
-        slope += g_square[:, None] * p
+        slope += g_square * p
     return p, p * slope
 
 
@@ -199,14 +206,18 @@ def queries_kernel(
     for key in range(0, whole, BN):
         k = tile(k_at, key, kn, kd, N, D, BN, BD, True, UPCAST)
         v = tile(v_at, key, vn, vd, N, DV, BN, BDV, True, UPCAST)
-        _, ds = _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
-                       MASK, CAUSAL, True, ENTROPY, SQUARE, PRECISION, BT, BN)  # fmt: skip
+        _, ds = _slope(
+            q, k, g, v, level[:, None], lse[:, None], g_entropy[:, None], g_square[:, None], mask_at, query, key,
+            T, N, scale, factor, mt, mn, MASK, CAUSAL, True, ENTROPY, SQUARE, PRECISION, BT, BN, False,
+        )  # fmt: skip
         dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     for key in range(whole, last, BN):
         k = tile(k_at, key, kn, kd, N, D, BN, BD, False, UPCAST)
         v = tile(v_at, key, vn, vd, N, DV, BN, BDV, False, UPCAST)
-        _, ds = _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
-                       MASK, CAUSAL, False, ENTROPY, SQUARE, PRECISION, BT, BN)  # fmt: skip
+        _, ds = _slope(
+            q, k, g, v, level[:, None], lse[:, None], g_entropy[:, None], g_square[:, None], mask_at, query, key,
+            T, N, scale, factor, mt, mn, MASK, CAUSAL, False, ENTROPY, SQUARE, PRECISION, BT, BN, False,
+        )  # fmt: skip
         dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     d = tl.arange(0, BD)
     tl.store(dq_at + row[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty),
@@ -233,10 +244,14 @@ def _add_queries(
     level, lse = _rows(level_at, row, rows, True), _rows(lse_at, row, rows, True)
     g_entropy = _rows(entropy_at, row, rows, ENTROPY) * 0.6931471805599453
     g_square = _rows(square_at, row, rows, SQUARE) * 2.0
-    p, ds = _slope(q, k, v, g, level, lse, g_entropy, g_square, mask_at, query, key, T, N, scale, factor, mt, mn,
-                   MASK, CAUSAL, WHOLE, ENTROPY, SQUARE, PRECISION, BT, BN)  # fmt: skip
-    dvalue += tl.dot(tl.trans(p.to(g.dtype)), g, input_precision=PRECISION)
-    dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    # Keys first: the weights come in the layout in which the next products take them, without a transposition through
+    # shared memory. With queries first, Triton 3.6 and 3.7 overwrite q on sm_90 while a product still reads it.
+    p, ds = _slope(
+        k, q, v, g, level[None, :], lse[None, :], g_entropy[None, :], g_square[None, :], mask_at, query, key,
+        T, N, scale, factor, mt, mn, MASK, CAUSAL, WHOLE, ENTROPY, SQUARE, PRECISION, BT, BN, True,
+    )  # fmt: skip
+    dvalue += tl.dot(p.to(g.dtype), g, input_precision=PRECISION)
+    dk += tl.dot(ds.to(q.dtype), q, input_precision=PRECISION)
     return dk, dvalue
 
 

@@ -59,22 +59,36 @@ def tile(
 
 
 @triton.jit
-def mask_tile(mask_at, query, key, s0, s1, T, N, BT: tl.constexpr, BN: tl.constexpr):
-    """Return the entries of a mask at queries from `query` and keys from `key` on, (BT, BN), 0 outside of it."""
-    i, j = tl.arange(0, BT), tl.arange(0, BN)
-    pointers = (
-        mask_at + tl.cast(query, tl.int64) * s0 + tl.cast(key, tl.int64) * s1 + (i[:, None] * s0 + j[None, :] * s1)
-    )
-    return tl.load(pointers, mask=(query + i[:, None] < T) & (key + j[None, :] < N), other=0)
+def mask_tile(mask_at, query, key, s0, s1, T, N, BT: tl.constexpr, BN: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
+    """Return the entries of a mask at queries from `query` and keys from `key` on, 0 outside of it.
+
+    They come as (BT, BN), or with KEYS_FIRST as (BN, BT).
+    """
+    i, j = _both(tl.arange(0, BT), tl.arange(0, BN), KEYS_FIRST)
+    pointers = mask_at + tl.cast(query, tl.int64) * s0 + tl.cast(key, tl.int64) * s1 + (i * s0 + j * s1)
+    return tl.load(pointers, mask=(query + i < T) & (key + j < N), other=0)
 
 
 @triton.jit
-def inside(query, key, N, BT: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return which entries of the tile of queries from `query` and keys from `key` on are keys that a query may see."""
-    i, j = query + tl.arange(0, BT), key + tl.arange(0, BN)
-    seen = (j[None, :] < N) & (i[:, None] >= 0)
+def _both(i, j, KEYS_FIRST: tl.constexpr):
+    """Return numbers of queries (BT,) and of keys (BN,) to be broadcast to (BT, BN), or to (BN, BT)."""
+    if KEYS_FIRST:
+        i, j = i[None, :], j[:, None]
+    else:
+        i, j = i[:, None], j[None, :]
+    return i, j
+
+
+@triton.jit
+def inside(query, key, N, BT: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
+    """Return which entries of the tile of queries from `query` and keys from `key` on are keys that a query may see.
+
+    They come as (BT, BN), or with KEYS_FIRST as (BN, BT).
+    """
+    i, j = _both(query + tl.arange(0, BT), key + tl.arange(0, BN), KEYS_FIRST)
+    seen = (j < N) & (i >= 0)
     if CAUSAL:
-        seen = seen & (j[None, :] <= i[:, None])
+        seen = seen & (j <= i)
     return seen
 
 
