@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headwise.core import kernels as choice
 from headwise.methods.text import parse
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
@@ -39,3 +40,15 @@ def test_the_matrix_is_made_up_to_the_measured_size_of_each_form(text, largest, 
 def test_with_little_to_gain_the_hosts_kernel_stays():
     assert kernels("DropColumn()", 40, heads=320) == {"fused"}
     assert kernels("DropColumn()", 40, heads=330) == {"explicit"}
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_a_compiled_call_asks_for_kernels_without_a_cache_or_a_search_for_modules(triton, monkeypatch):
+    monkeypatch.setattr(choice, "HAS_TRITON", triton)
+    device = torch.device("cuda")
+
+    def asked(x):
+        return x + choice.kernels_run_on(device)
+
+    # Dynamo warns of a cached function, and warnings are errors.
+    assert torch.compile(asked, fullgraph=True, backend="eager")(torch.zeros(())) == triton

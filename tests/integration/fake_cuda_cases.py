@@ -23,6 +23,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 import headwise
 from headwise import methods as shelf
+from headwise.core import kernels
 from headwise.core.method import REGISTRY
 from headwise.statistics.sharpness import sharpness_underway
 from headwise.watching import whole_model
@@ -119,7 +120,10 @@ def methods(kind: str, dtype: str, names: Sequence[str] = shelf.__all__) -> Iter
 
 def compiled() -> Iterator[Case]:
     """Every method in a compiled model, on hosts and in dtypes in turn; the masks of transformers hold constants that
-    torch cannot trace here."""
+    torch cannot trace here. What only a machine with Triton asks is traced too, and older dynamos do not look through
+    caches."""
+    warnings.filterwarnings("error", message="Dynamo detected a call to a `functools.lru_cache`")
+    kernels.HAS_TRITON = True
     for number, name in enumerate(COMPILED):
         at = ("sdpa", "torch")[number % 2], tuple(DTYPES)[number // 2 % 2]
         yield f"{name} on {' in '.join(at)}", lambda name=name, at=at: regularized(name, *at, compiled=True)

@@ -233,7 +233,7 @@ class Call:
         return Dropping(key, self.salt(method, ""), p, window, renormalize, self.samples)
 
     def _note_kernel(self) -> None:
-        if kernels_run_on(self.q.device) and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and kernels_run_on(self.q.device):
             self.layer.ran.draws = True
 
     def salt(self, method: object, name: str) -> int:
