@@ -243,7 +243,7 @@ def tune(name: str, clock: Clock) -> None:
                 print(f"{name:16} {tiles} {type(error).__name__}", flush=True)
 
 
-# What can be compiled apart from the others is a job of its own.
+# Each job compiles what the others do not.
 PARTS: dict[str, list[Callable[[Clock], None]]] = {
     "rows": [partial(tiles_of_keys, tiles) for tiles in KEYS_TILES],
     "penalties": [partial(penalties, shape, True) for shape in SHAPES],
