@@ -81,6 +81,8 @@ class FittedLayer:
         self.observer: Callable[[Call, Tensor], None] | None = None
         self.entered, self.called = Entered(), Entered()
         self.later: Entered | None = None
+        # Whether a call had no queries or no keys; a watch clears it.
+        self.had_nothing = False
         self.packing, self.real = Entered(), Entered()
         _layers[self.passes.number] = self
 
@@ -152,6 +154,8 @@ class FittedLayer:
         # Always emptied, so that a later call does not use this call's input.
         hidden = self.entered.take()
         self._record_forward(training)
+        if q.numel() == 0 or k.numel() == 0:
+            return self._of_nothing(q, v, original, training)
         if not torch.compiler.is_compiling() and not self.seen:
             self.seen = _shapes(self.site, q, k, v, hidden)
         self._check_heads(q)
@@ -204,6 +208,35 @@ class FittedLayer:
             self.observer(call, out if packed is None else packed.unpack_heads(out))
         return out, weights
 
+    def _of_nothing(
+        self, q: Tensor, v: Tensor, original: Callable[[], tuple[Tensor, Tensor | None]], training: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the host's result for a call without queries or keys, which no method changes and no watch reads."""
+        self.had_nothing = True
+        out, weights = original()
+        penalizing = [m for m in self.active(training) if m.penalizes and touches_call(m)]
+        if penalizing and torch.is_grad_enabled():
+            # All processes add as many penalties, or their sums would not fit: a single token tells how many.
+            token = q.new_zeros(1, q.shape[1], 1, q.shape[3])
+            call = Call(self, token, token, v.new_zeros(1, q.shape[1], 1, v.shape[3]), training=training)
+            with torch.no_grad():
+                attention(call, penalizing)
+            call.penalties = [(torch.zeros_like(total), torch.zeros_like(count)) for total, count in call.penalties]
+            call.norms = [(torch.zeros_like(s), torch.zeros_like(n), strength) for s, n, strength in call.norms]
+            self.shared.penalties.record(call)
+        return self._joined(out), weights
+
+    def _joined(self, out: Tensor) -> Tensor:
+        """Return `out`, whose graph now holds all that the methods learn here, with gradients of 0.
+
+        Data parallelism waits for the gradient of every parameter.
+        """
+        if torch.is_grad_enabled():
+            for state in self.states:
+                for parameter in state.parameters():
+                    out = out + parameter.flatten()[:0].sum().to(out.dtype)
+        return out
+
     def untouched(self, training: bool) -> bool:
         """Return whether no method or watch uses this call, so that the host's own kernel runs."""
         acts = any(touches_call(m) for m in self.active(training))
@@ -228,6 +261,9 @@ class FittedLayer:
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the layer's input (B, T, C) after the `hidden` stages."""
+        if x.numel() == 0:
+            self.entered.put(None if self.site.joint else x)
+            return x
         training = self.site.module.training
         packed: Packed | None = self.packing.look()
         packed = packed if packed is not None and packed.holds(x) else None
@@ -265,6 +301,9 @@ class FittedLayer:
 
     def leave(self, y: Tensor) -> Tensor:
         """Return the layer's output (B, T, C), before the residual, after the `branch` stages."""
+        if y.numel() == 0:
+            self.called.take()
+            return self._joined(y)
         training = self.site.module.training
         packed: Packed | None = self.packing.look()
         packed = packed if packed is not None and packed.holds(y) else None
@@ -295,7 +334,7 @@ class FittedLayer:
 
     def samples_in(self, batch: int) -> int | None:
         """Return the number of samples in a call of `batch` rows if the rows are windows, or None."""
-        if not self.site.windowed:
+        if not self.site.windowed or batch == 0:
             return None
         samples = self.running().samples
         if samples is not None and batch % samples == 0:

@@ -96,6 +96,10 @@ class MethodState:
             raise AttributeError(f"{self._name} keeps no {name!r} on this site")
         return value
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Return all that the method learns on the site."""
+        return list(self._home().parameters()) if self.learns else []
+
     def keep(self, name: str, value: Any) -> None:
         """Keep a plain value, which is neither saved nor trained."""
         self._kept[name] = value

@@ -406,9 +406,10 @@ def _mask(arguments: Arguments, q: Tensor, extra: int, dtype: torch.dtype) -> tu
     parts = []
     if arguments.attn_mask is not None:
         attn = arguments.attn_mask
-        parts.append(attn[None, None] if attn.dim() == 2 else attn.unflatten(0, (q.shape[0], -1)))
+        parts.append(attn[None, None] if attn.dim() == 2 else attn.unflatten(0, (q.shape[0], q.shape[1])))
     if arguments.key_padding_mask is not None:
-        parts.append(arguments.key_padding_mask.view(q.shape[0], 1, 1, -1))
+        padding = arguments.key_padding_mask
+        parts.append(padding.view(q.shape[0], 1, 1, padding.shape[-1]))
     parts = [F.pad(part, (0, extra)) if extra else part for part in parts]
     if not parts:
         return None, False
@@ -458,8 +459,10 @@ def _left(fitted: FittedLayer, out: Tensor, batched: bool) -> Tensor:
     """Project the heads' output, pass it through the `branch` stages and return it in the layout of the inputs."""
     module = _module(fitted)
     tokens, batch = out.shape[2], out.shape[0]
-    y = F.linear(out.permute(2, 0, 1, 3).reshape(tokens * batch, -1), module.out_proj.weight, module.out_proj.bias)
-    y = y.view(tokens, batch, -1).transpose(0, 1)
+    y = F.linear(
+        out.permute(2, 0, 1, 3).reshape(tokens * batch, module.embed_dim), module.out_proj.weight, module.out_proj.bias
+    )
+    y = y.view(tokens, batch, module.embed_dim).transpose(0, 1)
     if fitted.later is None:
         y = fitted.leave(y)
     else:

@@ -254,6 +254,7 @@ class Watch:
         self._armed = self.steps % self.every == 0
         self._recorder.step = self.steps
         for layer in self._places.sites:
+            layer.had_nothing = False
             if layer.armed != self._armed:
                 layer.armed = self._armed
         self._whole.arm(self.steps, self._armed)
@@ -287,7 +288,7 @@ class Watch:
         return alerts
 
     def _warn_missed(self, read: set[int]) -> None:
-        missed = [layer.site.name for layer in self._places.sites if layer.site.index not in read]
+        missed = [x.site.name for x in self._places.sites if x.site.index not in read and not x.had_nothing]
         if missed and not self._missed_reported:
             self._missed_reported = True
             text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
