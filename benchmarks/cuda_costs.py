@@ -39,11 +39,12 @@ MEGABYTE = 1 << 20
 INTRODUCTION = """
 Written by `make cuda-costs`. Counted on fake tensors, without a device: eager, bf16, two layers, the second training
 step. Each figure is what the method adds to **one layer**: operators that launch kernels (in forward, in backward,
-after the step), the bytes that they read and write, and their matrix products. The last column is the step of the whole
-model over the plain one, where an operator takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the
-rate of an H100. The time in which Python launches kernels is left out. A test fails when a figure grows
-(`tests/kernels/test_cuda_costs.py`). `benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB,
-operators on tensors of the CPU, and waits for the device.
+after the step), the bytes that they read and write, and their matrix products. A kernel that serves all layers at once
+counts with a twelfth in each. The last column is the step of the whole model over the plain one, where an operator
+takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100. The time in which Python
+launches kernels is left out. A test fails when a figure grows (`tests/kernels/test_cuda_costs.py`).
+`benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB, operators on tensors of the CPU, and waits
+for the device.
 """.strip().splitlines()
 
 

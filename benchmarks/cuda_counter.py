@@ -101,6 +101,8 @@ OWN = {
     "attend_dropped": (1, 2, 0.45),
     "attend_dropped_backward": (6, 7, 0.45),
 }
+# methods with kernels that serve all layers at once
+GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # where the backward operators have the list of saved tensors
 SAVED = {"attend_rows_backward": 4, "attend_dropped_backward": 2}
 
@@ -233,13 +235,28 @@ def named(method: str) -> Callable[[nn.Module, Any], Any] | None:
     return lambda net, example: headwise.regularize(net, made, example=example)
 
 
+def of_model(model: str, method: str) -> dict[str, Any]:
+    """Return the counts of two layers as they are in a whole model, some of whose kernels serve all layers."""
+    fit = named(method)
+    two = counted(MODELS[model].layers(COUNTED_LAYERS), model, fit)
+    if method.partition("(")[0] not in GROUPED:
+        return two
+    one, plain = counted(MODELS[model].layers(1), model, fit), counted(MODELS[model].layers(1), model, None)
+    two_plain = counted(MODELS[model].layers(COUNTED_LAYERS), model, None)
+    for name in set(two) - {"largest"}:
+        first, both = one[name] - plain[name], two[name] - two_plain[name]
+        whole = first + (LAYERS - 1) * (both - first)
+        two[name] = two_plain[name] + whole * COUNTED_LAYERS / LAYERS
+    return two
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     believe_in_cuda()
     for line in sys.stdin:
         model, method = line.rstrip("\n").split("\t")
         try:
-            counts = counted(MODELS[model].layers(COUNTED_LAYERS), model, named(method))
+            counts = of_model(model, method)
             if method == "plain":
                 one, two = (counted(MODELS[model].whole(layers), model, None)["seconds"] for layers in (1, 2))
                 counts["whole"] = one + (LAYERS - 1) * (two - one)

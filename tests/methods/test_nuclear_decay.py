@@ -9,7 +9,8 @@ from methods.weight_hosts import ids, model
 
 import headwise
 from headwise import NuclearDecay
-from headwise.methods.nuclear_decay import nuclear_norm
+from headwise.methods.nuclear_decay import norms_by_products, nuclear_norm
+from headwise.projections.gram_penalty import Weighted, gram_penalty
 
 
 @pytest.mark.parametrize("groups", [3, 1])
@@ -56,3 +57,53 @@ def test_the_norm_is_at_most_the_mean_of_the_squared_factors():
 def test_a_negative_strength_is_refused():
     with pytest.raises(ValueError, match="strength must be at least 0, got -1"):
         NuclearDecay(strength=-1.0)
+
+
+def decaying(heads, size, width, least):
+    """Return factors whose rows are of sizes from 1 down to `least` in turned directions."""
+    turned = torch.linalg.qr(torch.randn(heads, size, size, dtype=torch.float64))[0]
+    return (turned * torch.logspace(0, least, size, dtype=torch.float64)) @ torch.randn(
+        heads, size, width, dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "tolerance"),
+    [
+        (lambda width: torch.randn(3, 16, width, dtype=torch.float64), 1e-12),
+        # of rank 5
+        (lambda width: torch.randn(3, 16, 5).double() @ torch.randn(3, 5, width).double(), 1e-8),
+        (lambda width: decaying(3, 16, width, -1), 1e-10),
+        # the least singular values are a millionth of the largest, where those of QR factors end too
+        (lambda width: decaying(3, 16, width, -3), 1e-4),
+        (lambda width: torch.zeros(3, 16, width, dtype=torch.float64), 0.0),
+    ],
+)
+def test_norms_by_products_of_small_matrices_are_those_of_a_decomposition(make, tolerance):
+    torch.manual_seed(0)
+    a, b = (make(width).requires_grad_() for width in (40, 30))
+    by_products = gram_penalty([Weighted((a, b), torch.tensor(0.25))], norms_by_products, torch.float64)[0]
+    exact = 0.25 * nuclear_norm(a, b).sum()
+    assert abs(by_products.item() - exact.item()) <= tolerance * exact.item()
+    for got, want in zip(torch.autograd.grad(by_products, (a, b)), torch.autograd.grad(exact, (a, b)), strict=True):
+        assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
+def test_gradients_of_fp32_factors_are_those_of_fp64():
+    torch.manual_seed(0)
+    wide = [torch.randn(4, 16, 40, dtype=torch.float64).requires_grad_() for _ in "ab"]
+    narrow = [x.detach().float().requires_grad_() for x in wide]
+    results = []
+    for factors in (wide, narrow):
+        total = gram_penalty([Weighted(tuple(factors), torch.tensor(1.0))], norms_by_products, torch.float64)[0]
+        results.append([total, *torch.autograd.grad(total, factors)])
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_factors_that_share_no_direction_have_norm_zero_and_finite_gradients():
+    a, b = (torch.zeros(1, 4, 6, dtype=torch.float64) for _ in "ab")
+    a[:, :2], b[:, 2:] = 1.0, 1.0
+    a, b = a.requires_grad_(), b.requires_grad_()
+    total = gram_penalty([Weighted((a, b), torch.tensor(1.0))], norms_by_products, torch.float64)[0]
+    assert total == 0 and all(torch.equal(g, torch.zeros_like(g)) for g in torch.autograd.grad(total, (a, b)))

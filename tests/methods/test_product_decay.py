@@ -10,7 +10,8 @@ from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
 from headwise import NuclearDecay, ProductDecay
-from headwise.methods.product_decay import squared_frobenius
+from headwise.methods.product_decay import half_squares
+from headwise.projections.gram_penalty import Weighted, gram_penalty
 
 SIZE = WIDTH // HEADS
 
@@ -98,7 +99,50 @@ def test_training_with_it_shrinks_the_products():
 
 def test_the_gram_form_agrees_with_the_product():
     a, b = torch.randn(2, 4, 9), torch.randn(2, 4, 7)
-    torch.testing.assert_close(squared_frobenius(a, b), (a.mT @ b).square().sum((-1, -2)))
+    torch.testing.assert_close(half_squares(a @ a.mT, b @ b.mT)[0], 0.5 * (a.mT @ b).square().sum((-1, -2)))
+
+
+def products_of(sizes, dtype=torch.float64):
+    """Return random factors of products of several shapes, and their strengths."""
+    torch.manual_seed(0)
+    made = [[torch.randn(h, d, c, dtype=dtype, requires_grad=True) for c in (9, 7)] for h, d in sizes]
+    return made, [Weighted((a, b), torch.tensor(0.1 * (at + 1))) for at, (a, b) in enumerate(made)]
+
+
+def half_of_squares(products):
+    return sum(0.5 * one.strength * (one.factors[0].mT @ one.factors[1]).square().sum() for one in products)
+
+
+def test_products_of_several_shapes_and_strengths_are_put_together_by_shape():
+    made, products = products_of([(2, 4), (3, 4), (2, 4), (2, 5)])
+    terms = gram_penalty(products, half_squares)
+    assert len(terms) == 3
+    inputs = [x for pair in made for x in pair]
+    for got, want in zip(
+        torch.autograd.grad(sum(terms), inputs), torch.autograd.grad(half_of_squares(products), inputs), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_frozen_factors_get_no_gradient_and_second_derivatives_are_exact():
+    made, products = products_of([(2, 4)])
+    made[0][1].requires_grad_(False)
+    a = made[0][0]
+    seconds = []
+    for total in (sum(gram_penalty(products, half_squares)), half_of_squares(products)):
+        (first,) = torch.autograd.grad(total, [a], create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), [a])[0])
+    torch.testing.assert_close(*seconds, rtol=1e-10, atol=1e-10)
+
+
+def test_a_compiled_loss_has_the_same_gradients():
+    made, products = products_of([(2, 4), (2, 4)])
+    inputs = [x for pair in made for x in pair]
+    compiled = torch.compile(lambda: sum(gram_penalty(products, half_squares)), backend="eager", fullgraph=True)
+    for got, want in zip(
+        torch.autograd.grad(compiled(), inputs), torch.autograd.grad(half_of_squares(products), inputs), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 def test_a_negative_strength_is_refused():

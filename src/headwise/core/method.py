@@ -372,6 +372,16 @@ class Method:
         Without it, each process takes the step with its own numbers, and the copies of the weights may drift apart.
         """
 
+    def after_steps(self, fits: Sequence[tuple[Site, MethodState]]) -> None:
+        """Run `after_step` on all sites; overridden where one kernel serves the weights of the whole model."""
+        for site, state in fits:
+            self.after_step(site, state)
+
+    def penalties(self, fits: Sequence[tuple[Site, MethodState]]) -> list[Tensor]:
+        """Return terms whose sum is that of the sites' penalties; overridden where one kernel serves the whole
+        model."""
+        return [self.penalty(site, state) for site, state in fits]
+
     @classmethod
     def overrides(cls, stage: str) -> bool:
         """Return whether the class defines the stage."""

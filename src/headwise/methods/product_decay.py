@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from headwise import projections
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.projections.products import factors, refusal
+from headwise.projections.gram_penalty import gram_penalty
+from headwise.projections.products import refusal, weighted_products
 
 
 class ProductDecay(Method):
@@ -36,12 +38,12 @@ class ProductDecay(Method):
         return refusal(site, "ProductDecay")
 
     def penalty(self, site: Site, state: MethodState) -> Tensor:
-        squares = [squared_frobenius(a, b).sum() for a, b in factors(projections.of(site))]
-        return 0.5 * state.value("strength") * torch.stack(squares).sum()
+        return torch.stack(self.penalties([(site, state)])).sum()
+
+    def penalties(self, fits: Sequence[tuple[Site, MethodState]]) -> list[Tensor]:
+        return gram_penalty(weighted_products(fits), half_squares)
 
 
-def squared_frobenius(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖Aᵀ·B‖² of factors (H, d, C), (H, d, C'), as (H,)."""
-    # In half precision the sum of squares would have about three digits.
-    with torch.autocast(a.device.type, enabled=False):
-        return ((a @ a.mT) * (b @ b.mT)).sum((-1, -2))
+def half_squares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ½·‖Aᵀ·B‖² (N,) from the Gram matrices (N, d, d) of A and B, and the matrices of its gradients."""
+    return 0.5 * (a * b).sum((-1, -2)), b, a

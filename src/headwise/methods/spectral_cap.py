@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from headwise.core.site import Site
 from headwise.methods.reparametrization import LAYERS, hold, matrices, refusal, release
 from headwise.projections.block import Block, overwrite_, whole
 from headwise.projections.latent import MAKES
+from headwise.projections.newton_schulz import cubics
 
 
 class SpectralCap(Method):
@@ -121,15 +120,4 @@ def _sign(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _cubics() -> tuple[float, ...]:
-    """Return the factors ρ of the cubics 3/2·ρx - 1/2·(ρx)³ that map [1e-9, 1] to 1, each optimal after the last."""
-    least, factors = 1e-9, []
-    while 1 - least > 1e-9:
-        # The optimal cubic maps 1 and `least` to the same value. Below √3, rounding cannot map 1 to a negative value.
-        factors.append(min(1.7, math.sqrt(3 / (1 + least + least * least))))
-        scaled = factors[-1] * least
-        least = 1.5 * scaled - 0.5 * scaled**3
-    return tuple(factors)
-
-
-CUBICS = _cubics()
+CUBICS = cubics(1e-9)

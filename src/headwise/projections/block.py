@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.core.precision import at_least_fp32
 from headwise.projections.adapted import base_of, effective, is_adapted, obstacle, parts, trains
 from headwise.projections.sharded import sharded
 
@@ -93,11 +95,18 @@ class Block:
         Raises:
             ProjectionError: for a grouped convolution, which has no such matrix.
         """
+        rows = self.by_rows(self.full())[self.rows]
+        return rows if dtype is None else rows.to(dtype)
+
+    def full(self) -> Tensor:
+        """Return the whole parameter that holds the block, as `weight` reads it, in the parameter's layout.
+
+        Raises:
+            ProjectionError: for a grouped convolution.
+        """
         if self.grouped:
             raise ProjectionError(f"{self.maker} is {self.convolved}")
-        full = effective(self.module, self.name) if self.adapted else getattr(self.module, self.name)
-        rows = self.by_rows(whole(full))[self.rows]
-        return rows if dtype is None else rows.to(dtype)
+        return whole(effective(self.module, self.name) if self.adapted else getattr(self.module, self.name))
 
     @property
     def maker(self) -> str:
@@ -149,6 +158,30 @@ class Block:
 
     def __repr__(self) -> str:
         return f"Block({self.kind}: {self.where}, {self.heads} heads of {self.head_dim})"
+
+
+def by_heads(blocks: Iterable[Block]) -> dict[int, Tensor]:
+    """Return blocks as (heads, head_dim, C) in fp32 or wider, by `id`, each once.
+
+    A parameter that holds several is read and converted once, and its gradient is put together by one operator.
+    """
+    sharing: dict[tuple[int, str, bool], list[Block]] = {}
+    for block in dict.fromkeys(blocks):
+        sharing.setdefault((id(block.module), block.name, block.kind == "o"), []).append(block)
+    read: dict[int, Tensor] = {}
+    for group in sharing.values():
+        matrix = group[0].by_rows(at_least_fp32(group[0].full()))
+        for block, rows in zip(group, _parted(matrix, [block.rows for block in group]), strict=True):
+            read[id(block)] = rows.unflatten(0, (block.heads, block.head_dim))
+    return read
+
+
+def _parted(matrix: Tensor, rows: list[Rows]) -> Sequence[Tensor]:
+    bounds = [(r.start, r.stop) for r in rows if isinstance(r, slice)]
+    starts, ends = [0, *(stop for _, stop in bounds)], [*(start for start, _ in bounds), len(matrix)]
+    if len(bounds) == len(rows) and starts == ends:
+        return matrix.split([stop - start for start, stop in bounds])
+    return [matrix[r] for r in rows]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -8,15 +8,17 @@ weights, which are concatenated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from headwise.core.precision import at_least_fp32
+from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.projections.block import Block, ProjectionError
+from headwise.projections.block import Block, ProjectionError, by_heads
 from headwise.projections.finding import of
+from headwise.projections.gram_penalty import Weighted
 from headwise.projections.site_projections import Projections
 
 
@@ -26,12 +28,20 @@ def factors(projections: Projections) -> list[tuple[Tensor, Tensor]]:
     Each is (H, d, C) in fp32 or wider. Grouped keys and values are repeated, so that gradients of a shared head sum
     over its group. A site without an output projection has only the first product.
     """
-    q, k = product_of(projections, "qk")
-    pairs = [(_repeated(k, len(q)), q)]
+    kinds: list[Literal["qk", "vo"]] = ["qk"]
     if projections.o is not None and (projections.v is not None or projections.latent):
-        o, v = product_of(projections, "vo")
-        pairs.append((o, _repeated(v, len(o))))
-    return pairs
+        kinds.append("vo")
+    chosen = [[_parts(stream, kind, "this") for stream in projections.streams()] for kind in kinds]
+    read = by_heads(block for streams in chosen for parts in streams for block in parts.values())
+    products = [_joined(projections.streams(), kind, parts, read) for kind, parts in zip(kinds, chosen, strict=True)]
+    q, k = products[0]
+    # the output leads its product, as the keys do theirs
+    return [(_repeated(k, len(q)), q), *((o, _repeated(v, len(o))) for o, v in products[1:])]
+
+
+def weighted_products(fits: Sequence[tuple[Site, MethodState]]) -> list[Weighted]:
+    """Return the products of the sites with the strengths of a method there."""
+    return [Weighted(pair, state.value("strength")) for site, state in fits for pair in factors(of(site))]
 
 
 def product_of(projections: Projections, kind: Literal["qk", "vo"], who: str = "this") -> tuple[Tensor, Tensor]:
@@ -41,14 +51,26 @@ def product_of(projections: Projections, kind: Literal["qk", "vo"], who: str = "
     Raises:
         ProjectionError: naming the site, the reason and the remedy, if one is missing or is not a matrix.
     """
-    pairs = [_of_stream(stream, kind, who) for stream in projections.streams()]
+    streams = projections.streams()
+    parts = [_parts(stream, kind, who) for stream in streams]
+    return _joined(streams, kind, parts, by_heads(block for one in parts for block in one.values()))
+
+
+def _joined(
+    streams: Sequence[Projections], kind: str, blocks: Sequence[dict[str, Block]], read: dict[int, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the factors of a product, which the streams' factors form side by side."""
+    pairs = [
+        _of_stream(stream, kind, {name: read[id(block)] for name, block in parts.items()})
+        for stream, parts in zip(streams, blocks, strict=True)
+    ]
     # text tokens whose result is not used have no output projection: the product has only the image's
     own = [own for own, _ in pairs if own is not None]
-    return torch.cat(own, -1), torch.cat([shared for _, shared in pairs], -1)
+    shared = [shared for _, shared in pairs]
+    return (own[0], shared[0]) if len(shared) == 1 else (torch.cat(own, -1), torch.cat(shared, -1))
 
 
-def _of_stream(projections: Projections, kind: str, who: str) -> tuple[Tensor | None, Tensor]:
-    parts = {name: _matrix(block) for name, block in _parts(projections, kind, who).items()}
+def _of_stream(projections: Projections, kind: str, parts: dict[str, Tensor]) -> tuple[Tensor | None, Tensor]:
     if not projections.latent:
         own, shared = ("q", "k") if kind == "qk" else ("o", "v")
         return parts.get(own), parts[shared]
@@ -77,10 +99,6 @@ def _parts(projections: Projections, kind: str, who: str) -> dict[str, Block]:
     if projections.o is None and projections.thrown_away:
         return {"v": projections.need("v", who, of="patches")[0]}
     return {"o": projections.need("o", who)[0], "v": projections.need("v", who, of="patches")[0]}
-
-
-def _matrix(block: Block) -> Tensor:
-    return at_least_fp32(block.by_head(None))
 
 
 def _repeated(x: Tensor, heads: int) -> Tensor:

@@ -184,9 +184,9 @@ class Regularized:
             kind.exchange([state for method, state in pairs if type(method) is kind])
         for f in self.fitted:
             f.reached = False
-            for method, state in zip(f.methods, f.states, strict=True):
-                if method.overrides("after_step"):
-                    method.after_step(f.site, state)
+        for method, fits in penalties.by_method(self.fitted):
+            if method.overrides("after_step"):
+                method.after_steps(fits)
         self._strengths.write(self.fitted, self.step)
 
     def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from headwise.attention.fitted_layer import FittedLayer
+from headwise.core.method import Method
+from headwise.core.method_state import MethodState
 from headwise.core.shared_state import Entry
+from headwise.core.site import Site
 
 
 def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
@@ -48,9 +51,18 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
 def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor:
     """Return the sum of the penalties on weights, which need no forward."""
     terms = [
-        method.penalty(f.site, state).to(device)
-        for f in fitted
-        for method, state in zip(f.methods, f.states, strict=True)
+        term.to(device)
+        for method, fits in by_method(fitted)
         if method.overrides("penalty")
+        for term in method.penalties(fits)
     ]
     return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
+
+
+def by_method(fitted: list[FittedLayer]) -> list[tuple[Method, list[tuple[Site, MethodState]]]]:
+    """Return each method with the sites that it is fitted on and its states there, in the order of the methods."""
+    found: dict[int, tuple[Method, list[tuple[Site, MethodState]]]] = {}
+    for f in fitted:
+        for method, state in zip(f.methods, f.states, strict=True):
+            found.setdefault(id(method), (method, []))[1].append((f.site, state))
+    return list(found.values())
