@@ -98,6 +98,19 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
 # A context in which the transforms of torch.func do not see operators. Gone: importing this file fails.
 outside_transforms = torch._C._DisableFuncTorch
 
+# What a mode sees of `.item()`, and of `.to()` another device. Gone: an AttributeError names it.
+asks_for_a_number: Any = torch.ops.aten._local_scalar_dense.default
+moves: Any = torch.ops.aten._to_copy.default
+
+
+def writes(operator: Any) -> bool:
+    """Return whether an operator writes into one of its arguments, which its schema says. Gone: an AttributeError."""
+    return bool(operator._schema.is_mutable)
+
+
+# Runs operators unseen by modes that look at each one. Gone: importing this file fails.
+without_modes: Any = _python_dispatch._disable_current_modes
+
 
 def in_transform() -> bool:
     """Return whether a transform of torch.func runs, which differentiates no operator of our own."""

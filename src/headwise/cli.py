@@ -160,6 +160,9 @@ def compare(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if available.")] = None,
+    graphs: Annotated[
+        str, typer.Option(help="Capture training steps as CUDA graphs: auto, on or off. On a CPU there are none.")
+    ] = "auto",
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
@@ -193,6 +196,7 @@ def compare(
             ray_address=ray_address,
             slurm=tuple(slurm or ()),
             device=device,
+            graphs=graphs,
             data=data,
             watch=watch,
             out=out,

@@ -60,8 +60,8 @@ def test_help_takes_less_computing_than_importing_torch():
 
 
 OPTIONS = {
-    "compare": "--arguments --data --device --engine --epochs --help --jobs --method --no-rehearsal --out --outcome "
-    "--plan --processes --ray-address --require-pairs "
+    "compare": "--arguments --data --device --engine --epochs --graphs --help --jobs --method --no-rehearsal --out "
+    "--outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --out --outcome --seed-column --settings",
     "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --out --pairs --plan "
@@ -97,6 +97,8 @@ def test_the_command_line_does_not_grow():
             r"FILE.py:STUDY, or --task FILE.py:CLASS",
         ),
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),
+        (["compare", "--graphs", "maybe"], "--graphs 'maybe' is not known. Choices: auto, on, off"),
+        (["compare", "--graphs", "on", "--device", "cpu"], "--graphs on: CUDA graphs need a CUDA device"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),
         (["compare", "--slurm", "partition=a"], "--slurm partition=a needs --engine slurm"),
         (

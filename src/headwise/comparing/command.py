@@ -121,6 +121,7 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
             display,
             data=task.folder,
             watch=study.watch,
+            graphs=request.graphs,
             trials=request.trials,
             command=request.command,
             script=started(request) if request.script is not None else None,

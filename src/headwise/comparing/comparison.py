@@ -61,6 +61,7 @@ class Comparison:
     listener: Listener
     data: Path | None = None
     watch: bool = False
+    graphs: str = "auto"
     trials: int = 0
     command: str = "headwise compare"
     environment: dict[str, Any] = field(default_factory=describe_environment)
@@ -81,6 +82,7 @@ class Comparison:
             "data": self.data,
             "watch": self.watch and part == "runs",
             "device": self.study.device,
+            "graphs": self.graphs,
             "alone": not self.engine.parallel,
             "environment": self.environment,
         }

@@ -15,6 +15,8 @@ from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.errors import StudyError
 
 ENGINES = ("local", "ray", "slurm")
+# whether training steps are captured as CUDA graphs
+GRAPHS = ("auto", "on", "off")
 
 
 def is_of_file(study: str) -> bool:
@@ -79,6 +81,7 @@ class Request:
     # as written: name=value,...
     slurm: tuple[str, ...] = ()
     device: str | None = None
+    graphs: str = "auto"
     data: Path | None = None
     watch: bool = False
     out: Path | None = None
@@ -106,6 +109,10 @@ def check(request: Request) -> None:
     _check_script(request)
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
+    if request.graphs not in GRAPHS:
+        raise StudyError(f"--graphs {request.graphs!r} is not known. Choices: {', '.join(GRAPHS)}.")
+    if request.graphs == "on" and request.script is not None:
+        raise StudyError("--graphs on: a script takes its own steps. Leave --graphs out.")
     if request.ray_address is not None and request.engine != "ray":
         raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
     if request.slurm and request.engine != "slurm":
@@ -204,6 +211,7 @@ def refuse_unused(request: Request) -> None:
         f"--engine {request.engine}": request.engine != "local",
         "--watch": request.watch,
         "--plan": request.plan,
+        "--graphs": request.graphs != "auto",
         **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
     }
     given = [name for name, value in unused.items() if value]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headwise.borders import outside_transforms
 from headwise.core import recompute
+from headwise.core.held_keys import HeldKeys
 from headwise.core.method import Method
 from headwise.core.random_draws import mix
 from headwise.core.recompute import Pass
@@ -53,7 +54,10 @@ class Passes:
     Attributes:
         counter: number of passes so far, a 0-d int64 tensor that compiled graphs increment too.
         number: the key by which compiled graphs look up this object.
+        held: where the keys come from while a training step is captured.
     """
+
+    held: HeldKeys | None = None
 
     def __init__(self, site: Site, methods: list[Method], seed: int) -> None:
         self.site, self.methods, self.seed = site, methods, seed
@@ -109,14 +113,21 @@ class Passes:
 
     def _count(self, counter: Tensor, first: list[recompute.Region]) -> int:
         """Count a new pass and return the key of its draws, which depends on the run's seed and the process's rank."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
-        key = mix(seed, self.site.index, int(counter))
         # Transforms of functions refuse to change a tensor from outside.
         with outside_transforms():
-            counter.add_(1)
+            if self.held is None:
+                key: Any = self.next_key()
+                counter.add_(1)
+            else:
+                key = self.held.counted(self)
         self._remember(first, key)
         return key
+
+    def next_key(self, ahead: int = 0) -> int:
+        """Return the key of the next pass that is counted, or of one `ahead` of it."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
+        return mix(seed, self.site.index, int(self.counter) + ahead)
 
     def _remember(self, first: list[recompute.Region], key: int) -> None:
         for region in first:

@@ -42,10 +42,18 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
     means = (sums[:plain] * world / counts[:plain]).sum()
     if plain == len(entries):
         return means
-    strengths = torch.stack([e[3].to(device, non_blocking=True) for e in entries if e[3] is not None])
+    strengths = _on_device([e[3] for e in entries if e[3] is not None], device)
     norms = (strengths * squares.sqrt() / counts[plain:]).sum()
     # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
+
+
+def _on_device(strengths: list[Tensor], device: torch.device) -> Tensor:
+    """Return strengths as one tensor on a device; equal ones of the CPU are written there without a copy."""
+    here = device.type != "cpu" and not torch.compiler.is_compiling() and all(s.device.type == "cpu" for s in strengths)
+    if here and len(set(map(float, strengths))) == 1:
+        return torch.full((len(strengths),), float(strengths[0]), device=device)
+    return torch.stack([strength.to(device, non_blocking=True) for strength in strengths])
 
 
 def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor:

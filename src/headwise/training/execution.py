@@ -45,6 +45,7 @@ from headwise.training.preflight import check_first_batch, evaluations_of
 from headwise.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.training.splits import Splits, training_examples
 from headwise.training.state import RunState, checkpoint_of, load_state, restore, save_times, with_times, without_times
+from headwise.training.step_graphs import StepGraphs, captures
 from headwise.training.task_code import build_model
 from headwise.training.train import Training, train_epoch
 
@@ -321,6 +322,8 @@ def prepare(
         # in every process, because a reading is a collective operation; the first process writes it
         training.watch = watch_run(order, training, model, train, steps)
     training.model = accelerator.prepare(model)
+    if captures(order.graphs, task, accelerator.device, accelerator.num_processes):
+        training.graphs = StepGraphs(optimizer, accelerator.device, [] if regularized is None else regularized.fitted)
     return training
 
 

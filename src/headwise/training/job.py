@@ -30,6 +30,8 @@ class Order:
     data: Path | None = None
     watch: bool = False
     device: str = "cpu"
+    # whether steps are captured as CUDA graphs: auto, on or off
+    graphs: str = "auto"
     # whether the run has the processor to itself; otherwise its costs are indicative
     alone: bool = True
     environment: dict[str, Any] = field(default_factory=dict)

@@ -125,15 +125,15 @@ class Clock:
 
 
 @contextmanager
-def counted(clock: Clock, watch: Any | None, device: torch.device, step: int) -> Iterator[None]:
-    """Time step `step` of the run apart from the others if it also takes a reading or a measurement."""
+def counted(clock: Clock, watch: Any | None, device: torch.device, step: int) -> Iterator[bool]:
+    """Time step `step` of the run apart from the others if it also takes a reading or a measurement: then give True."""
     read = watch is not None and watch.steps % watch.every == 0
     if not read and not clock.memory.is_due(step):
-        yield
+        yield False
         return
     start = now(device)
     with clock.memory.measured(step, device):
-        yield
+        yield True
     clock.apart["steps"] += 1
     clock.apart["seconds"] += now(device) - start
 

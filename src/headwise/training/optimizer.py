@@ -209,7 +209,12 @@ class LearningRate:
 
     def _write(self, value: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = value * group.get(MULTIPLE, 1.0)
+            rate = value * group.get(MULTIPLE, 1.0)
+            if isinstance(group["lr"], Tensor):
+                # captured steps read it there
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -185,7 +185,11 @@ def describe_result(
         config=order.configuration.model_dump(mode="json"),
         commit=order.environment.get("commit"),
         versions=order.environment.get("versions"),
-        hardware={**(order.environment.get("hardware") or {}), **device_hardware(training.accelerator.device)},
+        hardware={
+            **(order.environment.get("hardware") or {}),
+            **device_hardware(training.accelerator.device),
+            **({} if training.graphs is None else {"steps": training.graphs.told()}),
+        },
     )
 
 

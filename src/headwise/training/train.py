@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from headwise.training.course import Course
 from headwise.training.divergence import Smoothed
 from headwise.training.measuring import Clock, counted
 from headwise.training.optimizer import LearningRate
+from headwise.training.step_graphs import StepGraphs
 
 
 def bare_step(
@@ -58,6 +60,8 @@ class Training:
     seed: int
     regularized: Any | None = None
     watch: Any | None = None
+    # captured steps, on a CUDA device
+    graphs: StepGraphs | None = None
     rates: LearningRate | None = None
     # lengths of the training examples, if they differ
     lengths: Tensor | None = None
@@ -103,8 +107,8 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     start, done = time.perf_counter(), 0
     training.clock.apart = {"steps": 0, "seconds": 0.0}
     for done, group in enumerate(steps, 1):
-        with counted(training.clock, training.watch, training.accelerator.device, training.step + done):
-            loss, metric, weight = _step(training, examples, group, augment, training.step + done)
+        with counted(training.clock, training.watch, training.accelerator.device, training.step + done) as measures:
+            loss, metric, weight = _step(training, examples, group, augment, training.step + done, measures)
         for slot, number in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
             # assigning a Python number would copy it to the device and wait for it
             slot.copy_(number) if isinstance(number, Tensor) else slot.fill_(number)
@@ -146,9 +150,17 @@ def _steps(training: Training, examples: Examples, epoch: int) -> list[tuple[Ten
 
 
 def _step(
-    training: Training, examples: Examples, group: tuple[Tensor, ...], augment: torch.Generator, number: int
+    training: Training,
+    examples: Examples,
+    group: tuple[Tensor, ...],
+    augment: torch.Generator,
+    number: int,
+    measures: bool = False,
 ) -> tuple[Tensor, Tensor | float, Tensor | float]:
-    """Take optimizer step `number`, counted from 1 over the run, on its batches; return loss, metric and weight."""
+    """Take optimizer step `number`, counted from 1 over the run, on its batches; return loss, metric and weight.
+
+    A step that `measures`, by a reading or otherwise, is never captured.
+    """
     task, accelerator, regularized = training.task, training.accelerator, training.regularized
     world, rank = accelerator.num_processes, accelerator.process_index
     # a process without examples takes one with weight 0, because all processes must synchronize after every step
@@ -157,14 +169,10 @@ def _step(
     shares, weight = _shares(training, group, batches)
     if training.rates is not None:
         training.rates.before_step(number - 1 - training.first_step)
-    training.optimizer.zero_grad()
-    measured = [
-        _backward(training, batch, share, last=at == len(batches))
-        for at, (batch, share) in enumerate(zip(batches, shares, strict=True), 1)
-    ]
-    if task.clip is not None:
-        nn.utils.clip_grad_norm_(training.model.parameters(), task.clip)
-    training.optimizer.step()
+    if training.graphs is None or measures:
+        measured = _update(training, batches, shares)
+    else:
+        measured = training.graphs.step(partial(_update, training), batches, shares)
     if regularized is not None:
         regularized.after_step()
     if training.watch is not None:
@@ -174,6 +182,19 @@ def _step(
     loss, metric = (_total([part[kind] for part in measured]) for kind in (0, 1))
     assert isinstance(loss, Tensor)
     return loss, metric, weight
+
+
+def _update(training: Training, batches: list[Batch], shares: list[Any]) -> list[tuple[Tensor, Tensor | float]]:
+    """Move the parameters by the gradients of all batches of a step; return loss and metric of each batch."""
+    training.optimizer.zero_grad()
+    measured = [
+        _backward(training, batch, share, last=at == len(batches))
+        for at, (batch, share) in enumerate(zip(batches, shares, strict=True), 1)
+    ]
+    if training.task.clip is not None:
+        nn.utils.clip_grad_norm_(training.model.parameters(), training.task.clip)
+    training.optimizer.step()
+    return measured
 
 
 def _total(parts: list[Any]) -> Tensor | float:
