@@ -830,3 +830,24 @@ def test_an_interrupted_trial_is_opened_again():
     (running,) = (trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING)
     again = optuna.trial.Trial(study, borders.trial_id(running))
     assert again.number == begun.number and again.params == begun.params
+
+
+@canary("joins_unevenly")
+def test_a_forward_inside_join_is_known(tmp_path):
+    seen = []
+
+    class Looks(nn.Linear):
+        def forward(self, x):
+            seen.append(borders.joins_unevenly())
+            return super().forward(x)
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Looks(2, 2))
+        wrapped(torch.ones(1, 2))
+        # torch leaves the wrapper in this mode afterwards
+        with wrapped.join():
+            wrapped(torch.ones(1, 2))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert seen == [False, True] and not borders.joins_unevenly()

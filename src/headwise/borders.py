@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -115,6 +116,16 @@ without_modes: Any = _python_dispatch._disable_current_modes
 def in_transform() -> bool:
     """Return whether a transform of torch.func runs, which differentiates no operator of our own."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
+
+
+def joins_unevenly() -> bool:
+    """Return whether the forward of `DistributedDataParallel` that runs now is inside its `join()`.
+
+    There, processes that have no batch left take no part in collectives of our own, and nothing public tells so. Gone:
+    False; then penalties wait for such a process, as without this.
+    """
+    running = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    return bool(getattr(getattr(running, "_join_config", None), "enable", False))
 
 
 # Maps over nested containers, as torch itself walks the arguments of a model. The package `optree` would be another

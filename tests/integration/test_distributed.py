@@ -233,3 +233,49 @@ def test_sharded_training_gives_the_loss_of_one_process_or_is_refused_by_name(fs
     else:
         assert result["losses"] == pytest.approx(losses, rel=1e-4)
         assert result["norms"] == pytest.approx(norms, rel=1e-3)
+
+
+def _uneven(rank, port, folder):
+    _start(rank, port)
+    ids = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(rank))
+    for name in ("EntropyPenalty", "Decorrelation", "QKClip"):
+        model = fresh(HOSTS["bert-padded"])
+        handle = headwise.regularize(model, REGISTRY[name]())
+        watch = headwise.watch(model, every=1, on_alert=None)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer, penalties, refused = torch.optim.SGD(model.parameters(), lr=1e-3), [], ""
+        try:
+            with wrapped.join():
+                for _ in range(1 + 2 * rank):
+                    out = wrapped(input_ids=ids).logits
+                    penalties.append(handle.loss())
+                    optimizer.zero_grad()
+                    (out.square().mean() + penalties[-1]).backward()
+                    optimizer.step()
+                    handle.after_step()
+                    watch.step(out.detach().mean())
+        except RuntimeError as error:
+            refused = str(error)
+        alone = fresh(HOSTS["bert-padded"])
+        own = headwise.regularize(alone, REGISTRY[name]())
+        alone(input_ids=ids)
+        steps = len({one["step"] for one in watch.records() if one["head"] is not None})
+        found = {"penalties": [float(x) for x in penalties], "alone": float(_mean(own))}
+        torch.save({**found, "steps": steps, "refused": refused}, folder / f"{name} {rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _mean(handle):
+    handle.shared.uneven = True
+    return handle.loss()
+
+
+def test_processes_with_fewer_batches_are_not_waited_for_in_join(tmp_path):
+    in_two_processes(_uneven, tmp_path)
+    for rank in range(2):
+        for name in ("EntropyPenalty", "Decorrelation"):
+            found = torch.load(tmp_path / f"{name} {rank}.pt")
+            assert len(found["penalties"]) == found["steps"] == 1 + 2 * rank and not found["refused"]
+            assert found["penalties"][0] == pytest.approx(found["alone"], rel=1e-5) and found["alone"] != 0
+        refused = torch.load(tmp_path / f"QKClip {rank}.pt")["refused"]
+        assert "QKClip(threshold=100.0) needs numbers of all processes" in refused and "drop_last=True" in refused

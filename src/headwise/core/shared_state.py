@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.borders import tree_leaves
+from headwise.borders import joins_unevenly, tree_leaves
 from headwise.core.call import Call
 from headwise.core.forward import Forward, paddings
 
@@ -187,12 +187,13 @@ class SharedState:
         penalties: the penalties of the training forwards since the loss was last read.
         fresh: whether a training forward has run since the loss was last read; set by the layers.
         differentiates: whether a training forward of the whole model with gradients is running.
+        uneven: whether the last forward ran where other processes may have no batch left, so that none is waited for.
     """
 
     def __init__(self, seed: int = 0, *, bare: bool = False) -> None:
         self.seed, self.bare = seed, bare
         self.forward, self.penalties = Forward(), Penalties()
-        self.fresh = self.differentiates = False
+        self.fresh = self.differentiates = self.uneven = False
         self._hooks: list[Any] = []
 
     def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -201,6 +202,8 @@ class SharedState:
         samples = tensors[0].size(0) if tensors else None
         packs = may_pack(model, args, kwargs)
         padding = None
+        if not torch.compiler.is_compiling():
+            self.uneven = joins_unevenly()
         if packs and not torch.compiler.is_compiling():
             padding = padding_of(model, args, kwargs)
             paddings.update((x, padding) for n in PACKING_ARGUMENTS if isinstance(x := kwargs.get(n), Tensor))

@@ -105,6 +105,16 @@ class Regularized:
                 self.shared.penalties.begin()
                 self._handled = sys.exc_info()[1]
         self.shared.begin(module, args, kwargs)
+        if self.shared.uneven and module.training:
+            self._refuse_uneven()
+
+    def _refuse_uneven(self) -> None:
+        """Raise RuntimeError if a method exchanges numbers with processes that may have no batch left."""
+        if method := next((m for m in self.methods if m.overrides("exchange")), None):
+            raise RuntimeError(
+                f"{method!r} needs numbers of all processes after each step, and in join() some have no batch left: "
+                "leave join() out and give every process as many batches, with DistributedSampler(drop_last=True)"
+            )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep the state that their recomputation needs.
@@ -161,7 +171,7 @@ class Regularized:
             self._check_reached()
         entries = self.shared.penalties.take()
         self._forgotten.read, self._forgotten.unread = True, 0
-        total = penalties.joint_mean(entries, self._device())
+        total = penalties.joint_mean(entries, self._device(), alone=self.shared.uneven)
         if self.shared.fresh:
             changed.check_followed(self.fitted)
             total = total + penalties.of_weights(self.fitted, total.device)

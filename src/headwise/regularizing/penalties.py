@@ -12,11 +12,13 @@ from headwise.core.shared_state import Entry
 from headwise.core.site import Site
 
 
-def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
+def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = False) -> Tensor:
     """Return the sum of penalties, each a (sum, count) pair, as a mean over the joined batch of all processes.
 
     A process contributes its sum divided by the total count and multiplied by the number of processes. Data parallelism
     averages gradients, so that the average equals the penalty of one process with the joined batch.
+
+    With `alone` it is the mean over the batch of this process, for others may have none and take no part.
     """
     # In compiled graphs, a 0-d CPU tensor tells at run time whether a call was a repetition.
     entries = [e for e in entries if not (isinstance(e[2], Tensor) and bool(e[2]))]
@@ -28,7 +30,7 @@ def joint_mean(entries: list[Entry], device: torch.device) -> Tensor:
     sums = torch.stack([e[0].to(device) for e in entries])
     counts = torch.stack([e[1].to(device) for e in entries]).detach()
     squares, world = sums[plain:], 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if not alone and torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
     if world > 1:
         torch.distributed.all_reduce(counts)

@@ -42,13 +42,16 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def joined(tallies: Tallies, layout: dict[int, dict[str, tuple[int, ...]]], device: torch.device) -> Tallies:
+def joined(
+    tallies: Tallies, layout: dict[int, dict[str, tuple[int, ...]]], device: torch.device, *, alone: bool = False
+) -> Tallies:
     """Return the tallies joined over all ranks by one all-gather: sums and weights are added, maxima stay maxima.
 
     Args:
         layout: the shape of every figure that any rank may have; the same on all ranks.
+        alone: whether other ranks may have no batch left, so that each keeps its own tallies.
     """
-    if ranks() == 1:
+    if ranks() == 1 or alone:
         return tallies
     own = torch.cat([_pack(tallies.get(site, {}).get(name), shape) for site, name, shape in _each(layout)]).to(device)
     every = own.new_empty(ranks() * own.numel())

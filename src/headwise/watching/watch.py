@@ -262,7 +262,8 @@ class Watch:
     def _take(self) -> list[Alert]:
         recorder, places = self._recorder, self._places
         of_model = self._whole.take(recorder.collect(self._whole.waiting()))
-        tallies = joined(recorder.tallies, places.layout(recorder.names, recorder.heads), places.device)
+        layout, alone = places.layout(recorder.names, recorder.heads), any(x.shared.uneven for x in places.sites)
+        tallies = joined(recorder.tallies, layout, places.device, alone=alone)
         self._warn_missed(set(tallies))
         figures = []
         for site in (layer.site for layer in places.sites):
