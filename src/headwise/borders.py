@@ -121,8 +121,8 @@ def in_transform() -> bool:
 def joins_unevenly() -> bool:
     """Return whether the forward of `DistributedDataParallel` that runs now is inside its `join()`.
 
-    There, processes that have no batch left take no part in collectives of our own, and nothing public tells so. Gone:
-    False; then penalties wait for such a process, as without this.
+    There, our own collectives must not wait for a process that has no batch left, and nothing public tells so. Gone:
+    False; then they wait.
     """
     running = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return bool(getattr(getattr(running, "_join_config", None), "enable", False))

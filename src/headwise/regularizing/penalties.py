@@ -18,7 +18,7 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
     A process contributes its sum divided by the total count and multiplied by the number of processes. Data parallelism
     averages gradients, so that the average equals the penalty of one process with the joined batch.
 
-    With `alone` it is the mean over the batch of this process, for others may have none and take no part.
+    With `alone` it is the mean over the batch of this process, because others may have none.
     """
     # In compiled graphs, a 0-d CPU tensor tells at run time whether a call was a repetition.
     entries = [e for e in entries if not (isinstance(e[2], Tensor) and bool(e[2]))]
