@@ -28,6 +28,7 @@ from headwise.results.analysis import analyse
 from headwise.training import script_process
 from headwise.training.job import ScriptOrder
 from headwise.training.script_process import last_lines, raised_in
+from headwise.training.script_result import Telling
 from headwise.training.script_run import Run
 
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -661,3 +662,53 @@ def test_a_watched_script_writes_the_health_of_its_heads(tmp_path):
         run.log(step=step, loss=0.1)
     assert {record["step"] for record in read_lines(health) if "statistic" in record} == {0, 1, 2}
     run._watch.remove()
+
+
+@pytest.mark.parametrize("arm", ["baseline", "DropHead(p=0.5)"])
+def test_the_order_of_data_goes_on_from_a_checkpoint(tmp_path, arm):
+    torch = pytest.importorskip("torch")
+    batches = [torch.full((2, 3), float(n)) for n in range(9)]
+
+    def start(number, **more):
+        path = terms(tmp_path, arm=arm, **more).rename(tmp_path / "told" / f"{number}.json")
+        run = Run(Told(str(path)))
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        return run, run.regularize(torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False))
+
+    def evidence():
+        return {name: digest for name, digest in Telling(tmp_path).evidence().items() if name != "weights"}
+
+    run, _ = start(1)
+    for batch in batches:
+        run.saw(batch)
+    whole = evidence()
+    assert list(whole) == ["data/1", "data/2", "data/4", "data/8"] and len(set(whole.values())) == 4
+
+    # killed after five batches, the last checkpoint after three
+    (tmp_path / "told" / "1.jsonl").unlink()
+    run, handle = start(1)
+    for batch in batches[:3]:
+        run.saw(batch)
+    kept = json.loads(json.dumps(handle.state()))
+    for batch in batches[5:3:-1]:
+        run.saw(batch)
+    assert evidence()["data/4"] != whole["data/4"]
+    run, handle = start(2, resumed=True, counts=False)
+    handle.load_state(kept)
+    for batch in batches[3:]:
+        run.saw(batch)
+    assert evidence() == whole
+
+    # without that state, the number of a batch is not known
+    run, _ = start(3, resumed=True, counts=False)
+    run.saw(batches[8])
+    assert evidence() == whole
+
+
+def test_the_order_of_another_training_does_not_go_on_here(tmp_path):
+    torch = pytest.importorskip("torch")
+    run = Run(Told(str(terms(tmp_path))))
+    handle = run.regularize(torch.nn.Linear(2, 2))
+    handle.load_state({"step": 0, "order": {"count": 5, "digest": "x"}})
+    run.saw([1.0])
+    assert list(Telling(tmp_path).evidence()) == ["weights", "data/1"]

@@ -27,7 +27,9 @@ from headwise.regularizing.training_state import Strengths, check_progress, load
 __all__ = ["Regularized", "handle"]
 
 # what the library's own parts read from a handle; dir() leaves it out
-PLUMBING = {*"aside brought checked drop_penalties found hooks idle removed seen_training shared strength_at".split()}
+PLUMBING = {
+    *"aside brought checked drop_penalties found hooks idle order removed seen_training shared strength_at".split()
+}
 
 
 class Regularized:
@@ -43,6 +45,7 @@ class Regularized:
         brought: the names of the parameters that the methods added.
         seen_training: whether a training forward of the whole model ever ran.
         hooks: the hooks on the model itself; they are removed with the handle.
+        order: in a run of a study, the digest of its batches, which `state()` holds too; else None.
 
     Example:
         >>> import torch, headwise
@@ -70,6 +73,7 @@ class Regularized:
         self.seen_training = self.checked = self.removed = False
         self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
+        self.order: Any = None
         self._handled: BaseException | None = None
         before = {id(parameter) for parameter in model.parameters()}
         self.fitted = attachment.attach(plan, self.shared)
@@ -252,7 +256,8 @@ class Regularized:
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: steps, draws and strengths from `set()`, as numbers and text."""
-        return progress(self.step, self.fitted, self._strengths, self.methods)
+        state = progress(self.step, self.fitted, self._strengths, self.methods)
+        return state if self.order is None else state | {"order": self.order.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load the `state()` of an earlier run with the same layers and methods.
@@ -264,6 +269,8 @@ class Regularized:
         check_progress(state, self.fitted, self._strengths, self.methods)
         self.step = load_progress(state, self.fitted, self._strengths, self.methods)
         self.checked = bool(self.step)
+        if self.order is not None:
+            self.order.load(state.get("order"))
         self._watch_loop()
 
     def _watch_loop(self) -> None:

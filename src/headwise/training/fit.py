@@ -22,6 +22,8 @@ class PlainHandle:
 
     removed = False
     methods: tuple[()] = ()
+    # of the run's batches, as `Regularized` keeps it
+    order: Any = None
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.step = model, 0
@@ -40,11 +42,13 @@ class PlainHandle:
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint stores."""
-        return {"step": self.step}
+        return {"step": self.step} | ({} if self.order is None else {"order": self.order.state()})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load the `state()` of an earlier process."""
         self.step = state["step"]
+        if self.order is not None:
+            self.order.load(state.get("order"))
 
     def remove(self, discard: bool = False) -> None:
         """Do nothing: the model is unchanged."""

@@ -51,14 +51,16 @@ class Telling:
         return figures
 
     def evidence(self) -> dict[str, str]:
-        """Return the digests of the initial weights and of the first 1, 2, 4, … batches, as first recorded."""
+        """Return the digests of the initial weights, as first recorded, and of the first 1, 2, 4, … batches.
+
+        A resumed start trains again on the batches after its checkpoint, so its digests replace earlier ones.
+        """
         digests: dict[str, str] = {}
         for lines in self.starts:
             weights = next((line["digest"] for line in lines if line["told"] == "weights"), None)
             if weights is not None:
                 digests.setdefault("weights", weights)
-            if not any(name.startswith("data/") for name in digests):
-                digests |= {f"data/{line['count']}": line["digest"] for line in lines if line["told"] == "saw"}
+            digests |= {f"data/{line['count']}": line["digest"] for line in lines if line["told"] == "saw"}
         return digests
 
     def first(self, kind: str) -> dict[str, Any] | None:

@@ -34,10 +34,27 @@ def of_weights(model: nn.Module) -> str:
 
 
 class Order:
-    """The digest of batches in their order: after each batch, it covers all batches so far."""
+    """The digest of batches in their order: after each batch, it covers all batches so far.
 
-    def __init__(self) -> None:
-        self.count, self._digest = 0, hashlib.blake2b(digest_size=12)
+    Each digest covers the one before and the new batch, so that a resumed process continues from a number and a text.
+
+    Attributes:
+        count: the number of batches so far.
+        known: whether it covers every batch of the run: a resumed process does not know what came before it, until it
+            loads the state that the script saved in its checkpoint.
+    """
+
+    def __init__(self, *, known: bool = True) -> None:
+        self.count, self.known, self._digest = 0, known, ""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that a checkpoint stores."""
+        return {"count": self.count, "digest": self._digest}
+
+    def load(self, state: Any) -> None:
+        """Continue from the `state()` of an earlier process of the run, if there is one and this process needs it."""
+        if not self.known and self.count == 0 and isinstance(state, dict) and state.keys() == self.state().keys():
+            self.count, self._digest, self.known = int(state["count"]), str(state["digest"]), True
 
     def add(self, batch: Any) -> str | None:
         """Add a batch; return the digest if the count is a power of two, so that short runs can be compared.
@@ -50,10 +67,11 @@ class Order:
             raise TypeError(
                 f"run.saw() was given {type(batch).__name__}, which holds no tensor, number or text. Give the batch."
             )
+        digest = hashlib.blake2b(self._digest.encode(), digest_size=12)
         for leaf in values:
-            _add(self._digest, leaf)
-        self.count += 1
-        return self._digest.hexdigest() if self.count & (self.count - 1) == 0 else None
+            _add(digest, leaf)
+        self.count, self._digest = self.count + 1, digest.hexdigest()
+        return self._digest if self.count & (self.count - 1) == 0 else None
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
@@ -125,7 +143,7 @@ class Run:
         self._fitted = False
         # an earlier process of this run may have trained to the end
         self._acted = bool(terms.get("acted"))
-        self._order: Any = None
+        self._order = Order(known=terms.get("counts", True)) if told.writes else None
         self._watch: Watch | None = None
         self._steps: Any = None
         told.tell("begin")
@@ -170,6 +188,7 @@ class Run:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             self._told.tell("weights", digest=of_weights(model), parameters=parameters)
         handle, self._handle = fit_arm(self.arm, model, example=example, seed=self.seed, steps=steps)
+        handle.order = self._order
         layers = [fitted.site.name for fitted in self._handle.fitted] if self._handle is not None else []
         self._told.tell("regularized", arm=self.arm, layers=layers, steps=steps)
         if self._told.terms.get("watch"):
@@ -185,12 +204,11 @@ class Run:
     def saw(self, batch: Any) -> None:
         """Record a training batch (tensors, numbers and texts, in tuples and dicts), to show that arms are paired.
 
-        Of a large tensor, 16,384 evenly spaced numbers are read.
+        Of a large tensor, 16,384 evenly spaced numbers are read. A resumed process continues if its checkpoint holds
+        `handle.state()`; else only the batches before the interruption are compared.
         """
-        if not self._told.writes or not self._told.terms.get("counts", True):
-            # a resumed run keeps the order that its first process recorded
+        if self._order is None or not self._order.known:
             return
-        self._order = self._order or Order()
         digest = self._order.add(batch)
         if digest is not None:
             self._told.tell("saw", count=self._order.count, digest=digest)
