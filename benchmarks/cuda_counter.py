@@ -82,6 +82,7 @@ from training_models import LAYERS, MODELS  # noqa: E402
 
 import headwise  # noqa: E402
 from headwise.core.method import REGISTRY  # noqa: E402
+from headwise.statistics import figures_by_kernels  # noqa: E402
 
 COUNTED_LAYERS = 2
 # An H100: bytes a second that a copy reaches, the shortest kernel in seconds, and products a second by dtype.
@@ -100,11 +101,17 @@ OWN = {
     "attend_rows_backward": (9, 7, 0.45),
     "attend_dropped": (1, 2, 0.45),
     "attend_dropped_backward": (6, 7, 0.45),
+    # Rows by queries and by keys; with the maps of the layer before, products of twice as many heads.
+    "read_rows": (3, 4, 0.35),
+    "read_columns": (1, 1, 0.35),
+    "read_products": (2, 3, 0.25),
 }
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # where the backward operators have the list of saved tensors
 SAVED = {"attend_rows_backward": 4, "attend_dropped_backward": 2}
+# where other operators say whether they are causal; the default is after q, k, v and a mask
+CAUSAL_AT = {"read_rows": 9, "read_columns": 8, "read_products": 10}
 
 
 class Counter(FakeCuda):
@@ -169,7 +176,9 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
         _, count, share = OWN[name]
         place = SAVED.get(name)
         q, k, v = (inputs if place is None else args[place])[:3]
-        causal = args[4 if place is None else place + 2]
+        if name in CAUSAL_AT:
+            v = k
+        causal = args[CAUSAL_AT.get(name, 4 if place is None else place + 2)]
         return count * q[..., 0].numel() * k.shape[2] * (q.shape[-1] + v.shape[-1]) * (
             0.5 if causal else 1
         ), ATTENTION * share
@@ -253,6 +262,8 @@ def of_model(model: str, method: str) -> dict[str, Any]:
 def main() -> None:
     warnings.simplefilter("ignore")
     believe_in_cuda()
+    # Readings by kernels, which are operators here, whether Triton is installed or not.
+    figures_by_kernels.kernels_run_on = lambda device: device.type == "cuda"
     for line in sys.stdin:
         model, method = line.rstrip("\n").split("\t")
         try:

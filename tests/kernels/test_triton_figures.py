@@ -11,7 +11,7 @@ SOME = ("left padded causal, all queries", "biased, 9 queries", "grouped, 9 quer
 
 def bound(case, figure):
     """What fp32 rounds, logits of 450 lose, and values in fp16 keep."""
-    if case in ("bf16", "fp16") and figure in ("roughness", "descent"):
+    if case in ("bf16", "fp16", "values alike") and figure in ("roughness", "descent", "likeness", "crossing"):
         return 5e-4
     return 1e-4 if case.startswith("collapsed") else 5e-6
 
@@ -35,7 +35,9 @@ def test_cases_have_the_figures_of_the_pytorch_form(which):
 @pytest.mark.slow
 def test_every_launch_compiles_within_the_shared_memory_of_its_gpu():
     compiled = lines(SCRIPT, "compile")
-    assert {line["kernel"] for line in compiled} == {"rows_kernel", "columns_kernel"}
+    assert {line["kernel"] for line in compiled} == {
+        "middles_kernel", "rows_kernel", "columns_kernel", "products_kernel",
+    }  # fmt: skip
     for line in compiled:
         assert line["shared"] <= SHARED[line["capability"]], line
         assert not line["races"], line

@@ -51,21 +51,36 @@ MADE = {
 }
 
 
+def layer_before(given):
+    """Return a layer whose maps differ from those of `given`, with one head more."""
+    q, k, v = (torch.cat([x, x[:, :1].flip(2)], 1).flip(1) for x in (given.q, *by_head(given)))
+    mask = given.mask if given.mask is None or given.mask.shape[1] == 1 else given.mask[:, :1]
+    return dataclasses.replace(given, q=q * 0.5, k=k, v=v, mask=mask)
+
+
+def by_head(given):
+    return [x.repeat_interleave(given.heads // x.shape[1], 1) for x in (given.k, given.v)]
+
+
 def errors(given, rows):
     """Return the largest error of each figure over its largest number, among the queries that count."""
     queries = Queries.of(given, rows, torch.Generator().manual_seed(1))
     needs = set(figures_by_kernels.FIGURES) - (set() if given.text else {"on_text"})
+    before = layer_before(given)
     if not given.self_attention:
         needs -= {"roughness", "descent", "distance"}
-    found = figures_by_kernels.by_kernels(given, queries, needs)
+    found = figures_by_kernels.by_kernels(given, queries, needs, before)
     assert set(found) == needs, set(found) ^ needs
     tensors = ("q", "k", "v")
-    exact = dataclasses.replace(given, known_bound=math.inf, **{x: getattr(given, x).double() for x in tensors})
-    right = RowFigures(exact, needs, queries)
+    exact, before = (
+        dataclasses.replace(one, known_bound=math.inf, **{x: getattr(one, x).double() for x in tensors})
+        for one in (given, before)
+    )
+    right = RowFigures(exact, needs, queries, before)
     result = {}
     for name in sorted(needs):
         want, have = getattr(right, name).double(), found[name].double()
-        if name != "columns":
+        if name not in ("columns", "likeness", "crossing"):
             # a row with one key has no direction
             counts = (queries.valid > 0) & (queries.counts >= (2 if name == "descent" else 1))
             want, have = (torch.where(counts, x, 0.0) for x in (want, have))
@@ -98,7 +113,8 @@ def compile_all():
         ):
             given = made(1, 4, 2, 512, size, size, dtype, causal=causal)
             with compiled_instead_of_launched(capability) as launched:
-                figures_by_kernels.by_kernels(given, Queries.of(given), set(figures_by_kernels.FIGURES))
+                needs = set(figures_by_kernels.FIGURES) - {"on_text"}
+                figures_by_kernels.by_kernels(given, Queries.of(given), needs, layer_before(given))
             for line in launched:
                 case = f"{dtype} {size} {'causal' if causal else 'all'}"
                 print(json.dumps({"capability": capability, "case": case, **line}), flush=True)

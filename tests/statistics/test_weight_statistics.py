@@ -241,3 +241,12 @@ def test_the_gap_is_bounded_by_the_imbalance():
         bound = difference.sqrt() * (torch.linalg.matrix_norm(p.own[0]) + torch.linalg.matrix_norm(p.shared[0])) / 2
         assert half - p.spectrum.sum() <= bound
         assert half - p.spectrum.sum() >= 0
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 8), (3, 4, 9), (3, 9, 4)])
+def test_singular_values_by_eigenvalues_as_a_gpu_computes_them(shape):
+    from headwise.statistics.weights.product import by_eigenvalues
+
+    matrices = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    matrices[0, 0] = matrices[0, 1]
+    torch.testing.assert_close(by_eigenvalues(matrices), torch.linalg.svdvals(matrices), rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ from torch import Tensor
 from headwise.core.precision import magnitude
 from headwise.statistics.reading import SiteFacts
 from headwise.statistics.row_figures import RowFigures
+from headwise.statistics.squarings import largest_square
 from headwise.statistics.statistic import Statistic
 from headwise.statistics.tally import Tally
 
@@ -110,6 +111,14 @@ class EntropyFloorCentred(Statistic):
 LARGEST_GRAM = 1024
 
 
+def largest_of_gram(x: Tensor) -> Tensor:
+    """Return ‖X Xᵀ‖₂ (B,) of tokens x (B,T,C) with entries of size 1, or what bounds it where it would take long."""
+    if x.device.type == "cuda":
+        return largest_square(x)
+    gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
+    return largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
+
+
 class EntropyFloorSpectral(Statistic):
     """Averages the floor of Theorem 3.1 at σ = scale · ‖W_K W_Qᵀ‖₂ · ‖X Xᵀ‖₂ over real queries, X the real tokens.
 
@@ -137,9 +146,7 @@ class EntropyFloorSpectral(Statistic):
         reading, queries = rows.reading, rows.queries
         x = reading.without_padding(reading.given(reading.hidden))
         unit = magnitude(x, (1, 2))
-        x = x / unit
-        gram = torch.bmm(x, x.transpose(1, 2)) if x.shape[1] <= x.shape[2] else torch.bmm(x.transpose(1, 2), x)
-        largest = largest_eigenvalue(gram) if gram.shape[-1] <= LARGEST_GRAM else torch.linalg.matrix_norm(gram)
+        largest = largest_of_gram(x / unit)
         # In this order, weights of norm 0 stay 0 when the squares of the tokens overflow.
         size = abs(reading.factor) * reading.given(reading.product_norm).float() * unit[:, 0] * largest[:, None]
         size = size * unit[:, 0]

@@ -146,7 +146,7 @@ class RowFigures:
         if not self.needs or not size or not reading.batch:
             return
         if self.dtype == torch.float32:
-            self._figures = by_kernels(reading, queries, self.needs)
+            self._figures = by_kernels(reading, queries, self.needs, self._crossed)
             self.needs -= set(self._figures)
             if not self.needs:
                 return

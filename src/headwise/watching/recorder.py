@@ -17,6 +17,7 @@ from headwise.core.call import Call
 from headwise.core.recompute import in_backward
 from headwise.core.site import Site
 from headwise.statistics import STATISTICS, Reading, Tally, read, reasons
+from headwise.statistics.weights import Grams
 from headwise.watching.figures import on_cpu
 from headwise.watching.observed import reading_of, real_queries
 from headwise.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
@@ -102,6 +103,8 @@ def _unpack(vector: Tensor, offset: int, name: str, shape: tuple[int, ...]) -> t
 
 # The assumed largest growth of logits from one reading to the next, where measuring it would wait for a device.
 GROWTH = 2.0
+# Bytes of Gram matrices of weights that are kept until the step ends; with more, figures are computed within the step.
+LARGEST_GRAMS = 1 << 28
 
 
 class Recorder:
@@ -128,6 +131,7 @@ class Recorder:
         self._missing: dict[int, dict[str, str]] = {}
         self._calls: dict[int, int] = {}
         self._leaving: dict[int, tuple[Call, Reading]] = {}
+        self._grams: dict[int, dict[str, Grams]] = {}
         # Whether the weights of each site are finite, 0-d.
         self._finite: dict[int, Tensor] = {}
         # Upper bounds of the logits of each site: 0-d in this reading, a number in the previous one.
@@ -189,6 +193,7 @@ class Recorder:
 
     def collect(self, beside: Sequence[Tensor] = ()) -> Iterator[Tensor]:
         """Move all readings to the CPU, with one copy from each device, and return the tensors in `beside` there."""
+        self._read_weights()
         tallies = [tally for by_name in self.tallies.values() for tally in by_name.values()]
         figures = [values for by_name in self.of_weights.values() for values in by_name.values()]
         parts = [part for tally in tallies for part in tally.tensors()]
@@ -236,11 +241,18 @@ class Recorder:
         """Read a site's weights once per step, in a forward: there sharded weights are whole and equal on all ranks."""
         if not self.weights.names:
             return
-        if site.index not in self.of_weights:
-            self.of_weights[site.index], self._missing[site.index], finite = self.weights.figures(site)
-            if finite is not None:
-                self._finite[site.index] = finite
+        if site.index not in self.of_weights and site.index not in self._grams:
+            self._grams[site.index], self._missing[site.index] = self.weights.grams(site)
+            if sum(grams.size() for by_kind in self._grams.values() for grams in by_kind.values()) > LARGEST_GRAMS:
+                self._read_weights()
         self.reasons[site.index] |= self._missing[site.index]
+
+    def _read_weights(self) -> None:
+        """Compute the figures of the weights whose Gram matrices were taken."""
+        figures, finite = self.weights.figures(self._grams)
+        self.of_weights |= figures
+        self._finite |= finite
+        self._grams = {}
 
     def _real_queries(self, call: Call) -> Tensor | None:
         """Return which queries are real tokens; cross attention has those of the last self attention in its stack."""
@@ -270,7 +282,8 @@ class Recorder:
     def clear(self) -> None:
         """Discard the step's figures and release all tensors."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
-        self._calls, self._leaving, self._finite, self._bounds = {}, {}, {}, {}
+        self._calls, self._leaving, self._bounds = {}, {}, {}
+        self._grams, self._finite = {}, {}
 
 
 # A compiled graph refers to an observer by its number and never to the object.

@@ -22,7 +22,15 @@ from headwise.projections.leaves import Leaf, leaves, still
 from headwise.projections.sharded import sharded
 from headwise.statistics import STATISTICS, lanczos
 from headwise.statistics.entropy import largest_eigenvalue
-from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading, weight_reasons
+from headwise.statistics.squarings import largest_product
+from headwise.statistics.weights import (
+    WEIGHT_STATISTICS,
+    Grams,
+    grams_of,
+    read_together,
+    weight_reading,
+    weight_reasons,
+)
 
 # The statistic of activations that also needs the query and key weights.
 FLOOR = "entropy_floor_spectral"
@@ -50,27 +58,27 @@ class Weights:
                 except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                     self._projections[site] = str(error).splitlines()[0] + _sharded(site)
 
-    def figures(self, site: Site) -> tuple[dict[str, Tensor], dict[str, str], Tensor | None]:
-        """Return the figures (H,) or (G,) of a site's current weights, the reasons for missing figures, and a flag.
+    def grams(self, site: Site) -> tuple[dict[str, Grams], dict[str, str]]:
+        """Return what the figures of a site's current weights are computed from, and the reasons for missing figures.
 
-        The flag is whether all weights are finite: 0-d on the weights' device, so as not to wait for it here; None
-        without weights.
+        Nothing waits for the device here.
         """
         site_projections = self._projections.get(site, "its weights were not looked up")
         if isinstance(site_projections, str):
-            return {}, dict.fromkeys(self.names, site_projections), None
+            return {}, dict.fromkeys(self.names, site_projections)
         try:
             # Rebinds the projections to adapters that were added or removed since.
             projections.of(site)
         except ProjectionError as error:
-            return {}, dict.fromkeys(self.names, str(error)), None
+            return {}, dict.fromkeys(self.names, str(error))
         with still(*(block.module for block in site_projections.blocks)):
             reading = weight_reading(site, site_projections)
-            parts = [part for product in reading.products.values() for part in (product.own, product.shared)]
-            finite = torch.stack([part.isfinite().all() for part in parts]).all() if parts else None
-            figures, reasons = read_weights(reading), weight_reasons(reading)
-        chosen = {name: figures[name] for name in self.names if name in figures}
-        return chosen, {name: reasons[name] for name in self.names if name in reasons}, finite
+            grams, reasons = grams_of(reading), weight_reasons(reading)
+        return grams, {name: reasons[name] for name in self.names if name in reasons}
+
+    def figures(self, sites: dict[int, dict[str, Grams]]) -> tuple[dict[int, dict[str, Tensor]], dict[int, Tensor]]:
+        """Return the figures (H,) or (G,) of sites by name, and whether all weights of each are finite (0-d)."""
+        return read_together(sites, self.names, WEIGHT_STATISTICS)
 
     def product_norms(self, call: Call) -> Tensor | str | None:
         """Return ‖W_KᵀW_Q‖₂ of each head (H,), or the reason why this product alone does not determine the logits.
@@ -108,13 +116,16 @@ def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
     queries, keys = queries / units[0], keys / units[1]
     keys = keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0)
     grams = [queries @ queries.mT, keys @ keys.mT]
+    own, shared = (unit.flatten() for unit in units)
+    size = own * shared.repeat_interleave(len(own) // len(shared))
+    if queries.device.type == "cuda":
+        return largest_product(*grams) * size
     finite = torch.stack([gram.isfinite().all(-1).all(-1) for gram in grams]).all(0)
     query, key = (torch.where(finite[:, None, None], gram, 0.0) for gram in grams)
     values, vectors = torch.linalg.eigh(query)
     root = vectors * values.clamp_min(0).sqrt()[:, None]
     norms = largest_eigenvalue(root.mT @ key @ root).clamp_min(0).sqrt()
-    own, shared = (unit.flatten() for unit in units)
-    return torch.where(finite, norms * own * shared.repeat_interleave(len(own) // len(shared)), torch.nan)
+    return torch.where(finite, norms * size, torch.nan)
 
 
 def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[str]:

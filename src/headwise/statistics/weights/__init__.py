@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headwise.statistics.weights.balance import Imbalance, NuclearGap
+from headwise.statistics.weights.grams import Grams, grams_of, read_together
 from headwise.statistics.weights.product import Product, WeightStatistic
 from headwise.statistics.weights.ranks import (
     EffectiveRank,
@@ -34,9 +35,12 @@ WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
 
 __all__ = [
     "WEIGHT_STATISTICS",
+    "Grams",
     "Product",
     "WeightReading",
     "WeightStatistic",
+    "grams_of",
+    "read_together",
     "read_weights",
     "weight_reading",
     "weight_reasons",

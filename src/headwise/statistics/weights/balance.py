@@ -38,11 +38,12 @@ def conserved(product: Product) -> tuple[Tensor, Tensor]:
     """
     if product.pairs is None:
         return product.own_gram, product.shared_gram
-    once = (product.pairs[:, 0] != product.pairs[:, 1]).to(product.own)
+    pairs = product.pairs.to(product.own.device, non_blocking=True)
+    once = (pairs[:, 0] != pairs[:, 1]).to(product.own)
     traces = []
     for gram in (product.own_gram, product.shared_gram):
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        traces.append(diagonal[:, product.pairs[:, 0]] + once * diagonal[:, product.pairs[:, 1]])
+        traces.append(diagonal[:, pairs[:, 0]] + once * diagonal[:, pairs[:, 1]])
     return traces[0], traces[1]
 
 

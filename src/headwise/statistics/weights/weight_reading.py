@@ -128,7 +128,7 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
 
 def _product(site: Site, kind: str, own: Tensor, shared: Tensor, latent: bool) -> Product:
     rotary = kind == "qk" and site.rope and not latent
-    pairs = rotary_pairs(site, own.shape[1]).to(own.device, non_blocking=True) if rotary else None
+    pairs = rotary_pairs(site, own.shape[1]) if rotary else None
     return Product(kind, own, shared, pairs, normed=kind == "qk" and site.qk_norm, common=kind == "qk" and latent)
 
 
