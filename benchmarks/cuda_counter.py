@@ -108,6 +108,15 @@ OWN = {
 }
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
+# Kernels of our other operators, where they are more than one.
+LAUNCHES = {
+    "norm_rows_backward": 2,
+    "mix_rows_backward": 2,
+    "pair_difference_backward": 2,
+    "pair_norm_rows_backward": 3,
+    "moved_rows": 2,
+    "moved_rows_backward": 3,
+}
 # where the backward operators have the list of saved tensors
 SAVED = {"attend_rows_backward": 4, "attend_dropped_backward": 2}
 # where other operators say whether they are causal; the default is after q, k, v and a mask
@@ -140,7 +149,10 @@ class Counter(FakeCuda):
         moved = sum(_bytes(x) for x in {id(x): x for x in inputs}.values() if x.device.type == "cuda")
         moved += sum(_bytes(x) for x in outputs if not any(x is y for y in inputs) or name.endswith("_"))
         flops, rate = _products(name, args, inputs, outputs)
-        kernels = OWN[name][0] if name in OWN else 1
+        # The values, and the gradient, are read for sums of chunks first.
+        if name == "moved_rows_backward" or (name == "moved_rows" and (args[5] or args[0] is args[1])):
+            moved += _bytes(args[0])
+        kernels = OWN[name][0] if name in OWN else LAUNCHES.get(name, 1)
         self.kernels += kernels
         self.bytes += moved
         self.flops += flops

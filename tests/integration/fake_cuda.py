@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import headwise
+from headwise.core import kernels
 
 SOURCE = str(Path(headwise.__file__).parent)
 aten = torch.ops.aten
@@ -120,6 +121,8 @@ def _line() -> str:
 def believe_in_cuda() -> None:
     """Take away what torch's Python asks of a real device: its start, generators, clock and memory counters."""
     torch.cuda._lazy_init = lambda: None
+    # Our operators stand for kernels; none is launched, so Triton need not be installed.
+    kernels.operators_run_on = lambda device: device.type == "cuda"
     # torch.tensor(..., device="cuda") is made on the CPU and copied, where the copy can be seen
     torch._C._set_only_lift_cpu_tensors(True)
     for name in ("synchronize", "reset_peak_memory_stats", "set_rng_state", "manual_seed_all"):

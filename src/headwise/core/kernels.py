@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from headwise.borders import in_transform
 
 # "0" computes everything by the PyTorch forms, to compare them or to work around a fault of a kernel.
 SWITCH = "HEADWISE_KERNELS"
@@ -17,3 +21,65 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 def kernels_run_on(device: torch.device) -> bool:
     """Return whether Triton kernels compute on this device: on CUDA, with Triton, unless `HEADWISE_KERNELS` is 0."""
     return HAS_TRITON and device.type == "cuda" and os.environ.get(SWITCH) != "0"
+
+
+# Asked by what calls an operator only where a kernel computes it; counting programs say yes without Triton.
+operators_run_on = kernels_run_on
+
+# The dtypes that the kernels of rows read.
+ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def rows_by_kernel(*tensors: torch.Tensor) -> bool:
+    """Return whether a kernel computes on rows of these tensors now, and not the PyTorch form.
+
+    A compiled graph fuses the PyTorch form by itself, and transforms of torch.func differentiate no kernel.
+    """
+    first = tensors[0]
+    return (
+        first.is_cuda
+        and not torch.compiler.is_compiling()
+        and operators_run_on(first.device)
+        and not in_transform()
+        and all(x.dtype in ROW_DTYPES and x.numel() > 0 and x.is_cuda for x in tensors)
+    )
+
+
+def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that makes a function an operator of this package, which has no gradient.
+
+    An operator, so that programs that count or trace operators see one; torch's decorator for operators with gradients
+    takes five times as long for each call.
+
+    Args:
+        schema: name and types, `name(Tensor x) -> Tensor`.
+        fake: the same function for tensors without numbers.
+    """
+
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = f"headwise::{schema.partition('(')[0]}"
+        torch.library.define(name, schema[schema.index("(") :])
+        torch.library.impl(name, ("cpu", "cuda"), function)
+        torch.library.register_fake(name, fake)
+        packet = getattr(torch.ops.headwise, name.removeprefix("headwise::"))
+        return packet.default  # type: ignore[no-any-return]  # torch's own is untyped
+
+    return made
+
+
+def gradients_again(
+    form: Callable[..., Any], inputs: Sequence[torch.Tensor | None], grads: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of a PyTorch form, differentiable once more, where those of a kernel are not.
+
+    Args:
+        form: computes one tensor or several from the inputs.
+        inputs: what a backward saved of the forward's inputs.
+        grads: the gradients of the results.
+    """
+    with torch.enable_grad():
+        results = form(*inputs)
+        results = (results,) if isinstance(results, torch.Tensor) else results
+        wanted = [x for x in inputs if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(results, wanted, grads, create_graph=True, allow_unused=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]

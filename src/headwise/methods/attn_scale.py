@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.means import from_mean
 from headwise.core.call import Call
 from headwise.core.method import Attend, Method
 from headwise.core.method_state import MethodState
@@ -36,11 +37,7 @@ class AttnScale(Method):
         return uniform + (1 + gain) * (a - uniform)
 
     def attend(self, attend: Attend, call: Call) -> Attend:
-        def scaled(v: Tensor) -> Tensor:
-            gain = self._gain(call, v)
-            return (1 + gain) * attend(v) - gain * call.mean_over_keys(v)
-
-        return scaled
+        return from_mean(attend, call.state(self).tensor("gain"), call)
 
     def _gain(self, call: Call, like: Tensor) -> Tensor:
         return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headwise.attention.pairs import difference, pair_norm
 from headwise.core import random_draws
 from headwise.core.call import Call
 from headwise.core.method import Attend, Method
@@ -111,30 +112,23 @@ class DifferentialAttention(Method):
     def attend(self, attend: Attend, call: Call) -> Attend:
         factor = self._factor(call)
 
-        def difference(v: Tensor) -> Tensor:
+        def of_pairs(v: Tensor) -> Tensor:
             # Each head attends to its own values, and to those of the other head of its pair.
-            own, other = attend(v).unflatten(1, (-1, 2)), attend(_swapped(v)).unflatten(1, (-1, 2))
-            on_first = own[:, :, 0] - factor.to(v.dtype) * other[:, :, 1]
-            on_second = other[:, :, 0] - factor.to(v.dtype) * own[:, :, 1]
-            return torch.stack([on_first, on_second], dim=2).flatten(1, 2)
+            return difference(attend(v), attend(_swapped(v)), factor)
 
-        return difference
+        return of_pairs
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         if self.version == 2:
             return o
-        gain = at_least_fp32(call.state(self).tensor("gain"))
+        gain = call.state(self).tensor("gain")
         if gain.shape[0] != 2 * o.shape[-1]:
             raise ValueError(
                 f"DifferentialAttention needs values as wide as queries at {call.site.name}, got {o.shape[-1]} and "
                 f"{gain.shape[0] // 2} channels: pass example=batch to regularize(), which tells their width, or leave "
                 "the layer out with where="
             )
-        # The norm runs over both heads of a pair: (B, H/2, T, 2, D).
-        pairs = at_least_fp32(o).unflatten(1, (-1, 2)).transpose(2, 3)
-        pairs = pairs * torch.rsqrt(pairs.square().mean((-2, -1), keepdim=True) + EPS)
-        pairs = pairs * gain.view(2, -1) * (1 - self._start(call.site))
-        return pairs.transpose(2, 3).flatten(1, 2).to(o.dtype)
+        return pair_norm(o, gain, 1 - self._start(call.site), EPS)
 
     def _factor(self, call: Call) -> Tensor:
         """Return the factor of the second map: 0-d, or in version 2 one per query, (B, H/2, T, 1)."""

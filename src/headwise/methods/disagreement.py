@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
+from headwise.attention.pairs import agreement, agreement_of
 from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
@@ -47,17 +47,21 @@ class Disagreement(Method):
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if self.on == "values":
             seen = real_keys(call)
-            values = v if seen is None else v.masked_fill(~seen[:, None, :, None], 0.0)
-            agreement = _agreement(values, self.flatten)
-            if not self.flatten:
-                agreement = agreement.sum(1) / key_counts(call)
-            call.penalize(self, call.value(self, "strength") * agreement, per="sample")
+            if self.flatten:
+                agreed = _of_samples(v if seen is None else v.masked_fill(~seen[:, None, :, None], 0.0))
+            else:
+                v, agreed = agreement(v, seen)
+                agreed = (agreed if seen is None else agreed.masked_fill(~seen, 0.0)).sum(1) / key_counts(call)
+            call.penalize(self, call.value(self, "strength") * agreed, per="sample")
         return q, k, v
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         if self.on == "output":
-            agreement = _agreement(only_real_rows(o, call), self.flatten)
-            call.penalize(self, call.value(self, "strength") * agreement, per="sample" if self.flatten else "query")
+            if self.flatten:
+                agreed = _of_samples(only_real_rows(o, call))
+            else:
+                o, agreed = agreement(o, call.real_queries())
+            call.penalize(self, call.value(self, "strength") * agreed, per="sample" if self.flatten else "query")
         return o
 
     def read(self, a: Tensor, call: Call) -> None:
@@ -71,7 +75,6 @@ class Disagreement(Method):
         return NotImplemented if self.on == "position" else None
 
 
-def _agreement(x: Tensor, flatten: bool) -> Tensor:
-    # Σ_ij cos(x_i, x_j) = ‖Σ_h x̂_h‖²; zero vectors add nothing.
-    unit = F.normalize(at_least_fp32(x).flatten(2) if flatten else at_least_fp32(x), dim=-1)
-    return unit.mean(1).square().sum(-1)
+def _of_samples(x: Tensor) -> Tensor:
+    """Return the agreement of each sample's concatenated vectors, (B,)."""
+    return agreement_of(at_least_fp32(x).flatten(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.means import by_channel
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
@@ -53,5 +54,4 @@ class FeatScale(Method):
                 f"{call.keys} keys; run it without a cache (use_cache=False) and without extra keys"
             )
         state = call.state(self)
-        mean = call.mean_over_keys(y.unsqueeze(1)).squeeze(1)
-        return y + state.tensor("mean_gain").to(y.dtype) * mean + state.tensor("rest_gain").to(y.dtype) * (y - mean)
+        return by_channel(y, state.tensor("mean_gain"), state.tensor("rest_gain"), call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.head_rows import mixed
 from headwise.core.call import Call
 from headwise.core.method import Attend, Method
 from headwise.core.method_state import MethodState
@@ -53,7 +54,8 @@ class GFSA(Method):
 
         def filtered(v: Tensor) -> Tensor:
             once = attend(v)
-            return once + self._gain(call, v) * (once + (self.order - 1) * (attend(once) - once))
+            # gain·(A + (order - 1)(A² - A)), by powers of A
+            return mixed(once, attend(once), call.state(self).tensor("gain"), 2 - self.order, self.order - 1)
 
         return filtered
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.head_rows import divided
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
-from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.real_tokens import whole_of
 
@@ -57,9 +57,7 @@ class LSA(Method):
         state.parameter("temperature", torch.ones(site.heads if self.per == "head" else 1))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-        # The gradient of a temperature is a sum over all queries, too long for half precision.
-        temperature = call.state(self).tensor("temperature")[:, None, None]
-        return (at_least_fp32(q) / temperature).to(q.dtype), k, v
+        return divided(q, call.state(self).tensor("temperature")), k, v
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         keep = self.keep(call)

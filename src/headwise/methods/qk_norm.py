@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from headwise.attention.head_rows import normalised
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
@@ -54,9 +54,5 @@ class QKNorm(Method):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         state = call.state(self)
-        key_gain = state.tensor("key_gain").repeat_interleave(call.heads // state.tensor("key_gain").shape[0])
-        return self._normalised(q, state.tensor("query_gain")), self._normalised(k, key_gain), v
-
-    def _normalised(self, x: Tensor, gain: Tensor) -> Tensor:
-        norm = F.layer_norm if self.norm == "layer" else F.rms_norm
-        return norm(x, x.shape[-1:], eps=EPS) * gain.to(x.dtype)[:, None, None]
+        gains = state.tensor("query_gain"), state.tensor("key_gain")
+        return *normalised(q, k, *gains, EPS, self.norm == "layer"), v

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from headwise.attention.means import towards_mean
 from headwise.core.call import Call
 from headwise.core.method import Attend, Method
 
@@ -49,7 +50,7 @@ class RelaxedAttention(Method):
     def attend(self, attend: Attend, call: Call) -> Attend:
         gamma = self._gamma(call)
         if self.support == "allowed":
-            return lambda v: call.towards_mean(attend(v), v, gamma)
+            return towards_mean(attend, gamma, call)
         return lambda v: (1 - gamma) * attend(v) + gamma * self._mean_of_all(v, call)
 
     def _gamma(self, call: Call) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.head_rows import without_own
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
-from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 
 # Lower bound of a value's squared norm, against division by zero.
@@ -58,10 +58,6 @@ class XSA(Method):
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         # With a cache the values include past tokens; those of the queries are the last.
-        own, wide = at_least_fp32(call.v[:, :, call.keys - call.queries :]), at_least_fp32(o)
-        share = (wide * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True).clamp(min=TINY)
-        strength = call.value(self, "strength")
-        if self.learned:
-            gain = at_least_fp32(call.state(self).tensor("gain"))[:, None, None]
-            strength = strength * (gain.tanh() if self.gate == "tanh" else gain)
-        return o - (strength * share * own).to(o.dtype)
+        own = call.v if call.keys == call.queries else call.v[:, :, call.keys - call.queries :]
+        gain = call.state(self).tensor("gain") if self.learned else None
+        return without_own(o, own, call.value(self, "strength"), gain, self.gate == "tanh", TINY)
