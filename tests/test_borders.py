@@ -389,6 +389,13 @@ def test_changes_in_place_are_counted():
     assert borders.version_of(weight) > before
 
 
+@canary("sequence_number")
+def test_nodes_are_numbered_in_the_order_in_which_they_were_made():
+    x = torch.zeros(3, requires_grad=True)
+    older, newer = x * 2, x + 1
+    assert borders.sequence_number(older.grad_fn) < borders.sequence_number(newer.grad_fn)
+
+
 @canary("norms_of")
 def test_norms_are_computed_in_the_wider_dtype():
     tensors = [torch.randn(3, 400).bfloat16(), torch.randn(50).bfloat16()]

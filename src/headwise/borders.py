@@ -88,6 +88,15 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def sequence_number(node: Any) -> int:
+    """Return the number of a node of an autograd graph, which counts the nodes that a thread has made.
+
+    Nothing public tells which of two nodes is older.
+    """
+    number: int = node._sequence_nr()
+    return number
+
+
 def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return the 2-norm of each tensor, computed in `dtype` by few kernels.
 

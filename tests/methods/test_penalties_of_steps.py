@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
+
 import pytest
 import torch
 from methods.weight_hosts import ids, loss_of, model
 from torch.utils.checkpoint import checkpoint
 
 import headwise
+from headwise import methods as shelf
+from headwise.core.method import REGISTRY
 
 
 def fitted(strength: float = 1.0):
@@ -160,3 +166,183 @@ def test_a_forward_whose_output_nobody_keeps_counts_if_it_was_the_last():
     net(ids(seed=1))
     net(ids(seed=2))
     assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=2)))
+
+
+class Wrapped(torch.nn.Module):
+    """Returns what `outputs` makes of the hidden states and the output of a model."""
+
+    def __init__(self, outputs) -> None:
+        super().__init__()
+        self.net, self.outputs = model(), outputs
+
+    def forward(self, batch):
+        hidden = [self.net.embedding(batch)]
+        for layer in self.net.layers:
+            hidden.append(hidden[-1] + layer(hidden[-1]))
+        return self.outputs(hidden, self.net.head(self.net.norm(hidden[-1])))
+
+
+class Own:
+    """An output of which torch knows nothing."""
+
+    def __init__(self, hidden, out) -> None:
+        self.hidden, self.out = hidden, out
+
+
+OUTPUTS = {
+    "a tensor": lambda _, out: out,
+    "hidden states too": lambda hidden, out: (*hidden, out),
+    "an object": Own,
+    "a generator": lambda hidden, out: iter([hidden, out]),
+}
+
+
+def entropies(net: torch.nn.Module) -> headwise.Regularized:
+    return headwise.regularize(net, headwise.EntropyPenalty(strength=1.0))
+
+
+# A compiled layer is one node: what it leads to is known by the containers alone that torch knows.
+CASES = [
+    (layers, outputs)
+    for layers in ("eager", "compiled")
+    for outputs in list(OUTPUTS)[: 2 if layers == "compiled" else 4]
+]
+
+
+@pytest.mark.parametrize(("layers", "outputs"), CASES)
+def test_a_skipped_batch_leaves_nothing_whatever_the_model_returns(layers, outputs):
+    net = Wrapped(OUTPUTS[outputs])
+    handle = entropies(net)
+    if layers == "compiled":
+        for layer in net.net.layers:
+            layer.compile(backend="aot_eager")
+    for seed in (1, 2, 0):
+        out = net(ids(seed=seed))
+        if seed:
+            continue
+    assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=0)))
+    kept = [net(ids(seed=seed)) for seed in (1, 2)]
+    assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
+    del out, kept
+
+
+def test_a_skipped_batch_of_parts_that_are_called_apart_leaves_nothing():
+    net, handle = fitted()
+
+    def parts(seed):
+        x = net.embedding(ids(seed=seed))
+        for layer in net.layers:
+            x = x + layer(x)
+        return net.head(net.norm(x)).mean()
+
+    for seed in (1, 2, 0):
+        out = parts(seed)
+        if seed:
+            continue
+    penalty = handle.loss()
+    assert penalty.item() == pytest.approx(penalty_of(ids(seed=0)))
+    (out + penalty).backward()
+    both = parts(1) - parts(2)
+    assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
+    assert both.requires_grad
+
+
+def test_an_interrupted_forward_leaves_nothing_though_its_frames_are_kept():
+    net, handle = fitted()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = net.head.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        loss_of(net, ids(seed=1))
+    hook.remove()
+    loss = loss_of(net, ids())
+    assert handle.loss().item() == pytest.approx(penalty_of(ids()))
+    # as an interactive session keeps it in sys.last_value
+    assert kept.tb is not None and loss.requires_grad
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_part_that_fails_leaves_nothing(error):
+    net, handle = fitted()
+    hidden = net.layers[0](net.embedding(ids(seed=1)))
+    hook = net.layers[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(error()))
+    with contextlib.suppress(error):
+        net.layers[1](hidden)
+    hook.remove()
+    hidden = net.layers[0](net.embedding(ids()))
+    hidden = net.layers[1](hidden)
+    penalty = handle.loss()
+    twin, other = fitted()
+    out = twin.layers[1](twin.layers[0](twin.embedding(ids())))
+    assert penalty.item() == pytest.approx(other.loss().item())
+    assert out.requires_grad and hidden.requires_grad
+
+
+def test_a_model_that_calls_itself_is_one_forward():
+    class Twice(Wrapped):
+        def forward(self, batch, again=True):
+            first = self(batch, again=False) if again else 0.0
+            return super().forward(batch) + first
+
+    net = Twice(lambda _, out: out)
+    handle = entropies(net)
+    outs = [net(ids(seed=seed)) for seed in (1, 2)]
+    assert handle.loss().item() == pytest.approx(2 * penalty_of(ids(seed=1), ids(seed=2)))
+    assert len(outs) == 2
+
+
+def test_a_compiled_model_skips_batches_that_are_not_finite():
+    net, handle = fitted()
+    fast = torch.compile(net, backend="aot_eager", fullgraph=True)
+    for seed in (1, 2, 0):
+        hook_free = net.embedding.weight.detach().clone()
+        with torch.no_grad():
+            net.embedding.weight.mul_(float("nan") if seed else 1.0)
+        loss = loss_of(fast, ids(seed=seed))
+        with torch.no_grad():
+            net.embedding.weight.copy_(hook_free)
+        if not torch.isfinite(loss):
+            continue
+        penalty = handle.loss()
+    assert penalty.item() == pytest.approx(penalty_of(ids(seed=0)))
+    both = loss_of(fast, ids(seed=1)) + loss_of(fast, ids(seed=2))
+    assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
+    assert both.requires_grad
+
+
+def test_a_compiled_models_last_penalty_is_told_though_it_is_not_finite():
+    net, handle = fitted()
+    fast = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        net.embedding.weight.mul_(float("nan"))
+    loss_of(fast, ids())
+    assert handle.loss().isnan()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_model_can_be_copied_between_its_forward_and_its_loss(copied):
+    net, handle = fitted()
+    loss = loss_of(net, ids(seed=1))
+    twin = copied(net)
+    penalty = handle.loss()
+    (loss + penalty).backward()
+    assert penalty.item() == pytest.approx(penalty_of(ids(seed=1)))
+    other = loss_of(twin, ids(seed=2))
+    assert headwise.handle(twin).loss().item() == pytest.approx(penalty_of(ids(seed=2)))
+    assert other.requires_grad
+
+
+@pytest.mark.parametrize("form", ["fused", "matrix"])
+@pytest.mark.parametrize("name", [name for name in shelf.__all__ if REGISTRY[name].penalizes])
+def test_no_penalty_holds_the_output_of_its_own_call(name, form):
+    net = model()
+    methods = [REGISTRY[name](), *([headwise.SoftCap(cap=1e5)] if form == "matrix" else [])]
+    handle = headwise.regularize(net, *methods)
+    loss = loss_of(net, ids())
+    entries = handle.shared.penalties.entries
+    assert not any(e.abandoned for e in entries)
+    del loss
+    while entries:
+        assert entries.pop().abandoned

@@ -194,3 +194,17 @@ def test_all_layers_are_exchanged_between_processes_at_once(monkeypatch):
     for block, weight, largest in zip(net.layers, before, own, strict=True):
         eta = (0.01 / (4 * largest)).clamp(max=1).repeat_interleave(SIZE)[:, None]
         torch.testing.assert_close(block.c_attn.weight.detach()[WIDTH : 2 * WIDTH], weight * eta)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_a_batch_that_overflows_neither_hides_the_largest_logit_nor_zeroes_weights(bad):
+    net, batch = model(), ids()
+    tall = largest(net, batch)
+    threshold = tall.max().item() / 2
+    handle = headwise.regularize(net, QKClip(threshold=threshold), where=["layers.0"])
+    loss_of(net, batch)
+    hook = net.embedding.register_forward_hook(lambda _, __, out: out * bad)
+    loss_of(net, batch)
+    hook.remove()
+    handle.after_step()
+    torch.testing.assert_close(largest(net, batch), tall.clamp(max=threshold), rtol=1e-4, atol=1e-5)

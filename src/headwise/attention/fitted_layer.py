@@ -197,7 +197,7 @@ class FittedLayer:
         if active:
             out, weights = attention(call, active, need_weights=need_weights)
             if call.penalties or call.norms:
-                self.shared.penalties.record(call)
+                out = self.shared.penalties.record(call, out)
             if self.armed and self.observer is not None:
                 self.observer(call, out)
             if packed is None:
@@ -223,7 +223,7 @@ class FittedLayer:
                 attention(call, penalizing)
             call.penalties = [(torch.zeros_like(total), torch.zeros_like(count)) for total, count in call.penalties]
             call.norms = [(torch.zeros_like(s), torch.zeros_like(n), strength) for s, n, strength in call.norms]
-            self.shared.penalties.record(call)
+            out = self.shared.penalties.record(call, out)
         return self._joined(out), weights
 
     def _joined(self, out: Tensor) -> Tensor:

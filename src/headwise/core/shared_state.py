@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.borders import joins_unevenly, tree_leaves
+from headwise.borders import joins_unevenly
 from headwise.core.call import Call
 from headwise.core.forward import Forward, paddings
+from headwise.core.unread_penalties import Penalties
 
 
 def share(forward: Forward, call: Call) -> None:
@@ -82,99 +82,6 @@ def _check_same_tokens(call: Call, values: Tensor) -> None:
             f"{tuple(values.shape)}: tokens cannot be carried between layers of different token counts or heads. "
             "Choose layers of one resolution with where="
         )
-
-
-class Run:
-    """A training forward of the whole model whose penalties wait for `loss()`: what became of its outputs.
-
-    Attributes:
-        differentiated: whether a backward, other than one that is differentiated again, has gone through the outputs.
-    """
-
-    def __init__(self) -> None:
-        self.differentiated = False
-        self._outputs: list[weakref.ref[_Watcher]] = []
-
-    def watch(self, output: Any) -> None:
-        """Look from now on whether the graph of any tensor in the forward's output still exists."""
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
-                watcher = _Watcher(self)
-                # The graph alone holds the hook: both end together.
-                tensor.grad_fn.register_prehook(watcher)
-                self._outputs.append(weakref.ref(watcher))
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether nothing of the outputs is left that could be differentiated, and nothing was."""
-        return bool(self._outputs) and not self.differentiated and all(ref() is None for ref in self._outputs)
-
-
-class _Watcher:
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __call__(self, *_: Any) -> None:
-        # With create_graph=True, as in a gradient penalty, the result is a part of a later loss.
-        if not torch.is_grad_enabled():
-            self.run.differentiated = True
-
-
-# (sum, count, whether the call repeats an earlier one, for a sum of squares the factor of its root, else None; the
-# forward of the whole model, None if it is not known)
-Entry = tuple[Tensor, Tensor, bool | Tensor, Tensor | None, Run | None]
-
-
-class Penalties:
-    """The penalties of training forwards since the loss was last read.
-
-    Those of a forward that failed are dropped at once. A forward whose outputs are gone, such as that of a skipped
-    batch, and one that another loss has differentiated lose theirs to a later forward.
-    """
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self._run: Run | None = None
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Penalties:
-        # The entries belong to the graphs of this model's forwards; a copy of the model starts without any.
-        return Penalties()
-
-    def begin(self) -> None:
-        """Begin a training forward of the whole model."""
-        self.entries = [e for e in self.entries if e[4] is None or not e[4].abandoned]
-        self._run = Run()
-
-    def end(self, output: Any, *, failed: bool) -> None:
-        """End it, with its output; drop its penalties if it failed."""
-        run, self._run = self._run, None
-        if run is not None and failed:
-            self.entries = [e for e in self.entries if e[4] is not run]
-        elif run is not None:
-            run.watch(output)
-
-    def record(self, call: Call) -> None:
-        """Add the penalties of a call, unless the call repeats an earlier one or gradients are disabled."""
-        again = call.open_pass().again
-        if again is True or not torch.is_grad_enabled():
-            return
-        self.entries += [(total, weight, again, None, self._run) for total, weight in call.penalties]
-        self.entries += [(squares, count, again, strength, self._run) for squares, count, strength in call.norms]
-
-    def take(self) -> list[Entry]:
-        """Return the entries of the forwards that can still belong to one loss, and clear all."""
-        entries, self.entries = self.entries, []
-        runs = list(dict.fromkeys(e[4] for e in entries if e[4] is not None))
-        new = [number for number, run in enumerate(runs) if not run.differentiated]
-        dropped = {
-            run
-            for number, run in enumerate(runs)
-            if (run.abandoned and number < len(runs) - 1) or (run.differentiated and new and number < new[-1])
-        }
-        return [e for e in entries if e[4] not in dropped]
 
 
 class SharedState:

@@ -30,10 +30,10 @@ class QKClip(Method):
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
     including biases. S_max is the exact maximum of the scaled logits q·k over allowed keys in the training forwards of
     the step, on all processes, without position biases and before a soft-cap; padded queries and keys do not count.
-    Under grouped queries it is the maximum of the group. In latent attention (DeepSeek) W_UQ and W_UK of a head are
-    scaled like W_q and W_k, its rotary W_QR *= eta, and W_KR, which all heads share, stays. In joint attention the
-    weights for image and text tokens are scaled by the same factors. Hosts that normalise queries and keys are refused:
-    their logits do not depend on the size of these weights.
+    Forwards in which it is not finite do not count. Under grouped queries it is the maximum of the group. In latent
+    attention (DeepSeek) W_UQ and W_UK of a head are scaled like W_q and W_k, its rotary W_QR *= eta, and W_KR, which
+    all heads share, stays. In joint attention the weights for image and text tokens are scaled by the same factors.
+    Hosts that normalise queries and keys are refused: their logits do not depend on the size of these weights.
     """
 
     threshold: float = 100.0
@@ -93,8 +93,11 @@ class QKClip(Method):
         real = call.real_queries_at_hand()
         # Up to the threshold only that it was not passed counts, which the norms of queries and keys often show alone.
         now = largest_logits(call.q, call.k, mask, causal, call.scale, real, enough=self.threshold).amax(0)
+        # A batch that overflows measures nothing, and a loop skips it: NaN would hide the other forwards' maxima, and
+        # infinity would clip weights to 0.
+        now = now.to(largest).nan_to_num(nan=float("-inf"), posinf=float("-inf"), neginf=float("-inf"))
         # A maximum is correct for recomputed layers and for the passes of an accumulated step.
-        largest.copy_(torch.maximum(largest, now.to(largest)))
+        largest.copy_(torch.maximum(largest, now))
 
     @classmethod
     def exchange(cls, states: Sequence[MethodState]) -> None:

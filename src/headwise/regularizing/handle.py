@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule
-from headwise.core.shared_state import Penalties, SharedState
+from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
+from headwise.core.unread_penalties import Penalties
 from headwise.pages.formats import html_table
 from headwise.regularizing import attachment, changed, learned_parameters, penalties, saving, transformers_trainer
 from headwise.regularizing.coverage import Coverage, coverage
@@ -101,13 +102,16 @@ class Regularized:
         return twin
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            self.seen_training = self.shared.fresh = self.shared.differentiates = True
+        # Set either way: Ctrl-C may have ended the last forward without a call of `_after`.
+        self.shared.differentiates = module.training and torch.is_grad_enabled()
+        if self.shared.differentiates:
+            self.seen_training = self.shared.fresh = True
             # A compiled graph is traced once and cannot count forwards.
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
-                self.shared.penalties.begin()
-                self._handled = sys.exc_info()[1]
+        if not torch.compiler.is_compiling():
+            self.shared.penalties.begin(module, trains=self.shared.differentiates)
+            self._handled = sys.exc_info()[1]
         self.shared.begin(module, args, kwargs)
         if self.shared.uneven and module.training:
             self._refuse_uneven()
@@ -123,7 +127,7 @@ class Regularized:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep the state that their recomputation needs.
         self.shared.forward.end()
-        if self.shared.differentiates and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             # The caller may be handling an exception itself, as a loop that tries a smaller batch.
             self.shared.penalties.end(output, failed=sys.exc_info()[1] is not self._handled)
         self.shared.differentiates = False

@@ -8,8 +8,8 @@ from torch import Tensor
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
-from headwise.core.shared_state import Entry
 from headwise.core.site import Site
+from headwise.core.unread_penalties import Entry
 
 
 def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = False) -> Tensor:
@@ -21,14 +21,14 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
     With `alone` it is the mean over the batch of this process, because others may have none.
     """
     # In compiled graphs, a 0-d CPU tensor tells at run time whether a call was a repetition.
-    entries = [e for e in entries if not (isinstance(e[2], Tensor) and bool(e[2]))]
+    entries = [e for e in entries if not (isinstance(e.again, Tensor) and bool(e.again))]
     if not entries:
         return torch.zeros((), device=device)
     # Sums of squares come last, so that a slice selects them: a mask would synchronize with the device.
-    entries.sort(key=lambda entry: entry[3] is not None)
-    plain = sum(entry[3] is None for entry in entries)
-    sums = torch.stack([e[0].to(device) for e in entries])
-    counts = torch.stack([e[1].to(device) for e in entries]).detach()
+    entries.sort(key=lambda entry: entry.strength is not None)
+    plain = sum(entry.strength is None for entry in entries)
+    sums = torch.stack([e.total.to(device) for e in entries])
+    counts = torch.stack([e.weight.to(device) for e in entries]).detach()
     squares, world = sums[plain:], 1
     if not alone and torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
@@ -44,7 +44,7 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
     means = (sums[:plain] * world / counts[:plain]).sum()
     if plain == len(entries):
         return means
-    strengths = _on_device([e[3] for e in entries if e[3] is not None], device)
+    strengths = _on_device([e.strength for e in entries if e.strength is not None], device)
     norms = (strengths * squares.sqrt() / counts[plain:]).sum()
     # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
