@@ -12,7 +12,7 @@ from headwise.auditing.page import Audit
 from headwise.auditing.records import AuditAlert, AuditRecord
 from headwise.auditing.weight_alerts import WeightThresholds, weight_alerts
 from headwise.auditing.weights import read_checkpoint
-from headwise.files.arguments import is_a
+from headwise.files.arguments import is_a, is_function
 from headwise.files.errors import CheckpointError
 from headwise.files.provenance import commit, hardware, versions
 
@@ -75,6 +75,8 @@ def audit(
         is_a("activation_thresholds", activation_thresholds, Limits, "headwise.Thresholds(...) or None")
     for name, value in (("text", text), ("images", images), ("out", out)):
         is_a(name, value, (str, Path, type(None)), "a path or None")
+    is_function("progress", progress)
+    is_a("command", command, str, "a text")
     start = time.perf_counter()
     opened = open_checkpoint(checkpoint)
     read = read_checkpoint(opened, progress)

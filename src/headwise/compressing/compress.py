@@ -19,6 +19,7 @@ from headwise.compressing.exchange import in_place, put, refusal
 from headwise.compressing.record import Compressed, LayerCut, Pair
 from headwise.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
 from headwise.core.site import Site
+from headwise.files.arguments import is_function
 from headwise.hosts.layers.declared import Candidate
 from headwise.projections import Block, ProjectionError, Projections, capture
 from headwise.projections.capture import feed
@@ -125,6 +126,7 @@ def compress(
         True
     """
     _check(model, energy, parts)
+    is_function("loss", loss)
     candidates = hosts.find(model)
     for candidate in candidates:
         candidate.site.model, candidate.site.example = model, example

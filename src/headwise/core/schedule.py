@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from headwise.core.site import Site
+from headwise.files.arguments import is_a
 
 if TYPE_CHECKING:
     # Fields declared as numbers also take schedules, so type checkers must accept `DropHead(p=VShape(...))`.
@@ -25,7 +26,9 @@ def number(value: Any) -> Any:
 
 def _normalise(schedule: Any) -> None:
     for field in fields(schedule):
-        object.__setattr__(schedule, field.name, number(getattr(schedule, field.name)))
+        value = number(getattr(schedule, field.name))
+        is_a(field.name, value, (int, float), "a number")
+        object.__setattr__(schedule, field.name, value)
     if not all(math.isfinite(getattr(schedule, field.name)) for field in fields(schedule)):
         raise ValueError(f"{type(schedule).__name__} needs finite numbers, got {schedule!r}")
 

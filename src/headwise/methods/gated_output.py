@@ -10,6 +10,7 @@ from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
+from headwise.files.arguments import is_a
 from headwise.methods.layer_input import JOINT, tokens_of_queries
 
 
@@ -37,6 +38,7 @@ class GatedOutput(Method):
     def check(self) -> None:
         self.choose("per", "head", "element")
         self.choose("start", "open", "half", "one")
+        is_a("channels", self.channels, (int, type(None)), "a whole number or None")
         self.require(self.channels is None or self.channels >= 1, f"channels must be at least 1, got {self.channels}")
 
     def refuse(self, site: Site) -> str | None:

@@ -17,6 +17,7 @@ from headwise.core.schedule import Schedule
 from headwise.core.shared_state import SharedState
 from headwise.core.site import Site
 from headwise.core.unread_penalties import Penalties
+from headwise.files.arguments import is_a, is_function, is_path
 from headwise.pages.formats import html_table
 from headwise.regularizing import attachment, changed, learned_parameters, penalties, saving, transformers_trainer
 from headwise.regularizing.coverage import Coverage, coverage
@@ -297,6 +298,7 @@ class Regularized:
             RuntimeError: if a method holds learned parameters after training, or the methods were removed before.
         """
         self._alive()
+        is_a("discard", discard, bool, "True or False")
         if not discard:
             learned_parameters.check_removable(self.fitted, self.model, self._initial, self.step)
         attachment.detach(self.fitted, fold=False)
@@ -354,6 +356,7 @@ class Regularized:
             Regularized(NeuTRENO(strength=0.6) + DropHead(p=0.2), 2 sites)
         """
         self._alive()
+        is_path("folder", folder)
         saving.save(self, folder, **options)
 
     def push_to_hub(
@@ -400,6 +403,7 @@ class Regularized:
                 roundings.
         """
         self._alive()
+        is_path("folder", folder)
         return saving.export(self, folder, example, **options)
 
     def callback(self) -> Any:
@@ -408,6 +412,7 @@ class Regularized:
 
     def compute_loss_func(self, base: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
         """Return a `compute_loss_func` for transformers.Trainer that adds `loss()`, gradient accumulation included."""
+        is_function("base", base)
         return transformers_trainer.compute_loss_func(self, base)
 
     def _repr_html_(self) -> str:

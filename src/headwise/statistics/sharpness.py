@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
+from headwise.files.arguments import is_a
 from headwise.statistics.lanczos import coefficients, read
 
 TWICE = (
@@ -166,6 +167,10 @@ def sharpness_underway(
     tolerance: float = 1e-3,
 ) -> Underway:
     """Return what `sharpness` is read from, without waiting for a device in the first fifty products."""
+    is_a("parameters", parameters, (nn.Module, Iterable), "a torch module or its parameters")
+    is_a("iterations", iterations, int, "a whole number")
+    is_a("tolerance", tolerance, (int, float), "a number")
+    is_a("optimizer", optimizer, (Optimizer, type(None)), "an optimizer or None")
     if iterations < 1 or not tolerance > 0:
         raise ValueError(f"iterations is at least 1 and tolerance above 0, got {iterations} and {tolerance}")
     if not callable(loss):

@@ -6,11 +6,13 @@ import ctypes
 import hashlib
 import math
 import os
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise.files.arguments import is_a
 from headwise.files.script_run import Told, current
 
 if TYPE_CHECKING:
@@ -181,6 +183,9 @@ class Run:
         """
         from headwise.training.fit import fit_arm
 
+        is_a("steps", steps, (int, type(None)), "a whole number of steps or None")
+        if not isinstance(getattr(model, "training", None), bool):
+            raise TypeError(f"model must be a torch module, got {reprlib.repr(model)}")
         if self._fitted:
             raise RuntimeError("run.regularize() was called twice. Call it once, on the model that is trained.")
         self._fitted = True
@@ -199,6 +204,7 @@ class Run:
 
     def takes(self, steps: int) -> None:
         """Report the optimizer steps of the whole training, if they are known only after `regularize`."""
+        is_a("steps", steps, int, "a whole number of steps")
         self._told.tell("takes", steps=steps)
 
     def saw(self, batch: Any) -> None:
@@ -230,12 +236,15 @@ class Run:
             ValueError: if no figure is given, a figure is not finite, or a figure of a split is recorded twice.
             RuntimeError: if a method of this arm never acted.
         """
+        is_a("split", split, str, "a word")
         self._refuse_idle()
         self._note_acting()
         self._told.record(split, figures)
 
     def evaluated(self, split: str, figures: dict[str, float]) -> None:
         """Record the figures of an evaluation; the last of a split counts, unless `record` gives that figure."""
+        is_a("split", split, str, "a word")
+        is_a("figures", figures, Mapping, "figures by name")
         finite = {name: value for name, value in figures.items() if math.isfinite(value)}
         self._note_acting()
         if finite:

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.files.arguments import is_a
+
 
 class Logger(ABC):
     """Destination for the figures, pictures and alerts of a reading."""
@@ -139,6 +141,7 @@ class MLflowRun(Logger):
     """
 
     def __init__(self, client: Any, run_id: str) -> None:
+        is_a("run_id", run_id, str, "the id of a run")
         self.client, self.run_id = client, run_id
 
     def figures(self, named: dict[str, float], step: int) -> None:

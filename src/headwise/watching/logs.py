@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headwise.files.arguments import is_a, is_path
 from headwise.files.durable import open_to_append, write_all
 from headwise.files.health_records import Line
 from headwise.watching.loggers import logger_of
@@ -53,6 +54,7 @@ class JsonLines(Log):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        is_path("path", path)
         self.path = Path(path)
         self._refuse_foreign()
 
@@ -156,6 +158,8 @@ class TensorBoard(Metrics):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoard logs need tensorboard: pip install 'headwise[tensorboard]'") from error
+        is_path("folder", folder)
+        is_a("heads", heads, bool, "True or False")
         self.folder = Path(folder)
         super().__init__(SummaryWriter(str(folder)), heads)
 

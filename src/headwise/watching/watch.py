@@ -7,15 +7,16 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Never
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.files.arguments import is_a
+from headwise.files.arguments import is_a, is_path
 from headwise.files.health_records import Alert, Line, Record, figures_among
 from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
@@ -119,6 +120,8 @@ def watch(
     is_a("thresholds", thresholds, (Thresholds, type(None)), "headwise.Thresholds(...) or None")
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function that returns the loss of a fixed batch, or None, got {loss!r}")
+    is_path("keep_in", keep_in)
+    is_a("statistics", statistics, (Sequence, set, frozenset, type(None)), "a list of names or None")
     if wrong := [name for name in statistics or () if not isinstance(name, str)]:
         raise TypeError(f"statistics must be a list of names, got {wrong[0]!r} in it")
     if every < 1 or (rows is not None and rows < 2):
@@ -181,7 +184,9 @@ class Watch:
 
     def keep(self, last: int, folder: Path) -> None:
         """Record from now on what a replay of the last steps before an alert needs, and write it to `folder`."""
-        self._keeper = Keeper(self._places.model, self._places.regularized, last, folder)
+        is_a("last", last, int, "a whole number of steps")
+        is_path("folder", folder)
+        self._keeper = Keeper(self._places.model, self._places.regularized, last, Path(folder))
         self._keeper.begin(self.steps)
 
     def step(self, loss: Tensor | float | None = None, batch: Any = None) -> None:
@@ -200,6 +205,7 @@ class Watch:
         self._alive()
         self._forgotten.stop()
         if loss is not None:
+            is_a("loss", loss, (Real, Tensor), "a number or a tensor of one number")
             self._losses.add(self.steps, loss)
         if self._keeper is not None:
             if batch is None:
@@ -241,6 +247,8 @@ class Watch:
                 that were healthy in them count as healthy before.
         """
         self._alive()
+        is_a("step", step, int, "a whole number")
+        is_a("known", known, Iterable, "records")
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
             self._judge.alerts(records)
         self._recorder.clear()
@@ -348,6 +356,8 @@ class Watch:
         """
         from headwise.watching.pictures import plot
 
+        for name in names:
+            is_a("each of names", name, str, "the name of a statistic")
         return plot(self.records(), self._alerts, names)
 
     def reasons(self) -> dict[str, dict[str, str]]:
