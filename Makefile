@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
 ARGS ?=
 WORKERS ?= 3
-GPU_JOBS ?= 6
+GPU_PYTHON ?= 3.12
 CAPABILITIES ?= default avx2
 TORCH ?= torch==2.13.0
 VERSIONS ?= oldest
@@ -16,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda cuda-costs bench-study bench-watch bench-audit bench-compiled methods-table gpu studies-gpu launches storm mutations clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda cuda-costs bench-study bench-watch bench-audit bench-compiled methods-table gpu gpu-wheels launches storm mutations clean
 
 # each target and its duration, from its own echo line
 help:
@@ -121,25 +121,18 @@ bench-compiled: $(VENV)/.test
 	@echo "make bench-compiled: compiled training steps: minutes; table here"
 	$(PY) benchmarks/compiled.py $(ARGS)
 
-# What a GPU is for, most important first. A part that fails does not stop the others; each study resumes where it was stopped.
-gpu: $(VENV)/.test
-	@echo "make gpu: tests, benchmark, studies on a GPU: hours; result: results/gpu"
-	failed=0; \
-	$(TESTING) $(PY) -m pytest -m cuda || failed=1; \
-	$(PY) benchmarks/cuda_costs.py --measure || failed=1; \
-	$(MAKE) bench-cuda ARGS= || failed=1; \
-	$(MAKE) studies-gpu ARGS= || failed=1; \
-	exit $$failed
+# What a GPU is for, most important first, each part with its limit; the same command resumes. No installation where
+# there is no $(VENV): the machine's own torch, with what `make gpu-wheels` made elsewhere. DRY=1: toy sizes, on the CPU.
+gpu:
+	@echo "make gpu: all that needs a GPU: minutes to hours; result: results/gpu"
+	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/on_a_gpu.py $(if $(DRY),--dry) $(ARGS)
 
-# the blog's studies in bfloat16, in which a GPU trains faster than in fp32
-studies-gpu: $(VENV)/.test
-	@echo "make studies-gpu: the studies alone; resumes: hours; result: results/gpu"
-	for study in blog-cifar10 blog-cifar100; do \
-		$(PY) -m headwise compare $$study --scale paper --set dtype=bfloat16 --seeds 6 --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study-bfloat16 $(ARGS) || exit 1; \
-	done
-	for study in sigma-vit sigma-simclr sigma-translation-deep; do \
-		$(PY) -m headwise compare $$study --scale gpu --device cuda --jobs $(GPU_JOBS) --out results/gpu/$$study $(ARGS) || exit 1; \
-	done
+# for the Python of that machine: make gpu-wheels GPU_PYTHON=3.12
+gpu-wheels: $(VENV)/.torch
+	@echo "make gpu-wheels: packages for a GPU machine without an index: a minute; result: wheels"
+	$(PIP) download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
+		$(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 --platform any \
+		-c $(CONSTRAINTS) -r requirements/gpu-wheels.txt -d wheels
 
 # thirty launches of two processes in a row, by torchrun and by --processes: each must end with 0
 launches: $(VENV)/.test

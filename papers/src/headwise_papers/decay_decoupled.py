@@ -102,6 +102,22 @@ STUDY = Study(
     ),
     scales={
         "small": Scale(seeds=10),
+        # 11 million parameters: a minute a run on one GPU
+        "gpu": Scale(
+            settings={
+                "dim": 384,
+                "depth": 6,
+                "heads": 6,
+                "context": 256,
+                "batch_size": 64,
+                "steps": 2000,
+                "learning_rate": 1e-3,
+                "warmup": 100,
+                "test_size": None,
+                "dtype": "bfloat16",
+            },
+            seeds=6,
+        ),
         "paper": Scale(
             settings={
                 "dim": 768,

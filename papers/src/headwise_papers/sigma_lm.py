@@ -90,6 +90,23 @@ STUDY = Study(
     ),
     scales={
         "small": Scale(settings={}, seeds=10),
+        # 17 million parameters: a minute a run on one GPU
+        "gpu": Scale(
+            settings={
+                "vocabulary": 8192,
+                "context": 256,
+                "window_words": 4096,
+                "dim": 384,
+                "depth": 8,
+                "heads": 6,
+                "mlp_dim": 1536,
+                "steps": 2000,
+                "batch_size": 64,
+                "test_size": None,
+                "dtype": "bfloat16",
+            },
+            seeds=6,
+        ),
         "paper": Scale(
             settings={
                 "vocabulary": 33_278,

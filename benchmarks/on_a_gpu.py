@@ -1,0 +1,184 @@
+"""Everything that a GPU is for, most important first, each part with a limit of seconds; what was done is kept.
+
+python benchmarks/on_a_gpu.py                 # tests, benchmarks, studies; the same command resumes
+python benchmarks/on_a_gpu.py --dry           # all of it at toy size on the CPU
+python benchmarks/on_a_gpu.py --only studies  # parts whose names begin so
+python benchmarks/on_a_gpu.py --list          # the parts, their limits, and what is done
+
+Needs no installation: the source is read from the checkout. Packages that the machine lacks are installed from
+wheels/, which `make gpu-wheels` fills on a machine with a package index. Data sets are read from data/, or the folder
+that HEADWISE_DATA names. Results: results/gpu, with a file for what each part printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "results" / "gpu"
+WHEELS, SITE = ROOT / "wheels", ROOT / "build" / "site"
+DONE = "done.json"
+# what a study needs beside torch, by the name that is imported
+NEEDED = (
+    "accelerate altair filelock jinja2 numpy optuna pandas psutil pydantic rich safetensors scipy sklearn typer "
+    "vl_convert"
+).split()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part: its name, its limit in seconds, its command, and the command of the dry run; "" if it has none."""
+
+    name: str
+    seconds: int
+    command: str
+    dry: str = ""
+
+
+def study(name: str, seconds: int, options: str, toy: str) -> Part:
+    """Return the part of a study; its dry run has two arms, two seeds and the settings `toy`, on made-up data."""
+    return Part(
+        f"studies-{name}",
+        seconds,
+        f"-m headwise compare {name} --device cuda --jobs {{jobs}} {options} --out {{out}}/{name}",
+        f"benchmarks/dry_study.py {name} --set {toy} --out {{out}}/{name}",
+    )
+
+
+IMAGES = "train_size=64,test_size=64,batch_size=32"
+STEPS = f"{IMAGES},steps=2,depth=1,dim=16"
+TESTS = "tests/integration/test_cuda.py -m cuda"
+NEUTRENO = '--method "NeuTRENO(strength=0.6)"'
+PARTS = (
+    Part("tests", 180, f"-m pytest {TESTS} -W default -p no:cacheprovider", f"-m pytest {TESTS} --collect-only"),
+    Part("kernels", 90, "benchmarks/kernels_on_cuda.py"),
+    Part("drops", 60, "benchmarks/drops_on_cuda.py"),
+    Part("steps", 90, "benchmarks/steps_on_cuda.py"),
+    Part("steps-float32", 60, "benchmarks/steps_on_cuda.py --dtype float32"),
+    Part("costs", 120, "benchmarks/cuda_costs.py --measure"),
+    study("blog-cifar10", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
+    study("blog-cifar100", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
+    study("neutreno-cifar", 360, f"--scale gpu --seeds 3 {NEUTRENO}", f"{IMAGES},steps=2"),
+    study("sigma-vit", 600, "--scale gpu", STEPS),
+    study("sigma-simclr", 600, "--scale gpu", STEPS),
+    study("decay-decoupled", 300, "--scale gpu --seeds 3", "steps=2,test_size=8"),
+    study("sigma-lm", 300, "--scale gpu --seeds 3", "steps=2,test_size=8"),
+    study("blog-cifar10", 900, "--scale paper --seeds 10", f"{IMAGES},epochs=1"),
+    study("blog-cifar100", 900, "--scale paper --seeds 10", f"{IMAGES},epochs=1"),
+    Part("attention", 300, "benchmarks/on_cuda.py", "benchmarks/on_cuda.py --dry-run"),
+)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the parts: the checkout's own source, and what was installed from wheels."""
+    folders = [ROOT / "src", ROOT / "papers" / "src", ROOT / "tests", ROOT / "benchmarks", SITE]
+    known = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([*map(str, folders), *([known] if known else [])])
+    fixed = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **fixed}
+
+
+def complete() -> None:
+    """Install what is missing from wheels/, or say what to do."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing and not SITE.is_dir() and WHEELS.is_dir():
+        wheels = sorted(map(str, WHEELS.glob("*.whl")))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--target", str(SITE), *wheels], check=True)
+    sys.path.append(str(SITE))
+    importlib.invalidate_caches()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(
+            f"{', '.join(missing)} cannot be imported here. Install them, or run `make gpu-wheels` on a machine with a "
+            f"package index and copy its folder wheels/ to {WHEELS}."
+        )
+
+
+def carry_out(part: Part, command: str, folder: Path, seconds: int) -> str:
+    """Run a part and return how it ended: done, stopped, or failed with its exit status."""
+    with open(folder / f"{part.name}.txt", "a") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(), stdout=stream, stderr=stream
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            # a study writes down what it has when it is asked to end, and resumes there
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return "stopped"
+    return "done" if status == 0 else f"failed with {status}"
+
+
+def read_done(folder: Path) -> dict[str, dict[str, object]]:
+    """Return how each part ended the last time it ran."""
+    path = folder / DONE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="toy sizes on the CPU")
+    parser.add_argument("--only", default="", help="parts whose names begin so")
+    parser.add_argument("--seconds", type=int, default=10**9, help="for all parts together")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at once on one device")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: results/gpu")
+    parser.add_argument("--again", action="store_true", help="parts that are done too")
+    parser.add_argument("--list", action="store_true", help="print the parts and do nothing")
+    options = parser.parse_args()
+    folder = (options.out or (OUT / "dry" if options.dry else OUT)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    done = read_done(folder)
+    named = [part for part in PARTS if part.name.startswith(options.only)]
+    # a study with more seeds is the same study in a dry run
+    chosen = [part for part in named if part.dry] if options.dry else named
+    chosen = list({part.dry if options.dry else part.command: part for part in chosen}.values())
+    if options.list:
+        for part in chosen:
+            print(f"{part.name:28} {part.seconds:4} s  {done.get(part.command, {}).get('ended', 'not run')}")
+        return
+    complete()
+    if not options.dry:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("torch finds no CUDA device here. --dry walks through all parts on the CPU.")
+    ends = time.monotonic() + options.seconds
+    failed = []
+    for part in chosen:
+        if done.get(part.command, {}).get("ended") == "done" and not options.again:
+            continue
+        left = int(ends - time.monotonic())
+        if left < 5:
+            print("the time is over; the same command continues here")
+            break
+        begin = time.monotonic()
+        command = (part.dry if options.dry else part.command).format(jobs=options.jobs, out=shlex.quote(str(folder)))
+        ended = carry_out(part, command, folder, min(part.seconds, left))
+        took = round(time.monotonic() - begin, 1)
+        done[part.command] = {"name": part.name, "ended": ended, "seconds": took}
+        (folder / DONE).write_text(json.dumps(done, indent=1))
+        print(f"{part.name:28} {took:6.1f} s  {ended}", flush=True)
+        if ended.startswith("failed"):
+            failed.append(part.name)
+            print("\n".join((folder / f"{part.name}.txt").read_text().splitlines()[-15:]), flush=True)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; what they printed is in {folder}")
+
+
+if __name__ == "__main__":
+    main()

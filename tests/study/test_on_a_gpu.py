@@ -1,0 +1,49 @@
+"""The program of everything that a GPU is for, walked through at toy size on the CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*options):
+    command = [sys.executable, "benchmarks/on_a_gpu.py", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+
+
+def ended(folder):
+    return {part["name"]: part["ended"] for part in json.loads((folder / "done.json").read_text()).values()}
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_dry_run_walks_through_all_parts_and_resumes(tmp_path):
+    first = run("--dry", "--out", str(tmp_path), "--only", "studies-blog-cifar10")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert ended(tmp_path) == {"studies-blog-cifar10": "done"}
+    rest = run("--dry", "--out", str(tmp_path))
+    assert rest.returncode == 0, rest.stdout + rest.stderr
+    assert set(ended(tmp_path).values()) == {"done"} and len(ended(tmp_path)) >= 8
+    # what is done is not done again
+    assert "studies-blog-cifar10" not in rest.stdout
+    assert all((tmp_path / name / "report.html").is_file() for name in ("blog-cifar10", "neutreno-cifar", "sigma-lm"))
+    assert not run("--dry", "--out", str(tmp_path)).stdout
+
+
+def test_a_part_over_its_time_is_stopped_and_told(tmp_path):
+    stopped = run("--dry", "--out", str(tmp_path), "--only", "studies-blog-cifar10", "--seconds", "12")
+    assert stopped.returncode == 0, stopped.stderr
+    assert ended(tmp_path)["studies-blog-cifar10"] in ("stopped", "done")
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+def test_without_a_gpu_it_says_what_can_be_done():
+    refused = run("--only", "tests")
+    assert refused.returncode == 1 and "--dry walks through all parts on the CPU" in refused.stderr
+    listed = run("--list")
+    assert "studies-blog-cifar100" in listed.stdout and "not run" in listed.stdout
