@@ -129,7 +129,7 @@ gpu:
 
 # for the Python of that machine: make gpu-wheels GPU_PYTHON=3.12
 gpu-wheels: $(VENV)/.torch
-	@echo "make gpu-wheels: packages for a GPU machine without an index: a minute; result: wheels"
+	@echo "make gpu-wheels: for a GPU machine without an index: a minute; result: wheels"
 	$(PIP) download --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --implementation cp \
 		$(foreach glibc,2_28 2_27 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 --platform any \
 		-c $(CONSTRAINTS) -r requirements/gpu-wheels.txt -d wheels
