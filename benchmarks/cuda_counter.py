@@ -99,6 +99,9 @@ WITHOUT_KERNEL = {
 OWN = {
     "attend_rows": (1, 2, 0.45),
     "attend_rows_backward": (9, 7, 0.45),
+    # torch's flash attention, and in backward a kernel before it
+    "attend_with_lse": (1, 2, 1.0),
+    "attend_with_lse_backward": (2, 5, 1.0),
     "attend_dropped": (1, 2, 0.45),
     "attend_dropped_backward": (6, 7, 0.45),
     # Rows by queries and by keys; with the maps of the layer before, products of twice as many heads.
@@ -118,7 +121,7 @@ LAUNCHES = {
     "moved_rows_backward": 3,
 }
 # where the backward operators have the list of saved tensors
-SAVED = {"attend_rows_backward": 4, "attend_dropped_backward": 2}
+SAVED = {"attend_rows_backward": 4, "attend_with_lse_backward": 2, "attend_dropped_backward": 2}
 # where other operators say whether they are causal; the default is after q, k, v and a mask
 CAUSAL_AT = {"read_rows": 9, "read_columns": 8, "read_products": 10}
 

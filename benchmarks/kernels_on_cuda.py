@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attention import triton_largest, triton_rows
+from headwise.attention.flash_rows import attend_with_lse
 from headwise.attention.largest_logits import largest_logits
 from headwise.attention.row_statistics import attend_rows
 from headwise.statistics import Queries, Reading, RowFigures, read, triton_figures
@@ -129,10 +130,26 @@ def errors_of_rows(given: list[Tensor], causal: bool) -> tuple[dict[str, float],
     return {name: difference(x, y) for name, x, y in pairs}, s
 
 
+def errors_of_lse(given: list[Tensor], causal: bool) -> dict[str, float]:
+    """Return the errors of fused attention with its log-sum-exp, and of their gradients, with some dO of zeros."""
+    q, k, v, g = given
+    g = g.clone()
+    g[:, :, 5:9] = 0.0
+    _, wide, right = textbook(q, k, v, causal)
+    weights = (g.double(), torch.rand_like(right[1]))
+    wanted = torch.autograd.grad(right[:2], wide, weights)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    found = attend_with_lse(*leaves, None, causal, q.shape[-1] ** -0.5)
+    made = torch.autograd.grad(found, leaves, (g, weights[1].to(found[1].dtype)))
+    pairs = zip(("out", "lse", "dq", "dk", "dv"), (*found, *made), (*right[:2], *wanted), strict=True)
+    return {f"flash {name}": difference(x, y) for name, x, y in pairs}
+
+
 def check(case: tuple[int, int, int, int, torch.dtype], causal: bool, clock: Clock) -> None:
     """Print the largest error of each kernel on a small odd shape."""
     given = drawn(*case)
     errors, s = errors_of_rows(given, causal)
+    errors |= errors_of_lse(given, causal)
     q, k, v, _ = given
     errors["largest"] = difference(largest_logits(q, k, None, causal, q.shape[-1] ** -0.5), s.amax((-1, -2)))
     reading = Reading(q, k, v, causal=causal, known_bound=1.0)
@@ -175,6 +192,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, g: Tensor, causal: bool, figures: in
     torch.autograd.grad(outputs[: figures + 1], (q, k, v), gradients)
 
 
+def attend_lse(q: Tensor, k: Tensor, v: Tensor, g: Tensor, causal: bool) -> None:
+    """Run fused attention with its log-sum-exp in the loss, and its backward."""
+    outputs = attend_with_lse(q, k, v, None, causal, q.shape[-1] ** -0.5)
+    torch.autograd.grad(outputs, (q, k, v), (g, torch.ones_like(outputs[1])))
+
+
 def fused_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, causal: bool) -> None:
     """Run fused attention and its backward."""
     torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v), g)
@@ -187,6 +210,7 @@ def penalties(shape: tuple[int, int, int, int], causal: bool, clock: Clock) -> N
     plain = clock(partial(fused_step, *leaves, g, causal))
     print(f"\n{shape}, causal={causal}: fused forward and backward, {plain}; over it (1.4):", flush=True)
     print(f"  {'':32}   device     host     both", flush=True)
+    print(f"  {'log-sum-exp of flash':32} {clock(partial(attend_lse, *leaves, g, causal)).over(plain)}", flush=True)
     for figures, name in ((1, "log-sum-exp"), (2, "and entropy"), (3, "and squares")):
         print(f"  {name:32} {clock(partial(attend, *leaves, g, causal, figures)).over(plain)}", flush=True)
 

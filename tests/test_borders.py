@@ -21,8 +21,10 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.nn.utils import prune
+from torch.utils.flop_counter import FlopCounterMode
 
 from headwise import borders
 
@@ -316,6 +318,26 @@ def test_transforms_of_functions_are_seen():
     torch.func.grad(looked)(torch.ones(2))
     torch.func.vmap(looked)(torch.ones(2, 2))
     assert seen == [True, True] and not borders.in_transform()
+
+
+@canary("flash_on_cuda", "flash_on_cuda_backward")
+def test_the_flash_kernels_of_cuda_take_what_headwise_gives_them():
+    x, lse, none = torch.zeros(1, 2, 8, 16), torch.zeros(1, 2, 8), torch.zeros(2, dtype=torch.uint64)
+    # On a CPU they come as far as their dispatch.
+    with pytest.raises(NotImplementedError, match="CPU"):
+        borders.flash_on_cuda(x, x, x, 0.0, True, False, scale=0.5)
+    with pytest.raises(NotImplementedError, match="CPU"):
+        borders.flash_on_cuda_backward(x, x, x, x, x, lse, None, None, 8, 8, 0.0, True, none, none, scale=0.5)
+
+
+@canary("modes_see_operators")
+def test_modes_that_see_operators_are_seen():
+    assert not borders.modes_see_operators()
+    with FlopCounterMode(display=False):
+        assert borders.modes_see_operators()
+    with FakeTensorMode():
+        assert borders.modes_see_operators()
+    assert not borders.modes_see_operators()
 
 
 @canary("hook_first")

@@ -137,6 +137,11 @@ def joins_unevenly() -> bool:
     return bool(getattr(getattr(running, "_join_config", None), "enable", False))
 
 
+def modes_see_operators() -> bool:
+    """Return whether a mode sees every operator now, such as one that counts, traces or makes fake tensors."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 # Maps over nested containers, as torch itself walks the arguments of a model. The package `optree` would be another
 # dependency. Gone: importing this file fails.
 tree_leaves = _pytree.tree_leaves
@@ -150,6 +155,9 @@ DispatchMode = _python_dispatch.TorchDispatchMode
 # operations of attention on CPUs are not counted.
 flash_on_cpu: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 flash_on_cpu_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+# The same on CUDA. Gone: None; the log-sum-exp of each row is then computed by headwise's own kernel.
+flash_on_cuda: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention", None)
+flash_on_cuda_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_backward", None)
 
 # The code that runs in every call of a module, which names its frames on the stack. Gone: importing this file fails.
 MODULE_CALL = nn.Module._call_impl.__code__

@@ -7,7 +7,8 @@ from grids import part_of_grid
 from small_models import Own
 
 import headwise
-from headwise.attention.row_statistics import attend_rows, attend_rows_backward
+from headwise.attention.row_statistics import attend_rows, attend_rows_backward, registered_rows
+from headwise.training.measuring import counter
 
 MASKS = ("none", "bool", "additive", "per head", "an empty row")
 
@@ -89,7 +90,7 @@ def test_torchs_own_checks_of_operators_pass(kind, causal, dtype):
         given = (*made("none", causal, dtype)[:3], made(kind)[3].float(), causal, 0.7)
     else:
         given = made(kind, causal, dtype)
-    torch.library.opcheck(attend_rows, given)
+    torch.library.opcheck(registered_rows, given)
     with torch.no_grad():
         outputs = attend_rows(*given)
     saved = [x.detach() for x in (*given[:3], *outputs)]
@@ -106,7 +107,7 @@ def test_sums_over_many_values_stay_below_the_largest_number_of_fp16():
 
 def test_operators_check_strides_too():
     q, k, v = (torch.randn(2, 5, 3, 4).transpose(1, 2).requires_grad_() for _ in range(3))
-    torch.library.opcheck(attend_rows, (q, k, v, None, True, 0.5))
+    torch.library.opcheck(registered_rows, (q, k, v, None, True, 0.5))
 
 
 def test_a_compiled_graph_holds_one_node_however_long_the_sequence_is():
@@ -126,3 +127,37 @@ def test_a_compiled_graph_holds_one_node_however_long_the_sequence_is():
     short, long = nodes
     assert len(short) == len(long)
     assert sum("attend_rows" in target for target in long) == 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", MASKS)
+def test_second_derivatives_are_those_of_the_matrix(kind, causal):
+    q, k, v, *rest = made(kind, causal, rows=3, keys=3)
+
+    def outputs(q, k, v):
+        out, lse, entropy, square = attend_rows(q, k, v, *rest)
+        return out, entropy, square, lse
+
+    torch.autograd.gradgradcheck(outputs, (q, k, v), atol=1e-6)
+
+
+def test_a_tensor_that_is_queries_and_keys_has_the_right_second_derivative():
+    q, _, v, *rest = made("none")
+
+    def slope(attend):
+        (first,) = torch.autograd.grad(attend(q, q, v, *rest)[2].sum(), q, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), q)[0]
+
+    torch.testing.assert_close(slope(attend_rows), slope(textbook), rtol=1e-9, atol=1e-11)
+
+
+def test_without_an_observer_no_registered_operator_is_called():
+    """A call of the registry costs the host three times as much."""
+    given = made("none")
+    with torch.profiler.profile() as seen:
+        attend_rows(*given)[0].sum().backward()
+    assert not [event.key for event in seen.key_averages() if "headwise::" in event.key]
+    with counter() as counted:
+        attend_rows(*given)[0].sum().backward()
+    seen_by_counters = {str(operator) for operator in counted.get_flop_counts()["Global"]}
+    assert seen_by_counters >= {"headwise.attend_rows", "headwise.attend_rows_backward"}

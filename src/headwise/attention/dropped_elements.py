@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from headwise.attention.element_draw import Drawn
 from headwise.attention.row_statistics import blocks, masked
+from headwise.attention.second_derivatives import dropped_by_matrix, gradients
 from headwise.core.kernels import kernels_run_on
 from headwise.core.masked import allowed_keys
+from headwise.core.operators import calls_are_seen, without_autocast
 from headwise.core.precision import at_least_fp32
 
 
-@torch.library.custom_op("headwise::attend_dropped", mutates_args=())
 def attend_dropped(
     q: Tensor,
     k: Tensor,
@@ -38,7 +40,7 @@ def attend_dropped(
     log-sum-exp is that of the softmax over all or over the remaining keys; 0 in a row without keys.
 
     The gradient of the logits is P (M dP / (1 - p) - <dO, O> + g_L) with dP = dO v^T, or A (dP - <dO, O> + g_L).
-    Backward draws M again.
+    Backward draws M again; with `create_graph=True` it computes the whole matrix.
 
     Args:
         q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).
@@ -51,16 +53,56 @@ def attend_dropped(
         renormalize: whether the remaining weights of a row are divided by their sum instead of by 1 - p.
         samples: number of draws along B; B / samples consecutive entries share one.
     """
+    inputs = (q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
+    if calls_are_seen(q, k, v):
+        found: tuple[Tensor, Tensor, Tensor] = registered_dropped(*inputs)
+        return found
+    return _Dropped.apply(*inputs) if torch.is_grad_enabled() else _attend(*inputs)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    key: Tensor,
+    salt: int,
+    p: Tensor,
+    window: int,
+    renormalize: bool,
+    samples: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     kernels = _kernels(q, k, v)
     drawn = Drawn(q, k, key, salt, p, window, samples)
     # Under autocast, products of fp32 would run in half precision, and backward would recompute different logits.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         if kernels is not None:
             return kernels.forward(q, k, v, mask, causal, scale, drawn, renormalize)
         return _forward(q, k, v, mask, causal, scale, drawn, renormalize)
 
 
-@attend_dropped.register_fake
+@torch.library.custom_op("headwise::attend_dropped", mutates_args=())
+def registered_dropped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    key: Tensor,
+    salt: int,
+    p: Tensor,
+    window: int,
+    renormalize: bool,
+    samples: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result of `attend_dropped`, as the operator that compilers and counters see."""
+    return _attend(q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
+
+
+@registered_dropped.register_fake
 def _(
     q: Tensor,
     k: Tensor,
@@ -93,10 +135,25 @@ def attend_dropped_backward(
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; `saved` is q, k, v, the forward's three outputs, the key and p."""
+    return _gradients_of(g_out, g_lse, saved, mask, causal, scale, salt, window, renormalize, samples)
+
+
+def _gradients_of(
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    saved: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    salt: int,
+    window: int,
+    renormalize: bool,
+    samples: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v, out, lse, first, key, p = saved
     kernels = _kernels(q, k, v)
     drawn = Drawn(q, k, key, salt, p, window, samples)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         g_out = torch.zeros_like(out) if g_out is None else g_out
         # What the gradient of a row's logits, divided by the weights, has in common for all keys.
         level = -torch.linalg.vecdot(at_least_fp32(g_out), at_least_fp32(out))
@@ -147,12 +204,36 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if g_out is None and g_lse is None:
         return (None,) * 12
-    saved, settings = list(ctx.saved_tensors), (ctx.salt, ctx.window, ctx.renormalize, ctx.samples)
-    of_inputs = attend_dropped_backward(g_out, g_lse, saved, ctx.mask, ctx.causal, ctx.scale, *settings)
+    saved, call = list(ctx.saved_tensors), (ctx.mask, ctx.causal, ctx.scale)
+    settings = (ctx.salt, ctx.window, ctx.renormalize, ctx.samples)
+    of_inputs: Sequence[Tensor | None]
+    if torch.is_grad_enabled():
+        # create_graph=True
+        q, k, first, key, p = saved[0], saved[1], *saved[5:]
+        drawn = Drawn(q, k, key, ctx.salt, p, ctx.window, ctx.samples)
+        of_inputs = gradients(
+            lambda q, k, v: dropped_by_matrix(q, k, v, *call, drawn, ctx.renormalize, first), saved[:3], (g_out, g_lse)
+        )
+    elif calls_are_seen(*saved[:3]):
+        of_inputs = attend_dropped_backward(g_out, g_lse, saved, *call, *settings)
+    else:
+        of_inputs = _gradients_of(g_out, g_lse, saved, *call, *settings)
     return (*of_inputs, *(None,) * 9)
 
 
-attend_dropped.register_autograd(_gradients, setup_context=_save)
+registered_dropped.register_autograd(_gradients, setup_context=_save)
+
+
+class _Dropped(torch.autograd.Function):
+    """`attend_dropped` where nobody sees operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = _attend(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
 
 
 def _forward(

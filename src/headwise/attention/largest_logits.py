@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.attention.row_statistics import blocks, masked, part_of_mask
 from headwise.core.kernels import kernels_run_on
+from headwise.core.operators import calls_are_seen, without_autocast
 from headwise.core.precision import at_least_fp32
 
 
@@ -36,15 +37,23 @@ def largest_logits(
     """
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
-    return _largest_logits(q.detach(), k.detach(), mask, causal, scale, real, enough)
+    inputs = (q.detach(), k.detach(), mask, causal, scale, real, enough)
+    found: Tensor = _largest_logits(*inputs) if calls_are_seen(q, k) else _largest(*inputs)
+    return found
 
 
 @torch.library.custom_op("headwise::largest_logits", mutates_args=())
 def _largest_logits(
     q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None, enough: float
 ) -> Tensor:
+    return _largest(q, k, mask, causal, scale, real, enough)
+
+
+def _largest(
+    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None, enough: float
+) -> Tensor:
     # Autocast would compute the products in half precision.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         if kernels_run_on(q.device):
             from headwise.attention import triton_largest
 

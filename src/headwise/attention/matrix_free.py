@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from headwise.attention.dropped_elements import attend_dropped
+from headwise.attention.flash_rows import attend_with_lse
 from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, takes_causal_and_mask
 from headwise.core.call import Call, Dropping
@@ -78,7 +79,7 @@ class FusedMap:
     def _with_sinks(self, v: Tensor) -> Tensor:
         """Return A v with a sink per head: an extra column that takes weight and has no value."""
         assert self.sinks is not None
-        out, lse, _, _ = attend_rows(self.q, self.k, v, self.mask, self.causal, self.scale)
+        out, lse = attend_with_lse(self.q, self.k, v, self.mask, self.causal, self.scale)
         return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)
 
 
@@ -250,6 +251,8 @@ def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFr
     # The closed form computes no gradient for a mask, such as a learned position bias.
     if readers and call.mask is not None and call.mask.requires_grad:
         return False
+    # Two readers might want different statistics, which one pass computes.
+    readings.one_reader = len(readers) <= 1
     return all(m.overrides("read_free") and m.read_free(readings, call) is not NotImplemented for m in readers)
 
 
@@ -284,6 +287,8 @@ class MatrixFreeReadings:
 
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
         self.call, self.q, self.k, self._keep = call, q, k, keep
+        self.one_reader = True
+        # The output and the log-sum-exp of each row; entropy and sum of squares where somebody asked for them.
         self._statistics: tuple[Tensor, ...] | None = None
         self._masked: tuple[Tensor | None, bool] | None = None
 
@@ -313,14 +318,20 @@ class MatrixFreeReadings:
         return mask.masked_fill(~kept, float("-inf")), False
 
     def _rows(self) -> tuple[Tensor, ...]:
-        if self._statistics is None:
+        if self._statistics is None or len(self._statistics) == 2:
             self._statistics = attend_rows(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
         return self._statistics
+
+    def _lse(self) -> Tensor:
+        if self._statistics is None and self.one_reader:
+            # As fast as fused attention.
+            self._statistics = attend_with_lse(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
+        return (self._statistics or self._rows())[1]
 
     def _share(self) -> Tensor | None:
         """Return the share of weight that a sink leaves to the keys of each row, (B, H, T), or None without sinks."""
         sinks = self.call.sinks
-        return None if sinks is None else sink_share(self._rows()[1], sinks)
+        return None if sinks is None else sink_share(self._lse(), sinks)
 
     def output(self) -> Tensor | None:
         """Return A v if reading the statistics has already computed it, else None."""
@@ -331,7 +342,7 @@ class MatrixFreeReadings:
 
     def lse(self) -> Tensor:
         """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
-        lse, mask = self._rows()[1], self.call.mask
+        lse, mask = self._lse(), self.call.mask
         if mask is None or mask.dtype == torch.bool:
             return lse
         # An additive mask leaves its own value there, often the lowest of a dtype, whose square is infinite.

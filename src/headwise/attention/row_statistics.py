@@ -5,14 +5,17 @@ For methods; `statistics/row_figures.py` computes more figures, without gradient
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.attention.second_derivatives import gradients, rows_by_matrix
 from headwise.core.kernels import kernels_run_on
 from headwise.core.masked import allowed_keys, masked_logits
+from headwise.core.operators import calls_are_seen, without_autocast
 from headwise.core.precision import at_least_fp32
 
 # Entries of logits in one block: small enough for a core's cache, large enough for efficient products. Calls with few
@@ -61,7 +64,6 @@ def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:
     ]
 
 
-@torch.library.custom_op("headwise::attend_rows", mutates_args=())
 def attend_rows(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,7 +71,8 @@ def attend_rows(
 
     With D = s - max(s), e = exp(D), Z = sum(e): L = max + log Z, H = log Z - sum(e D)/Z, S = sum(e^2)/Z^2. The gradient
     of the logits is p (dP - <dO, O> + g_L - g_H (log p + H) + 2 g_S (p - S)); backward recomputes the logits block by
-    block. As one operator it is a single node of a compiled graph.
+    block. As one operator it is a single node of a compiled graph. A gradient with
+    `create_graph=True` is that of the whole matrix.
 
     Args:
         q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).
@@ -77,15 +80,35 @@ def attend_rows(
         causal: whether query i sees keys 0..i only, in addition to the mask.
         scale: factor of the logits.
     """
-    # Under autocast, products of fp32 would run in half precision, and backward would recompute different logits.
+    if calls_are_seen(q, k, v):
+        found: tuple[Tensor, Tensor, Tensor, Tensor] = registered_rows(q, k, v, mask, causal, scale)
+        return found
+    if not torch.is_grad_enabled():
+        return attend_whole(q, k, v, mask, causal, scale)
+    return _Rows.apply(q, k, v, mask, causal, scale)
+
+
+def attend_whole(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the result of `attend_rows` without a graph."""
     kernels = _kernels(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    # Under autocast, products of fp32 would run in half precision, and backward would recompute different logits.
+    with without_autocast(q.device):
         if kernels is not None:
             return kernels.forward(q, k, v, mask, causal, scale)
         return _forward(q, k, v, mask, causal, scale)
 
 
-@attend_rows.register_fake
+@torch.library.custom_op("headwise::attend_rows", mutates_args=())
+def registered_rows(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the result of `attend_rows`, as the operator that compilers and counters see."""
+    return attend_whole(q, k, v, mask, causal, scale)
+
+
+@registered_rows.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,9 +131,15 @@ def attend_rows_backward(
 
     `saved` is q, k, v and the forward's four outputs; a gradient of an output is None if that output is unused.
     """
-    gradients = (g_out, g_lse, g_entropy, g_square)
+    return gradients_of((g_out, g_lse, g_entropy, g_square), saved, mask, causal, scale)
+
+
+def gradients_of(
+    gradients: tuple[Tensor | None, ...], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result of `attend_rows_backward`."""
     kernels = _kernels(*saved[:3])
-    with torch.autocast(saved[0].device.type, enabled=False):
+    with without_autocast(saved[0].device):
         if kernels is not None:
             return kernels.backward(gradients, levels(gradients, saved), saved, mask, causal, scale)
         return _backward(gradients, saved, mask, causal, scale)
@@ -150,11 +179,31 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
     if all(g is None for g in of_outputs):
         return (None,) * 6
-    of_inputs = attend_rows_backward(*of_outputs, list(ctx.saved_tensors), ctx.mask, ctx.causal, ctx.scale)
+    saved, call = list(ctx.saved_tensors), (ctx.mask, ctx.causal, ctx.scale)
+    of_inputs: Sequence[Tensor | None]
+    if torch.is_grad_enabled():
+        # create_graph=True
+        of_inputs = gradients(lambda q, k, v: rows_by_matrix(q, k, v, *call), saved[:3], of_outputs)
+    elif calls_are_seen(*saved[:3]):
+        of_inputs = attend_rows_backward(*of_outputs, saved, *call)
+    else:
+        of_inputs = gradients_of(of_outputs, saved, *call)
     return (*of_inputs, None, None, None)
 
 
-attend_rows.register_autograd(_gradients, setup_context=_save)
+registered_rows.register_autograd(_gradients, setup_context=_save)
+
+
+class _Rows(torch.autograd.Function):
+    """`attend_rows` where nobody sees operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        output = attend_whole(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
 
 
 def _forward(

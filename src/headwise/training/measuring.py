@@ -50,6 +50,8 @@ def _own() -> dict[Any, Callable[..., int]]:
     return {
         ours.attend_rows: _forward,
         ours.attend_rows_backward: lambda *args, **rest: _of_saved(args[4], **rest),
+        ours.attend_with_lse: _forward,
+        ours.attend_with_lse_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.attend_dropped: _forward,
         ours.attend_dropped_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.largest_logits: _logits,

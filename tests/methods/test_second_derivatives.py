@@ -1,0 +1,35 @@
+"""Gradient penalties and Hessians: second derivatives of methods whose attention is an operator of headwise's own."""
+
+import pytest
+import torch
+from naive import PADDING, qkv
+
+from headwise.methods import AttentionNormPenalty, AttentionSink, DropAttention, DropKey, EntropyPenalty, ZLoss
+from headwise.testing.calls import attend_with
+
+METHODS = (
+    EntropyPenalty(strength=1.0),
+    ZLoss(strength=1.0),
+    AttentionNormPenalty(strength=100.0),
+    AttentionSink(),
+    DropKey(p=0.4),
+    DropAttention(p=0.4, unit="element"),
+    DropAttention(p=0.4, unit="element", window=2),
+)
+
+
+def curvature(method, form, **settings):
+    """The gradient of the squared gradient of a loss, for q, k and v."""
+    inputs = [x.double().requires_grad_() for x in qkv()]
+    out, penalty = attend_with([method], *inputs, form=form, **settings)
+    slopes = torch.autograd.grad(out.square().sum() + penalty, inputs, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in slopes), inputs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": True}, {"mask": PADDING}], ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_second_derivatives_are_those_of_the_textbook(method, settings):
+    for found, right in zip(
+        curvature(method, "fast", **settings), curvature(method, "textbook", **settings), strict=True
+    ):
+        torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-10)
