@@ -225,7 +225,7 @@ registered_dropped.register_autograd(_gradients, setup_context=_save)
 
 
 class _Dropped(torch.autograd.Function):
-    """`attend_dropped` where nobody sees operators."""
+    """`attend_dropped` where operators are not seen."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -177,7 +177,7 @@ registered_lse.register_autograd(_gradients, setup_context=_save)
 
 
 class _WithLse(torch.autograd.Function):
-    """`attend_with_lse` where nobody sees operators."""
+    """`attend_with_lse` where operators are not seen."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

@@ -288,7 +288,7 @@ class MatrixFreeReadings:
     def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
         self.call, self.q, self.k, self._keep = call, q, k, keep
         self.one_reader = True
-        # The output and the log-sum-exp of each row; entropy and sum of squares where somebody asked for them.
+        # The output and the log-sum-exp of each row; entropy and sum of squares where a method asked for them.
         self._statistics: tuple[Tensor, ...] | None = None
         self._masked: tuple[Tensor | None, bool] | None = None
 

@@ -195,7 +195,7 @@ registered_rows.register_autograd(_gradients, setup_context=_save)
 
 
 class _Rows(torch.autograd.Function):
-    """`attend_rows` where nobody sees operators."""
+    """`attend_rows` where operators are not seen."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How headwise's own operators are called: as registered ones where somebody sees operators, else without the registry.
+"""How headwise's own operators are called: as registered ones where operators are seen, else without the registry.
 
 A call of an operator that is registered with `torch.library` costs some 100 µs of the host, and its gradient more; a
 plain `torch.autograd.Function` costs a third (docs/log.md). Small models are bound by the host.
