@@ -1,4 +1,4 @@
-"""Write docs/which_method.md, and the league's lines in README.md, from the kept tables in docs/league.
+"""Write docs/which_method.md from the kept tables in docs/league.
 
 python docs/which_method.py --keep results/league/recall results/league/words
                                                     add these worlds to the kept ones, or replace them
@@ -24,6 +24,8 @@ from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scipy.stats import spearmanr
+
 from headwise.files.ownership import REPORT, STUDY, claim
 from headwise.league.files import World, read_worlds
 from headwise.league.follow_up_page import estimate
@@ -40,10 +42,9 @@ from headwise.results.records import StudyRecord
 DOCS = Path(__file__).resolve().parent
 # the folder of the worlds' definitions
 OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
-KEPT, PAGE, README = DOCS / "league", DOCS / "which_method.md", DOCS.parent / "README.md"
+KEPT, PAGE = DOCS / "league", DOCS / "which_method.md"
 # the records of all runs of a world, packed
 RUNS = KEPT / "runs"
-MARKS = "<!-- league: begin (python docs/which_method.py) -->", "<!-- league: end -->"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "without", "fresh", "fresh_cells", "fresh_runs", "pairs")
 # subfolders of a world with archives of their own
 PARTS = FRESH, PAIRS
@@ -53,6 +54,8 @@ NO_ROOM = 0.01
 HIGHEST = 5
 # upper end of a rank correlation below which an order hardly predicts another
 HARDLY = 0.3
+# entries of a world below which a rank correlation says nothing
+FEWEST = 10
 WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
 
 
@@ -192,7 +195,7 @@ def restore(out: Path) -> None:
 def page(league: League) -> str:
     """Return the page."""
     done, open_ones = league.run, [name for name in league.worlds if name not in league.run]
-    parts = ["# Which method?", _lead(league), _no_winner(league)]
+    parts = ["# Which method?", _withdrawn(league), _lead(league), _no_winner(league)]
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
         parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
@@ -228,8 +231,7 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        "Look up what goes wrong in your training; the first table shows what helped most against it. It comes from "
-        "small models, each of which fails in one way: the *worlds*. "
+        "The figures come from small models, each of which fails in one way: the *worlds*. "
         f"In each, {entries} entries (methods, and controls such as dropout and weight decay) were tuned with the "
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
         "is shown with its interval, the time of a step, and the worlds in which the same entry was worse than the "
@@ -246,13 +248,13 @@ def _no_winner(league: League) -> str:
     return (
         "**No method is best everywhere.** The order of entries in all other worlds does not predict their order in "
         f"the one left out (rank correlation {_ends(row, 'rank_correlation')}, mean over worlds; the interval covers "
-        "seeds, not another choice of worlds). Look up your own failure, not the highest mean."
+        "seeds, not another choice of worlds)."
     )
 
 
 def _by_symptom(league: League) -> str:
     lines = [
-        f"| what goes wrong | what helped most in the league [95 %] | best control [95 %] | {_try(league)} |",
+        "| what goes wrong | best method in this world [95 %] | best control [95 %] | chosen rate and gain |",
         "|---|---|---|---|",
     ]
     for world in league.run:
@@ -260,56 +262,45 @@ def _by_symptom(league: League) -> str:
         if not (methods or controls) and _room(league, world) is not None:
             worse = sum(row["verdict"] == "worse" for row in league.of(world))
             lines.append(
-                f"| {_symptom(league, world)} | nothing: {_no_room(league, world)} | nothing | tune the plain model's "
-                f"learning rate first: {worse} of {len(league.of(world))} entries are worse |"
+                f"| {_symptom(league, world)} | nothing: {_no_room(league, world)}; {worse} of "
+                f"{len(league.of(world))} entries are worse | nothing | {_by_rate(league, world)} |"
             )
             continue
         best = _told(league, world, methods[0]) if methods else "no method"
         control = _told(league, world, controls[0]) if controls else "no control"
-        lines.append(f"| {_symptom(league, world)} | {best} | {control} | {_first(league, world, methods, controls)} |")
+        lines.append(f"| {_symptom(league, world)} | {best} | {control} | {_by_rate(league, world)} |")
     return "\n".join(lines)
+
+
+def _rates(league: League, world: str) -> list[tuple[float, float]]:
+    """Return the chosen learning rate and the gain of each entry of a world."""
+    pairs = [(row.number("learning_rate"), row.number("gain")) for row in league.of(world)]
+    return [(rate, gain) for rate, gain in pairs if rate is not None and gain is not None]
+
+
+def _by_rate(league: League, world: str) -> str:
+    """Return the rank correlation of the chosen learning rate and the gain over the entries of a world."""
+    pairs = _rates(league, world)
+    if len(pairs) < FEWEST:
+        return "too few entries"
+    found = spearmanr(*zip(*pairs, strict=True))
+    return f"{float(found.statistic):.2f} (p {float(found.pvalue):.2g})".replace("-", "−")
+
+
+def _withdrawn(league: League) -> str:
+    """Return why this page gives no advice."""
+    return (
+        "**This page recommends no method.** It once did, by world. A recommendation is worth something only where it "
+        "carries over to a task that it was not taken from, and that was not measured. The searches were also too "
+        "small: where gains grow with the learning rate that a search of six trials happened to choose (last column: "
+        "their rank correlation over all entries), a gain may be that of the rate. **Tune the learning rate of your "
+        "plain model first**; then compare the methods that you consider with it, each at its own best rate: "
+        "`headwise compare --tune`."
+    )
 
 
 def _symptom(league: League, world: str) -> str:
     return f"{league.worlds[world].symptom} ([{league.worlds[world].title}](#{_anchor(league, world)}))"
-
-
-def _try(league: League) -> str:
-    """Return the heading of the recommendation, which depends on whether the winners ran on fresh seeds."""
-    return "try first" if league.tables["fresh_cells"] else "ahead so far, not yet run on fresh seeds"
-
-
-def _first(league: League, world: str, methods: list[Row], controls: list[Row]) -> str:
-    """Return what to try first: of the entries that were better, the best one that is better on fresh seeds too.
-
-    A method gives way to a confirmed control unless it is shown to be better than that control.
-    """
-    if not (methods or controls):
-        return "nothing helped: look elsewhere"
-    unit, higher, _ = league.unit(world)
-    again = {row["entry"]: row for row in league.tables["fresh_cells"] if row["world"] == world and row["difference"]}
-    better = sorted([*methods, *controls], key=lambda row: -(row.number("gain") or 0.0))
-    if not again:
-        return f"candidate: {better[0]['entry']}, not yet run on fresh seeds"
-    confirmed = [again[row["entry"]] for row in better if _is_better(again.get(row["entry"]))]
-    confirmed.sort(key=lambda row: (row.number("difference") or 0.0) * (-1 if higher else 1))
-    if not confirmed:
-        ran = [again[row["entry"]] for row in better if row["entry"] in again]
-        if not ran:
-            return f"candidate: {better[0]['entry']}, not yet run on fresh seeds"
-        return f"nothing is confirmed (candidate: {ran[0]['entry']} {difference_of(ran[0], unit)} on fresh seeds)"
-    first = confirmed[0]
-    confirmed_controls = [row for row in confirmed if row["kind"] == "control"]
-    if confirmed_controls and first["control_verdict"] != "better":
-        first = confirmed_controls[0]
-    figure = f"**{first['entry']}**: {difference_of(first, unit)} on fresh seeds"
-    if first["kind"] == "control":
-        return figure + ("; no method is shown to beat it" if methods else "")
-    return figure + ("" if controls else "; no control helps")
-
-
-def _is_better(row: Row | None) -> bool:
-    return row is not None and row["verdict"] == "better"
 
 
 def _world(league: League, world: str) -> list[str]:
@@ -610,19 +601,6 @@ def _untimed(league: League) -> str:
     return f"{alternating}, except in {titles}: the shortest of the seeds." if titles else f"{alternating}."
 
 
-def short(league: League) -> str:
-    """Return README's lines."""
-    lines = [f"| what goes wrong | what helped most [95 %] | {_try(league)} |", "|---|---|---|"]
-    for world in league.run:
-        methods, controls = league.better(world), league.better(world, ("control",))
-        if not (methods or controls):
-            # nothing to recommend; the page says so
-            continue
-        best = _told(league, world, methods[0]) if methods else "no method"
-        lines.append(f"| {league.worlds[world].symptom} | {best} | {_first(league, world, methods, controls)} |")
-    return "\n".join(lines)
-
-
 def _told(league: League, world: str, row: Row) -> str:
     unit, _, label = league.unit(world)
     outcome = "" if unit.difference else f"{label} "
@@ -671,19 +649,13 @@ def main() -> int:
     if options.keep:
         keep(options.keep)
     league = read()
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    wanted = {PAGE: page(league), README: f"{before}{MARKS[0]}\n{short(league)}\n{MARKS[1]}{after}"}
-    outdated = [
-        path.name for path, new in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != new
-    ]
+    wanted = page(league)
     if options.check:
+        outdated = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != wanted
         if outdated:
-            print(f"not current: {', '.join(outdated)}; run python docs/which_method.py")
-        return bool(outdated)
-    for path, new in wanted.items():
-        path.write_text(new, encoding="utf-8")
+            print(f"not current: {PAGE.name}; run python docs/which_method.py")
+        return outdated
+    PAGE.write_text(wanted, encoding="utf-8")
     return 0
 
 

@@ -96,8 +96,7 @@ def test_what_ran_on_fresh_seeds_so_far_is_shown(which, tmp_path):
     world(tmp_path / "other", "recall").rename(folders[0] / "fresh")
     which.keep(folders)
     league = which.read(which.KEPT)
-    assert not league.tables["fresh"] and "try first" in which._by_symptom(league)
-    assert "not yet run on fresh seeds" in which._by_symptom(league)
+    assert not league.tables["fresh"]
     assert any("Recall | good |" in part for part in which._fresh(league))
 
 
@@ -128,31 +127,14 @@ def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):
     assert not (tmp_path / "again" / "recall").exists()
 
 
-@pytest.mark.parametrize(
-    ("again", "words"),
-    [
-        ({}, "**good**: +10.17 points [+9.00, +12.00] on fresh seeds |"),
-        # not confirmed, and the control is
-        ({"good": FIGURES["plain"]}, "**decay**: +2.00 points [+1.00, +3.00] on fresh seeds; no method is shown to"),
-        # as good as the control, and no better
-        pytest.param(
-            {"decay": FIGURES["good"]},
-            "**decay**: +10.17 points [+8.56, +12.00] on fresh seeds; no method is shown to",
-            marks=pytest.mark.grid,
-        ),
-        (
-            {"good": FIGURES["plain"], "decay": FIGURES["plain"]},
-            "nothing is confirmed (candidate: good 0.00 points [0.00, 0.00] on fresh seeds) |",
-        ),
-    ],
-)
-def test_what_to_try_first_is_what_fresh_seeds_confirm(which, tmp_path, again, words):
-    folder = finished_world(tmp_path / "recall", "recall", FIGURES, kinds=KINDS, validation={"decay": 0.5})
-    finished_world(folder / "fresh", "recall", FIGURES | again, kinds=KINDS, validation={"decay": 0.5})
-    which.keep([folder])
+def test_no_method_is_recommended_and_gains_that_grow_with_the_rate_are_told(which, tmp_path, monkeypatch):
+    which.keep([finished_world(tmp_path / "recall", "recall", FIGURES, kinds=KINDS, validation={"decay": 0.5})])
     league = which.read(which.KEPT)
-    assert words in which._by_symptom(league)
-    assert words in which.short(league)
+    assert "recommends no method" in which._withdrawn(league) and "too few entries |" in which._by_symptom(league)
+    monkeypatch.setattr(which, "_rates", lambda *_: [(rate, rate**2 - (rate == 7)) for rate in range(12)])
+    assert "| 1.00 (p " in which._by_symptom(league)
+    monkeypatch.setattr(which, "_rates", lambda *_: [(rate, -rate) for rate in range(12)])
+    assert "| −1.00 (p " in which._by_symptom(league)
 
 
 def test_a_plain_model_that_fails_on_some_seeds_is_told(which, tmp_path):
@@ -160,10 +142,10 @@ def test_a_plain_model_that_fails_on_some_seeds_is_told(which, tmp_path):
     folder = finished_world(tmp_path / "recall", "recall", perfect, kinds=KINDS)
     which.keep([folder])
     league = which.read(which.KEPT)
-    assert "nothing: the plain model leaves no room |" in which._by_symptom(league)
+    assert "nothing: the plain model leaves no room; 0 of 2 entries are worse |" in which._by_symptom(league)
     failing = perfect | {"plain": [1.0, 0.3, 1.0, 1.0, 0.2, 1.0]}
     finished_world(folder / "fresh", "recall", failing, kinds=KINDS)
     which.keep([folder])
     league = which.read(which.KEPT)
-    assert "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2 |" in which._by_symptom(league)
+    assert "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2; 0 of 2 entries are worse |" in which._by_symptom(league)
     assert "reaches 87.49 % (20.00 to 100.00 over 12 seeds)" in which._of_plain(league, "recall")
