@@ -30,7 +30,13 @@ ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "benchmarks" / "cuda_costs.csv", ROOT / "docs" / "cuda_costs.md"
 COUNTED_LAYERS = 2
 # methods whose forms differ by their settings
-FORMS = ("DropKey(unit='column')", "DropAttention(unit='element')", "InputNoise(by_head=True)")
+FORMS = (
+    "DropKey(unit='column')",
+    "DropAttention(unit='element')",
+    "InputNoise(by_head=True)",
+    "Decorrelation(probes=4)",
+    "Decorrelation(rows=16)",
+)
 COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens
 BUDGET, BUDGET_OF_PAIRS = 1.05, 1.3

@@ -77,6 +77,43 @@ def test_a_single_head_is_refused():
     assert Decorrelation().refuse(Site("x", torch.nn.Module(), heads=2)) is None
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_estimate_without_bias(causal):
+    q, k, v = qkv(b=1, h=3, t=8, n=8)
+    method = Decorrelation(rows=4)
+    found = torch.stack([penalty(method, q, k, v, causal=causal, seed=seed) for seed in range(1500)])
+    wanted = penalty(Decorrelation(), q, k, v, causal=causal)
+    error = found.std() / len(found) ** 0.5
+    assert 0 < error < 0.03 * wanted
+    assert (found.mean() - wanted).abs() < 3.5 * error
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_rows_of_padded_samples_estimate_without_bias(rows):
+    q, k, v = qkv()
+    found = torch.stack([penalty(Decorrelation(rows=rows), q, k, v, mask=PADDING, seed=seed) for seed in range(1500)])
+    wanted = penalty(Decorrelation(), q, k, v, mask=PADDING)
+    error = found.std() / len(found) ** 0.5
+    assert error < 0.03 * wanted
+    assert (found.mean() - wanted).abs() < 3.5 * error + 1e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_all_rows_are_the_exact_penalty(causal, padded):
+    q, k, v = qkv()
+    more = {"causal": causal} | ({"mask": PADDING} if padded else {})
+    found = penalty(Decorrelation(rows=100), q, k, v, **more)
+    torch.testing.assert_close(found, penalty(Decorrelation(), q, k, v, **more))
+
+
+def test_rows_are_whole_numbers_and_no_probes():
+    with pytest.raises(ValueError, match=r"rows must be a whole number from 2, or None, got 1"):
+        Decorrelation(rows=1)
+    with pytest.raises(ValueError, match="give probes or rows, not both"):
+        Decorrelation(rows=4, probes=4)
+
+
 def test_probes_must_be_a_whole_number():
     with pytest.raises(ValueError, match=r"probes must be a whole number from 1, or None, got 2.5"):
         Decorrelation(probes=2.5)

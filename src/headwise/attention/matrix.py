@@ -47,6 +47,15 @@ class MatrixReadings:
         """Return A z for z (B, H, N, D), in the dtype of z."""
         return self.weights.to(z.dtype) @ z
 
+    def weights_at(self, positions: Tensor) -> Tensor:
+        """Return the weights of the queries at `positions` (B, n), as (B, H, n, N)."""
+        return rows_at(self.weights, positions)
+
+
+def rows_at(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the rows of x (B, H, T, D) at `positions` (B, n), as (B, H, n, D)."""
+    return x.gather(2, positions[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
 
 # The stages that see rows of the matrix.
 ON_ROWS = ("logits", "weights", "read", "read_free")

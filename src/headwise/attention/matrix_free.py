@@ -12,10 +12,13 @@ from torch.nn.functional import logsigmoid
 
 from headwise.attention.dropped_elements import attend_dropped
 from headwise.attention.flash_rows import attend_with_lse
+from headwise.attention.matrix import rows_at
 from headwise.attention.row_statistics import attend_rows
-from headwise.attention.softmax import fused, fused_causal, takes_causal_and_mask
+from headwise.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
 from headwise.core.call import Call, Dropping
+from headwise.core.masked import masked_logits
 from headwise.core.method import Method
+from headwise.core.precision import at_least_fp32
 
 
 class FusedMap:
@@ -383,6 +386,22 @@ class MatrixFreeReadings:
         q, k = self.q.to(z.dtype), self.k.to(z.dtype)
         out = fused(q, k, z, attn_mask=mask, is_causal=causal, scale=self.call.scale)
         return out if share is None else out * share.unsqueeze(-1).to(z.dtype)
+
+    def weights_at(self, positions: Tensor) -> Tensor:
+        """Return the weights of the queries at `positions` (B, n), as (B, H, n, N) in the dtype of the queries."""
+        # The scale costs less on the queries.
+        s = (rows_at(self.q, positions) * self.call.scale) @ self.k.transpose(-1, -2)
+        mask = self.mask
+        if self.causal:
+            s = s.masked_fill_(torch.arange(self.call.keys, device=s.device) > positions[:, None, :, None], -torch.inf)
+        if mask is None and self.call.sinks is None:
+            return s.softmax(-1)
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.dim())]
+            if mask.shape[2] > 1:
+                mask = rows_at(mask.expand(len(positions), *mask.shape[1:]), positions)
+        allowed = mask if mask is not None and mask.dtype == torch.bool else None
+        return normalize(masked_logits(at_least_fp32(s), mask, allowed), self.call.sinks, empty=mask is not None)
 
 
 def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:

@@ -438,3 +438,7 @@ class RowReadings(Protocol):
     def attend(self, z: Tensor) -> Tensor:
         """Return A z for z (B, H, N, D), in the dtype of z."""
         ...
+
+    def weights_at(self, positions: Tensor) -> Tensor:
+        """Return the weights of the queries at `positions` (B, n), different ones, as (B, H, n, N)."""
+        ...

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from headwise.attention.matrix import rows_at
 from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
-from headwise.methods.real_tokens import key_counts, only_real_rows
+from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
 
 
 class Decorrelation(Method):
@@ -24,11 +26,17 @@ class Decorrelation(Method):
     samples and layers: the blog specifies neither a reduction nor a coefficient, and its term already grows with the
     number of pairs, so with a mean one strength suits any depth (`AttentionNormPenalty`, a tiny term, is summed).
     Padded queries and keys do not count. Computed exactly as ½(‖Σ G_h‖² - Σ‖G_h‖²) with G_h = A_h·A_hᵀ, which needs the
-    weights. `probes=n` computes an unbiased matrix-free estimate from n random signs per head and key instead.
+    weights of all queries. Two settings estimate it without bias and without the matrix, with new numbers in each pass:
+    `rows=n` reads n real queries of each sample, drawn without replacement, and weights their pairs; of a causal call,
+    the first n/2 queries are always read, because the fewer keys queries see, the more they add. `probes=n` draws n
+    random signs per head and key. With 12 heads of random queries and keys, the standard error of one sample from
+    `rows=128` was 9 % of the value for 1,024 causal tokens, and 0.1 % for 197 without a mask; a batch averages over its
+    samples.
     """
 
     strength: float = 1.0
     probes: int | None = None
+    rows: int | None = None
 
     neutral = {"strength": 0.0}
     strong = {"strength": 1000.0}
@@ -40,13 +48,16 @@ class Decorrelation(Method):
 
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
-        whole = isinstance(self.probes, int) and not isinstance(self.probes, bool) and self.probes >= 1
-        self.require(
-            self.probes is None or whole, f"probes must be a whole number from 1, or None, got {self.probes!r}"
-        )
+        for name, least in (("probes", 1), ("rows", 2)):
+            number = getattr(self, name)
+            whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
+            self.require(
+                number is None or whole, f"{name} must be a whole number from {least}, or None, got {number!r}"
+            )
+        self.require(self.probes is None or self.rows is None, "give probes or rows, not both")
 
     def draws(self) -> bool:
-        return self.probes is not None
+        return self.probes is not None or self.rows is not None
 
     def refuse(self, site: Site) -> str | None:
         return "compares heads, and this layer has only one" if site.heads == 1 else None
@@ -54,6 +65,9 @@ class Decorrelation(Method):
     def read(self, a: Tensor, call: Call) -> None:
         if self.probes is not None:
             return self._penalize(self._estimate(at_least_fp32(a) @ at_least_fp32(self._signs(call)), call), call)
+        if self.rows is not None:
+            positions, drawn = self._drawn(call)
+            return self._penalize(self._of_rows(at_least_fp32(rows_at(a, positions)), drawn, call), call)
         a = only_real_rows(at_least_fp32(a), call)
         # One product per head instead of one per pair of heads.
         grams = a @ a.mT
@@ -61,9 +75,63 @@ class Decorrelation(Method):
         return self._penalize(total / 2, call)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
+        if self.rows is not None:
+            positions, drawn = self._drawn(call)
+            return self._penalize(self._of_rows(rows.weights_at(positions), drawn, call), call)
         if self.probes is None:
             return NotImplemented
         return self._penalize(self._estimate(at_least_fp32(rows.attend(self._signs(call))), call), call)
+
+    def _drawn(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """Return the positions of the queries to read (B, n), and which of them are real, bool (B, n), None for all.
+
+        The first `_certain` of them are not drawn.
+        """
+        order, real = call.per_sample(call.uniform_draw(self, (call.samples, call.queries))), call.real_queries()
+        number, first = self._number(call), self._certain(call)
+        if real is None:
+            if first:
+                order = order.masked_fill(torch.arange(call.queries, device=order.device) < first, 2.0)
+            return order.topk(number).indices, None
+        real = real.expand(order.shape)
+        if first:
+            order = order.masked_fill(real.cumsum(-1) <= first, 2.0)
+        # Padding comes last.
+        positions = order.masked_fill(~real, -1.0).topk(number).indices
+        return positions, real.gather(1, positions)
+
+    def _number(self, call: Call) -> int:
+        return min(int(self.rows or 0), call.queries)
+
+    def _certain(self, call: Call) -> int:
+        """Return how many queries are always read: half of them, the first ones, where they see few keys."""
+        return self._number(call) // 2 if call.causal else 0
+
+    def _of_rows(self, a: Tensor, drawn: Tensor | None, call: Call) -> Tensor:
+        """Return the estimate (B,) from the weights (B, H, n, N) of the queries that `_drawn` gives."""
+        if drawn is not None:
+            a = a.masked_fill(~drawn[:, None, :, None], 0.0)
+        grams = at_least_fp32(a @ a.mT)
+        pairs, first = grams.sum(1).square() - grams.square().sum(1), self._certain(call)
+        others = pairs[:, first:, first:]
+        alone = others.diagonal(dim1=1, dim2=2).sum(-1)
+        times, of_two = self._times(a.shape[2] - first, first, drawn is not None, call)
+        total = times * alone + of_two * (others.sum((1, 2)) - alone)
+        if first:
+            total = total + pairs[:, :first, :first].sum((1, 2)) + 2 * times * pairs[:, :first, first:].sum((1, 2))
+        return total / 2
+
+    @staticmethod
+    def _times(number: int, first: int, padded: bool, call: Call) -> tuple[Any, Any]:
+        """Return how many queries, and how many pairs of different ones, each of the drawn queries stands for."""
+        if not padded:
+            every = call.queries - first
+            times = every / max(number, 1)
+            return times, times * (every - 1) / max(number - 1, 1)
+        real = (query_counts(call) - first).clamp(min=0)
+        drawn = real.clamp(max=number)
+        shares = real / drawn.clamp(min=1)
+        return shares, shares * (real - 1) / (drawn - 1).clamp(min=1)
 
     def _signs(self, call: Call) -> Tensor:
         shape = (call.samples, call.heads, call.keys, int(self.probes or 0))
