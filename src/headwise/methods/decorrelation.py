@@ -113,25 +113,16 @@ class Decorrelation(Method):
             a = a.masked_fill(~drawn[:, None, :, None], 0.0)
         grams = at_least_fp32(a @ a.mT)
         pairs, first = grams.sum(1).square() - grams.square().sum(1), self._certain(call)
+        if drawn is None:
+            return (pairs * _weights(call.queries, a.shape[2], first, a.device)).sum((1, 2))
+        every = (query_counts(call) - first).clamp(min=0)
+        number = every.clamp(max=a.shape[2] - first)
+        times = every / number.clamp(min=1)
+        of_two = times * (every - 1) / (number - 1).clamp(min=1)
         others = pairs[:, first:, first:]
         alone = others.diagonal(dim1=1, dim2=2).sum(-1)
-        times, of_two = self._times(a.shape[2] - first, first, drawn is not None, call)
         total = times * alone + of_two * (others.sum((1, 2)) - alone)
-        if first:
-            total = total + pairs[:, :first, :first].sum((1, 2)) + 2 * times * pairs[:, :first, first:].sum((1, 2))
-        return total / 2
-
-    @staticmethod
-    def _times(number: int, first: int, padded: bool, call: Call) -> tuple[Any, Any]:
-        """Return how many queries, and how many pairs of different ones, each of the drawn queries stands for."""
-        if not padded:
-            every = call.queries - first
-            times = every / max(number, 1)
-            return times, times * (every - 1) / max(number - 1, 1)
-        real = (query_counts(call) - first).clamp(min=0)
-        drawn = real.clamp(max=number)
-        shares = real / drawn.clamp(min=1)
-        return shares, shares * (real - 1) / (drawn - 1).clamp(min=1)
+        return (total + pairs[:, :first, :first].sum((1, 2)) + 2 * times * pairs[:, :first, first:].sum((1, 2))) / 2
 
     def _signs(self, call: Call) -> Tensor:
         shape = (call.samples, call.heads, call.keys, int(self.probes or 0))
@@ -148,3 +139,17 @@ class Decorrelation(Method):
 
     def _penalize(self, total: Tensor, call: Call) -> None:
         call.penalize(self, call.value(self, "strength") * total / key_counts(call).square(), per="sample")
+
+
+def _weights(queries: int, number: int, first: int, device: torch.device) -> Tensor:
+    """Return half of how many pairs of queries each pair of `number` stands for, (n, n), if the first are always read
+    and the others drawn."""
+    every, drawn = queries - first, number - first
+    times = every / max(drawn, 1)
+    weights = torch.full((number, number), 0.5 * times * (every - 1) / max(drawn - 1, 1), device=device)
+    weights[first:].diagonal(first).fill_(0.5 * times)
+    if first:
+        weights[:first, first:].fill_(0.5 * times)
+        weights[first:, :first].fill_(0.5 * times)
+        weights[:first, :first].fill_(0.5)
+    return weights
