@@ -125,6 +125,9 @@ def test_manual_optimization_is_that_of_the_plain_loop_where_it_reads_the_penalt
     trainer(callback).fit(module, LOADER)
     same(module, expected)
     assert callback.regularized.state() == handle.state()
+    following = HeadwiseCallback(*METHODS, seed=7, draws="torch")
+    trainer(following).fit(Plain(), LOADER)
+    assert following.regularized.state()["draws"] == "torch"
 
 
 def test_manual_optimization_that_forgets_the_penalties_is_refused():

@@ -73,6 +73,21 @@ def test_one_callback_trains_as_the_handle_does_reports_to_tensorboard_and_resum
     assert again[tag] == [(step, pytest.approx(value, abs=1e-5)) for step, value in scalars[tag][2:]]
 
 
+def test_draws_that_follow_torchs_generators_resume(tmp_path):
+    plain = FAMILIES["Llama"].build().train()
+
+    def trained(name, draws, resume=None):
+        model, callback = copy.deepcopy(plain), headwise.HeadwiseCallback(DropHead(p=0.5), draws=draws)
+        run(tmp_path / name, model, callback, resume=resume)
+        assert callback.regularized.state()["draws"] == draws
+        return list(model.parameters())
+
+    whole, counted = trained("whole", "torch"), trained("counted", "counter")
+    resumed = trained("resumed", "torch", resume=str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, resumed))
+    assert not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, counted))
+
+
 def test_a_callback_that_comes_too_late_is_refused_with_the_remedy(tmp_path):
     late = trainer(FAMILIES["Llama"].build(), rows(1), tmp_path)
     late.add_callback(headwise.HeadwiseCallback(*METHODS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,6 +33,7 @@ class HeadwiseSection(BaseModel):
         watch: settings of `headwise.watch`, such as `every: 50`; without it, the model is not watched.
         where: names of the layers to regularize; by default all layers to which a method applies.
         seed: of the methods' random draws.
+        draws: what these follow, `counter` or `torch`, as for `headwise.regularize`.
         attention: with `headwise`, headwise computes the attention of layers that have their own kernel.
     """
 
@@ -42,6 +43,7 @@ class HeadwiseSection(BaseModel):
     watch: dict[str, Any] | None = None
     where: list[str] | None = None
     seed: int = 0
+    draws: Literal["counter", "torch"] = "counter"
     attention: str | None = None
 
     @field_validator("methods")
@@ -111,7 +113,12 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         """Return the callback that regularizes the model once its trainer is made."""
         section = _section(cfg)
         self.callback = HeadwiseCallback(
-            *_methods(cfg), watch=section.watch, where=section.where, seed=section.seed, attention=section.attention
+            *_methods(cfg),
+            watch=section.watch,
+            where=section.where,
+            seed=section.seed,
+            attention=section.attention,
+            draws=section.draws,
         )
         return [self.callback]
 

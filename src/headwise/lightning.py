@@ -59,6 +59,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         where: which sites are regularized, as in `headwise.regularize`.
         seed: of the methods' random draws.
         attention: who computes the attention of layers that have their own kernel, as in `headwise.regularize`.
+        draws: what the methods' draws follow, as in `headwise.regularize`.
 
     Attributes:
         regularized: the handle, from the beginning of `fit`, `validate`, `test` or `predict` on.
@@ -79,8 +80,10 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         where: Where = None,
         seed: int = 0,
         attention: str | None = None,
+        draws: str = "counter",
     ) -> None:
         self.methods, self.model, self.where, self.seed, self.attention = methods, model, where, seed, attention
+        self.draws = draws
         self.regularized: Regularized | None = None
         self.watch: Watch | None = None
         self._watching = watch
@@ -102,7 +105,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         handle = self.regularized
         if self.methods and (handle is None or handle.model is not model or (handle.removed and stage == "fit")):
             self.regularized = regularize(
-                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
+                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention, draws=self.draws
             )
             self._steps = 0
         if stage == "fit" and self.regularized is not None:

@@ -72,7 +72,7 @@ class FittedLayer:
     def __init__(self, site: Site, methods: list[Method], shared: SharedState, adapter: Adapter | None = None) -> None:
         self.site, self.methods, self.shared, self.adapter = site, methods, shared, adapter
         self.states = _states(site, methods, shared.seed)
-        self.passes = Passes(site, methods, shared.seed)
+        self.passes = Passes(site, methods, shared.seed, shared.draws)
         self.shares_values = self.reached = self.without_gradients = self.armed = False
         self.alive = True
         self.samples: int | None = None

@@ -83,11 +83,12 @@ class HeldKeys:
     def counted(self, passes: Counted) -> int | Tensor:
         """Count a pass and return its key."""
         with without_modes():
-            key = passes.next_key()
-            passes.counter.add_(1)
             if self._next is None:
+                key = passes.next_key()
+                passes.counter.add_(1)
                 self.order.append(passes)
                 return key
+            passes.counter.add_(1)
             assert self.table is not None
             self._check(self._next < len(self.order) and self.order[self._next] is passes)
             self._next += 1

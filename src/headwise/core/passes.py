@@ -29,12 +29,15 @@ NOT_REENTRANT = (
 )
 REENTRANT = (
     "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
-    f"penalise or carry values a second time, and its gradient would be silently wrong. {NOT_REENTRANT}."
+    f"penalise or carry values a second time, and its gradient would be silently wrong. {NOT_REENTRANT}. If a library "
+    "runs the whole model there with torch's random state restored, as the cached losses of sentence-transformers do, "
+    "pass draws='torch' to regularize(), for methods that draw."
 )
 UNDIFFERENTIATED = (
     "{sites} ran without gradients inside a training forward, as under reentrant activation checkpointing, which runs "
     f"them again in backward: {{methods}} would draw, penalise or carry values a second time. {NOT_REENTRANT}. "
-    "Leave out layers that the model itself runs under torch.no_grad() with where="
+    "Methods that only draw may follow torch's random state instead: regularize(..., draws='torch'). Leave out layers "
+    "that the model itself runs under torch.no_grad() with where="
 )
 COMPILED = (
     "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would "
@@ -54,13 +57,15 @@ class Passes:
     Attributes:
         counter: number of passes so far, a 0-d int64 tensor that compiled graphs increment too.
         number: the key by which compiled graphs look up this object.
+        draws: what the keys of draws follow: "counter", or "torch", a number of torch's generator for each pass of a
+            layer with a method that draws.
         held: where the keys come from while a training step is captured.
     """
 
     held: HeldKeys | None = None
 
-    def __init__(self, site: Site, methods: list[Method], seed: int) -> None:
-        self.site, self.methods, self.seed = site, methods, seed
+    def __init__(self, site: Site, methods: list[Method], seed: int, draws: str = "counter") -> None:
+        self.site, self.methods, self.seed, self.draws = site, methods, seed, draws
         self.counter = torch.zeros((), dtype=torch.int64)
         self._enroll()
 
@@ -100,9 +105,11 @@ class Passes:
             counts[self.number] = nth + 1
             keys = repeated.keys.get(self.number, [])
             if nth < len(keys):
+                # What follows must find torch's generator where the first run left it.
+                self._number()
                 self._remember(first, keys[nth])
                 return Pass(keys[nth], True, repeated, first)
-        if recompute.in_backward():
+        if recompute.in_backward() and (self.draws == "counter" or self.repeats_matter):
             raise RuntimeError(REENTRANT.format(site=self.site.name, method=self.repeated_methods()))
         if counted:
             key = self._count(self.counter, first)
@@ -127,7 +134,15 @@ class Passes:
         """Return the key of the next pass that is counted, or of one `ahead` of it."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
-        return mix(seed, self.site.index, int(self.counter) + ahead)
+        number = self._number()
+        return mix(seed, self.site.index, int(self.counter) + ahead if number is None else number)
+
+    def _number(self) -> int | None:
+        """Return a number of torch's generator on the CPU if draws follow it."""
+        if self.draws == "counter" or not any(method.draws() for method in self.methods):
+            return None
+        with outside_transforms():
+            return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
     def _remember(self, first: list[recompute.Region], key: int) -> None:
         for region in first:
@@ -136,15 +151,16 @@ class Passes:
     @property
     def repeats_matter(self) -> bool:
         """Return whether a repeated pass would draw, penalise, carry values or count a second time."""
-        return any(map(_repeat_matters, self.methods))
+        return any(map(self._repeat_matters, self.methods))
 
     def repeated_methods(self) -> str:
         """Return the names of the methods for which a repeated pass matters."""
-        return " + ".join(repr(m) for m in self.methods if _repeat_matters(m)) or "a method"
+        return " + ".join(repr(m) for m in self.methods if self._repeat_matters(m)) or "a method"
 
-
-def _repeat_matters(method: Method) -> bool:
-    return method.draws() or method.penalizes or method.carries or method.counts_batches()
+    def _repeat_matters(self, method: Method) -> bool:
+        # A library that repeats a pass restores torch's random state, on which dropout depends too.
+        draws = method.draws() and self.draws == "counter"
+        return draws or method.penalizes or method.carries or method.counts_batches()
 
 
 @torch.library.custom_op("headwise::token", mutates_args={"counter"})

@@ -1,6 +1,7 @@
 """Random draws: numbers that are a pure function of where they are used.
 
-A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators. Therefore
+A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators, unless a
+number of them is asked for in place of the pass (`regularize(draws="torch")`). Therefore
 a method changes no other random number of the training, a recomputed layer draws the same bits, a block of queries gets
 its part of the whole draw, and eager and compiled code agree. On CUDA a draw is one Triton kernel (`triton_draws`) with
 the same bits.
@@ -16,6 +17,9 @@ import torch
 from torch import Tensor
 
 from headwise.core.kernels import kernels_run_on
+
+# What the draws of a pass follow: a counter of passes, or the state of torch's generator.
+DRAWS = ("counter", "torch")
 
 # 32-bit hashes in int64: a product of two may overflow, but its low 32 bits are correct on every device.
 MASK = 0xFFFFFFFF

@@ -89,6 +89,7 @@ class SharedState:
 
     Attributes:
         seed: seed of the run's random draws.
+        draws: what they follow besides: "counter", the number of the pass, or "torch", its generator.
         bare: whether the layers were fitted without a handle, for a watch or to inspect an example.
         forward: the current forward of the whole model.
         penalties: the penalties of the training forwards since the loss was last read.
@@ -97,8 +98,8 @@ class SharedState:
         uneven: whether the last forward ran where other processes may have no batch left, so that none is waited for.
     """
 
-    def __init__(self, seed: int = 0, *, bare: bool = False) -> None:
-        self.seed, self.bare = seed, bare
+    def __init__(self, seed: int = 0, *, draws: str = "counter", bare: bool = False) -> None:
+        self.seed, self.draws, self.bare = seed, draws, bare
         self.forward, self.penalties = Forward(), Penalties()
         self.fresh = self.differentiates = self.uneven = False
         self._hooks: list[Any] = []

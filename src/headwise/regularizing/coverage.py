@@ -53,6 +53,7 @@ def coverage(
     fitted: list[FittedLayer],
     reasons: dict[Site, tuple[str, str]],
     describe: Callable[[Method], str],
+    draws: str = "counter",
 ) -> Coverage:
     """Return the status of every attention-like module.
 
@@ -62,10 +63,13 @@ def coverage(
         reasons: for each site that was left out, its status and the reason; for a fitted one, the methods that do not
             apply to it.
         describe: returns the text of a method with the strengths that were set later.
+        draws: what random draws follow, as for `headwise.regularize`.
     """
     by_site = {f.site: f for f in fitted}
     rows = [_row(candidate.site, by_site.get(candidate.site), reasons, describe) for candidate in found]
     notes = [f"{f.site.name}: {reasons[f.site][1]}" for f in fitted if f.site in reasons and reasons[f.site][1]]
+    if draws == "torch":
+        notes.append("draws follow the state of torch's generator on the CPU (draws='torch')")
     return Coverage(rows, notes)
 
 

@@ -24,6 +24,7 @@ from headwise.regularizing.coverage import Coverage, coverage
 from headwise.regularizing.forgotten import Forgotten
 from headwise.regularizing.handle_place import HANDLE, kept_handle
 from headwise.regularizing.plan import Plan
+from headwise.regularizing.replayed import Replayed
 from headwise.regularizing.training_state import Strengths, check_progress, load_progress, progress
 
 __all__ = ["Regularized", "handle"]
@@ -69,9 +70,9 @@ class Regularized:
         Regularized(NeuTRENO(strength=0.4), 2 sites)
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, seed: int) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, seed: int, draws: str = "counter") -> None:
         self.model, self.methods, self.step = model, plan.methods, 0
-        self.shared = SharedState(seed)
+        self.shared = SharedState(seed, draws=draws)
         self.seen_training = self.checked = self.removed = False
         self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
@@ -90,6 +91,7 @@ class Regularized:
         # By name, because sharding replaces the parameter objects.
         self.brought = [name for name, parameter in model.named_parameters() if id(parameter) not in before]
         self._forgotten = Forgotten(self)
+        self._replayed = Replayed(self.methods, followed=draws == "torch")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
@@ -113,6 +115,8 @@ class Regularized:
         if not torch.compiler.is_compiling():
             self.shared.penalties.begin(module, trains=self.shared.differentiates)
             self._handled = sys.exc_info()[1]
+            if module.training and not self._replayed.done:
+                self._replayed.before((*args, *kwargs.values()), differentiates=self.shared.differentiates)
         self.shared.begin(module, args, kwargs)
         if self.shared.uneven and module.training:
             self._refuse_uneven()
@@ -131,6 +135,8 @@ class Regularized:
         if not torch.compiler.is_compiling():
             # The caller may be handling an exception itself, as a loop that tries a smaller batch.
             self.shared.penalties.end(output, failed=sys.exc_info()[1] is not self._handled)
+            if module.training and not torch.is_grad_enabled():
+                self._replayed.after()
         self.shared.differentiates = False
 
     def _before_load(
@@ -158,11 +164,12 @@ class Regularized:
         counters = [(f, int(f.passes.counter), f.reached) for f in self.fitted]
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
+        replayed, self._replayed = self._replayed, Replayed((), followed=True)
         seen, forgotten = (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
         try:
             yield
         finally:
-            shared.penalties = before
+            shared.penalties, self._replayed = before, replayed
             (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
             for fitted, counter, reached in counters:
                 fitted.passes.counter.fill_(counter)
@@ -196,6 +203,7 @@ class Regularized:
         self._alive()
         self._check_reached()
         self._forgotten.stepped = True
+        self._replayed.stepped()
         changed.check_followed(self.fitted)
         self.step += 1
         pairs = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
@@ -261,7 +269,7 @@ class Regularized:
 
     def state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs: steps, draws and strengths from `set()`, as numbers and text."""
-        state = progress(self.step, self.fitted, self._strengths, self.methods)
+        state = progress(self.step, self.fitted, self._strengths, self.methods) | {"draws": self.shared.draws}
         return state if self.order is None else state | {"order": self.order.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -271,7 +279,7 @@ class Regularized:
             ValueError: if it belongs to another model or other methods; nothing is loaded then.
         """
         self._alive()
-        check_progress(state, self.fitted, self._strengths, self.methods)
+        check_progress(state, self.fitted, self._strengths, self.methods, self.shared.draws)
         self.step = load_progress(state, self.fitted, self._strengths, self.methods)
         self.checked = bool(self.step)
         if self.order is not None:
@@ -286,7 +294,7 @@ class Regularized:
     def report(self) -> Coverage:
         """Return for every attention-like module whether it is regularized, read, skipped, not applicable or
         unreachable, and why."""
-        return coverage(self.found, self.fitted, self._reasons, self._strengths.shown)
+        return coverage(self.found, self.fitted, self._reasons, self._strengths.shown, self.shared.draws)
 
     def remove(self, discard: bool = False) -> None:
         """Remove the methods. Before any step this restores the model's bits and keys; trained host weights stay.

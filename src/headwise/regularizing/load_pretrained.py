@@ -65,7 +65,13 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, example: Any = None
     plain, own = {} if adapted else _plain(model, path), _own(path)
     layers = {name for entry in settings["methods"] for name in entry["layers"]}
     handle = regularize(
-        model, *methods, where=lambda site: site.name in layers, example=example, seed=settings["seed"], allow_none=True
+        model,
+        *methods,
+        where=lambda site: site.name in layers,
+        example=example,
+        seed=settings["seed"],
+        allow_none=True,
+        draws=settings["state"].get("draws", "counter"),
     )
     try:
         _check_layers(handle, settings["methods"])

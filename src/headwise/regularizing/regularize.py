@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Never
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from headwise.borders import COMPILED_INSIDE, is_compiled, own_modules
 from headwise.core.method import Method
+from headwise.core.random_draws import DRAWS
 from headwise.files.arguments import is_a
 from headwise.regularizing.adapter_files import keep_with_adapters
 from headwise.regularizing.handle import Regularized
@@ -24,6 +26,7 @@ def regularize(
     seed: int = 0,
     allow_none: bool = False,
     attention: str | None = None,
+    draws: str = "counter",
     **unknown: Never,
 ) -> Regularized:
     """Fit methods onto the attention layers of a model, in place, and return the handle.
@@ -36,12 +39,16 @@ def regularize(
             methods apply.
         example: a batch (tensor, tuple of arguments or dict of keywords). The model runs on it once, without gradients
             and with random state and buffers restored, to learn heads and shapes that cannot be known otherwise.
-        seed: of the methods' random draws; they never use torch's generators.
+        seed: of the methods' random draws; they never use torch's generators, unless `draws` says so.
         allow_none: accept a call without methods (the handle only reads then).
         attention: who computes the attention of transformers' layers that were loaded with a kernel (flash, flex, one
             of the hub or your own): with None the kernel does, and methods that edit logits or weights are refused
             there; with "headwise" this library does, for every method. It computes layers without such a kernel in
             both cases.
+        draws: "counter": each pass draws by its number, whatever else draws. "torch": each pass of a layer with a
+            method that draws takes one number from torch's generator on the CPU, so that a batch that runs again with
+            the random state restored repeats its draws, as with dropout: under GradCache, the cached losses of
+            sentence-transformers, reentrant checkpointing. Dropout on the CPU and the order of data change too.
         unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
@@ -62,6 +69,8 @@ def regularize(
         raise TypeError(no_argument(next(iter(unknown))))
     is_a("seed", seed, int, "a whole number")
     is_a("allow_none", allow_none, bool, "True or False")
+    if draws not in DRAWS:
+        raise ValueError(f"draws must be one of {', '.join(map(repr, DRAWS))}, got {reprlib.repr(draws)}")
     compiled = False
     # torch.compile's wrapper has no layers: names, hooks and the handle belong to the model inside.
     while isinstance(model, nn.Module) and (inside := own_modules(model).get(COMPILED_INSIDE)) is not None:
@@ -70,7 +79,7 @@ def regularize(
     problems = _missing_shapes(decisions)
     if problems:
         raise ValueError("\n".join(problems))
-    fitted = Regularized(model, decisions, seed)
+    fitted = Regularized(model, decisions, seed, draws)
     keep_with_adapters(fitted)
     if compiled or any(is_compiled(part) for part in model.modules()):
         # a graph that was made before knows nothing of the methods
@@ -94,7 +103,7 @@ OTHER_NAMES = {
 }
 
 
-ARGUMENTS = ("model", "methods", "where", "example", "seed", "allow_none", "attention")
+ARGUMENTS = ("model", "methods", "where", "example", "seed", "allow_none", "attention", "draws")
 
 
 def no_argument(name: str, function: str = "regularize", arguments: Sequence[str] = ARGUMENTS) -> str:

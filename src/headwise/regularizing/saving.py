@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from headwise.borders import COMPILED_INSIDE
 from headwise.core.method import Method
+from headwise.core.random_draws import DRAWS
 from headwise.files.durable import write_json
 from headwise.files.errors import StudyError
 from headwise.files.foreign_models import harmless, model_of
@@ -460,6 +461,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         assert (
             isinstance(settings["seed"], int)
             and isinstance(settings["state"], dict)
+            and settings["state"].get("draws", "counter") in DRAWS
             and isinstance(settings["model"], str)
         )
         number = settings["format"]

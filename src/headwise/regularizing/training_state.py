@@ -157,9 +157,9 @@ def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods
 
 
 def check_progress(
-    state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]
+    state: dict[str, Any], fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method], draws: str
 ) -> None:
-    """Raise ValueError if a state belongs to another model or to other methods."""
+    """Raise ValueError if a state belongs to another model, to other methods, or to draws of another kind."""
     if not _is_state(state):
         raise ValueError(
             f"load_state() takes the result of state() (step, counters, methods, strengths), got {reprlib.repr(state)}"
@@ -179,6 +179,12 @@ def check_progress(
         raise ValueError(
             f"this state is that of {' + '.join(saved) or 'no method'}, and the methods here are "
             f"{' + '.join(kinds) or 'none'}: regularize with the methods that state() was called with"
+        )
+    # States of earlier versions do not tell.
+    if (kept := state.get("draws", "counter")) != draws:
+        raise ValueError(
+            f"this state is that of a run with draws={kept!r}, and this one has draws={draws!r}: pass draws={kept!r} "
+            "to regularize(), or the resumed run would draw other numbers"
         )
 
 

@@ -48,6 +48,7 @@ class HeadwiseCallback(TrainerCallback):
         where: which sites are regularized, as for `headwise.regularize`.
         seed: seed of the methods' draws.
         attention: what computes the attention of layers with their own kernel, as for `headwise.regularize`.
+        draws: what the methods' draws follow, as for `headwise.regularize`.
         base: the task's loss, as for the handle's `compute_loss_func`; None: the Trainer's own
             `compute_loss_func`, or the model's loss.
         unknown: none allowed; the error for an unknown name suggests the right one.
@@ -72,16 +73,17 @@ class HeadwiseCallback(TrainerCallback):
         seed: int = 0,
         base: Callable[..., Tensor] | None = None,
         attention: str | None = None,
+        draws: str = "counter",
         **unknown: Never,
     ) -> None:
         if unknown:
-            names = ("*methods", "watch", "where", "seed", "base", "attention")
+            names = ("*methods", "watch", "where", "seed", "base", "attention", "draws")
             raise TypeError(no_argument(next(iter(unknown)), "HeadwiseCallback", names))
         is_a("seed", seed, int, "a whole number")
         for method in methods:
             is_a("each of methods", method, Method, "a method, such as DropHead(p=0.2)")
         self.methods, self.where, self.seed, self.base = methods, where, seed, base
-        self.attention = attention
+        self.attention, self.draws = attention, draws
         self.regularized: Regularized | None = None
         self._of_handle: Any = None
         self._watching = None if watch is None else WatchCallback(**watch)
@@ -111,7 +113,7 @@ class HeadwiseCallback(TrainerCallback):
     def _fit(self, model: Any, trainer: Any, args: Any) -> None:
         if self.methods:
             self.regularized = regularize(
-                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention
+                model, *self.methods, where=self.where, seed=self.seed, attention=self.attention, draws=self.draws
             )
         elif current().path is not None:
             self._follow(run(), trainer, model, args)
