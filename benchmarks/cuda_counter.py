@@ -119,6 +119,9 @@ LAUNCHES = {
     "pair_norm_rows_backward": 3,
     "moved_rows": 2,
     "moved_rows_backward": 3,
+    "spectral_scale": 2,
+    "spectral_slopes": 2,
+    "spectral_iteration": 3,
 }
 # where the backward operators have the list of saved tensors
 SAVED = {"attend_rows_backward": 4, "attend_with_lse_backward": 2, "attend_dropped_backward": 2}
@@ -155,6 +158,9 @@ class Counter(FakeCuda):
         # The values, and the gradient, are read for sums of chunks first.
         if name == "moved_rows_backward" or (name == "moved_rows" and (args[5] or args[0] is args[1])):
             moved += _bytes(args[0])
+        # So are stacked weights, or the gradient of them.
+        if name.startswith("spectral_"):
+            moved += _bytes(inputs[0])
         kernels = OWN[name][0] if name in OWN else LAUNCHES.get(name, 1)
         self.kernels += kernels
         self.bytes += moved

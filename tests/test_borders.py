@@ -418,6 +418,13 @@ def test_nodes_are_numbered_in_the_order_in_which_they_were_made():
     assert borders.sequence_number(older.grad_fn) < borders.sequence_number(newer.grad_fn)
 
 
+@canary("copy_all_")
+def test_many_tensors_are_copied_at_once():
+    targets = [torch.zeros(2), torch.zeros(3, dtype=torch.bfloat16)]
+    borders.copy_all_(targets, [torch.ones(2), torch.full((3,), 2.0)])
+    assert [t.tolist() for t in targets] == [[1, 1], [2, 2, 2]]
+
+
 @canary("norms_of")
 def test_norms_are_computed_in_the_wider_dtype():
     tensors = [torch.randn(3, 400).bfloat16(), torch.randn(50).bfloat16()]

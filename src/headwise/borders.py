@@ -105,6 +105,11 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return torch._foreach_norm(tensors, 2, dtype)
 
 
+def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors into as many others, on CUDA by one kernel. Gone: an AttributeError with the name."""
+    torch._foreach_copy_(targets, sources)
+
+
 # A context in which the transforms of torch.func do not see operators. Gone: importing this file fails.
 outside_transforms = torch._C._DisableFuncTorch
 

@@ -7,6 +7,7 @@ uses plain attributes instead, which eager code keeps up to date too.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ class Running:
         positions: the `position_ids` of the call; None in compiled code.
         padding: which tokens of the call are the model's padding token, bool (B, T), or None if unknown.
         packings: the packings seen in this forward, by the arguments that define them.
+        endings: what ends the preparations that methods made for it.
     """
 
     samples: int | None = None
@@ -44,6 +46,7 @@ class Running:
     positions: Tensor | None = None
     padding: Tensor | None = None
     packings: dict[Any, Any] = field(default_factory=dict)
+    endings: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Forward:
@@ -72,6 +75,9 @@ class Forward:
         now = self.now()
         now.running = False
         now.carried.clear()
+        if not torch.compiler.is_compiling():
+            while now.endings:
+                now.endings.pop()()
 
     def now(self) -> Running:
         """Return the running forward, or the last one."""

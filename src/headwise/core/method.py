@@ -377,6 +377,13 @@ class Method:
         for site, state in fits:
             self.after_step(site, state)
 
+    def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None] | None:
+        """Prepare a forward of the whole model, and return what ends it; overridden where its layers share work.
+
+        Compiled code and layers that are called alone do without it.
+        """
+        return None
+
     def penalties(self, fits: Sequence[tuple[Site, MethodState]]) -> list[Tensor]:
         """Return terms whose sum is that of the sites' penalties; overridden where one kernel serves the whole
         model."""

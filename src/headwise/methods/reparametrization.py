@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -211,14 +211,10 @@ def matrices(site: Site, state: MethodState, who: str, layers: str) -> list[tupl
     return [*_of_site(site), *(_outside_attention(site, who) if layers == "all" and state.first else ())]
 
 
-def iterate(state: MethodState) -> None:
-    """Run one power iteration of each `Spectral` parametrization that `put_on` added."""
-    for module, name in state.kept("parts"):
-        chain = _chain(module, name)
-        assert chain is not None
-        spectral = chain[0]
-        assert isinstance(spectral, Spectral)
-        spectral.iterate(chain.original)
+def spectrals(states: Iterable[MethodState]) -> list[Spectral]:
+    """Return the `Spectral` parametrizations that `put_on` added."""
+    chains = [_chain(module, name) for state in states for module, name in state.kept("parts")]
+    return [chain[0] for chain in chains if chain is not None and isinstance(chain[0], Spectral)]
 
 
 def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
-from headwise.methods.reparametrization import LAYERS, iterate, put_on, refusal, take_off
-from headwise.projections.spectral import Spectral
+from headwise.methods.reparametrization import LAYERS, put_on, refusal, spectrals, take_off
+from headwise.projections.spectral import Spectral, iterate_all
+from headwise.projections.spectral_group import begin, end
 
 
 class SigmaReparam(Method):
@@ -50,4 +54,10 @@ class SigmaReparam(Method):
         take_off(state, folded=True)
 
     def after_step(self, site: Site, state: MethodState) -> None:
-        iterate(state)
+        self.after_steps([(site, state)])
+
+    def after_steps(self, fits: Sequence[tuple[Site, MethodState]]) -> None:
+        iterate_all(spectrals(state for _, state in fits))
+
+    def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
+        return partial(end, begin(spectrals(state for _, state in fits)))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
+from headwise.borders import in_transform, own_parameters
 from headwise.core.precision import at_least_fp32
 from headwise.files.errors import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 from headwise.projections.leading import leading, unit
 from headwise.projections.sharded import sharded
+from headwise.projections.spectral_group import Group, Tiling, current, dot_of, groups_of, stacked
 
 # Vectors are stale if so many power iterations find a sigma that is larger by more than this share.
 LOOKED_AHEAD, STALE = 8, 0.01
@@ -63,6 +66,7 @@ class Spectral(nn.Module):
             owner[slice(None) if block.kind == "o" and not self.columns else block.rows] = index
         self.register_buffer("owner", owner, persistent=False)
         self.places = [(owner == i).nonzero().flatten().tolist() for i in range(len(blocks))]
+        self.tiling = self._tiling(weight)
         for block, matrix in zip(blocks, self._matrices(full), strict=True):
             if not matrix.any():
                 raise ValueError(
@@ -76,6 +80,14 @@ class Spectral(nn.Module):
         start = {"current": sigma.clone(), "one": torch.ones_like(sigma), None: None}[init]
         self.gamma = None if start is None else nn.Parameter(start)
         self._stand_alone()
+
+    def _tiling(self, weight: Tensor) -> Tiling | None:
+        """Return how the blocks tile the weight, or None if they do not: sizes differ, or rows belong to none."""
+        size = len(self.places[0])
+        in_order = [row for place in self.places for row in place] == list(range(weight.shape[self.axis]))
+        if not in_order or any(len(place) != size for place in self.places) or (self.axis and weight.dim() > 2):
+            return None
+        return Tiling(self.axis, size, len(self.places), flipped=(self.axis == 1) != self.columns)
 
     def _stand_alone(self) -> None:
         """Forget the parametrized weight and the copies, which `place` and copying set."""
@@ -114,6 +126,16 @@ class Spectral(nn.Module):
         # Gathering shards takes all processes, and one may evaluate alone.
         return None if weight.is_meta or type(weight) is not Tensor else weight
 
+    def plain_weight(self) -> nn.Parameter | None:
+        """Return the parametrized weight if it is a plain parameter with all of its numbers on one device."""
+        chain = None if self._chain is None else self._chain()
+        if chain is None or sharded(chain, "original"):
+            return None
+        weight = own_parameters(chain).get("original")
+        if not isinstance(weight, nn.Parameter) or not _is_plain(weight) or weight.is_meta or weight.is_inference():
+            return None
+        return weight
+
     def _matrices(self, weight: Tensor) -> list[Tensor]:
         """Return each block as (outputs, inputs)."""
         rows = at_least_fp32(weight.transpose(0, self.axis).flatten(1))
@@ -122,6 +144,10 @@ class Spectral(nn.Module):
 
     def sigma(self, weight: Tensor) -> Tensor:
         """Return u W v of each block, (blocks,) in fp32 or wider, differentiable in W alone."""
+        if self.tiling is not None:
+            group = Group([self], [self.tiling])
+            dot, norm = dot_of(stacked([weight], group.tilings), *group.vectors())
+            return dot / norm
         values = []
         for kind, matrix in zip(self.kinds, self._matrices(weight), strict=True):
             # Normalized again: a model that was cast to fewer bits has rounded vectors.
@@ -130,7 +156,18 @@ class Spectral(nn.Module):
         return torch.stack(values)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the reparametrized weight, in the shape and dtype of the plain one."""
+        """Return the reparametrized weight, in the shape and dtype of the plain one.
+
+        On CUDA the first layer of a forward of the whole model computes the weights of all.
+        """
+        if torch.compiler.is_compiling() or self.tiling is None or not _is_plain(weight) or in_transform():
+            return self.traced(weight)
+        running = current()
+        computed = None if running is None else running.take(self, weight)
+        return Group([self], [self.tiling]).compute([weight])[0] if computed is None else computed
+
+    def traced(self, weight: Tensor) -> Tensor:
+        """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
         with torch.autocast(weight.device.type, enabled=False):
             sigma = self.sigma(weight)
             ratio = 1 / sigma if self.gamma is None else self.gamma.to(sigma.dtype) / sigma
@@ -143,15 +180,27 @@ class Spectral(nn.Module):
     def iterate(self, weight: Tensor) -> None:
         """Run one power iteration on each block, right vector to left and back, as the authors' code does; and one on
         each copy whose weight has changed and that takes no steps itself."""
-        self.__dict__.update(_followed=None, _tracked=None)
         self._iterate(weight)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """Note that a step was made and its weight followed, and let the vectors of copies follow theirs."""
+        self.__dict__.update(_followed=None, _tracked=None)
         self._follow_copies()
 
     def _iterate(self, weight: Tensor) -> None:
-        for kind, matrix in zip(self.kinds, self._matrices(whole(weight.detach())), strict=True):
+        full = whole(weight.detach())
+        if self.tiling is not None:
+            Group([self], [self.tiling]).iterate([full])
+            return
+        for kind, matrix in zip(self.kinds, self._matrices(full), strict=True):
             u, v = self._vectors(kind)
             u.copy_(unit(matrix @ v.to(matrix.dtype)))
             v.copy_(unit(matrix.t() @ u.to(matrix.dtype)))
+
+    def vectors(self, name: str) -> list[Tensor]:
+        """Return the left ("u") or right ("v") singular vectors, block by block."""
+        return [getattr(self, f"{name}_{kind}") for kind in self.kinds]
 
     def _vectors(self, kind: str) -> tuple[Tensor, Tensor]:
         return getattr(self, f"u_{kind}"), getattr(self, f"v_{kind}")
@@ -228,6 +277,28 @@ class Spectral(nn.Module):
         # The result is correct with any vectors; one iteration tracks the change, as after a training step.
         self.iterate(weight)
         multiply_(self.gamma, (self.sigma(whole(weight.detach())) / before).to(self.gamma.dtype))
+
+
+@torch.no_grad()
+def iterate_all(spectrals: Iterable[Spectral]) -> None:
+    """Run `iterate` with their own weights, of those that can be stacked in a few kernels."""
+    every = list(spectrals)
+    together = groups_of(every)
+    for group, weights in together:
+        group.iterate([weight.detach() for weight in weights])
+    grouped = {id(spectral) for group, _ in together for spectral in group.spectrals}
+    for spectral in every:
+        if id(spectral) in grouped:
+            spectral.stepped()
+        else:
+            chain = None if spectral._chain is None else spectral._chain()
+            assert isinstance(chain, ParametrizationList)
+            spectral.iterate(chain.original)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Return whether a weight is no wrapper around other tensors, such as a shard, with operators of its own."""
+    return not hasattr(weight, "__tensor_flatten__")
 
 
 def _covers(block: Block, size: int) -> bool:

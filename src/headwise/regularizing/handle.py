@@ -120,6 +120,9 @@ class Regularized:
         self.shared.begin(module, args, kwargs)
         if self.shared.uneven and module.training:
             self._refuse_uneven()
+        if not torch.compiler.is_compiling() and any(m.overrides("forward_begins") for m in self.methods):
+            begun = [m.forward_begins(fits) for m, fits in penalties.by_method(self.fitted)]
+            self.shared.forward.now().endings = [ending for ending in begun if ending is not None]
 
     def _refuse_uneven(self) -> None:
         """Raise RuntimeError if a method exchanges numbers with processes that may have no batch left."""
@@ -190,7 +193,8 @@ class Regularized:
         total = penalties.joint_mean(entries, self._device(), alone=self.shared.uneven)
         if self.shared.fresh:
             changed.check_followed(self.fitted)
-            total = total + penalties.of_weights(self.fitted, total.device)
+            of_weights = penalties.of_weights(self.fitted, total.device)
+            total = total if of_weights is None else total + of_weights
         self.shared.fresh = False
         return total
 

@@ -58,15 +58,15 @@ def _on_device(strengths: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack([strength.to(device, non_blocking=True) for strength in strengths])
 
 
-def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor:
-    """Return the sum of the penalties on weights, which need no forward."""
+def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor | None:
+    """Return the sum of the penalties on weights, which need no forward; None if no method has one."""
     terms = [
         term.to(device)
         for method, fits in by_method(fitted)
         if method.overrides("penalty")
         for term in method.penalties(fits)
     ]
-    return torch.stack(terms).sum() if terms else torch.zeros((), device=device)
+    return torch.stack(terms).sum() if terms else None
 
 
 def by_method(fitted: list[FittedLayer]) -> list[tuple[Method, list[tuple[Site, MethodState]]]]:
