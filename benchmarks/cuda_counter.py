@@ -117,6 +117,7 @@ LAUNCHES = {
     "mix_rows_backward": 2,
     "pair_difference_backward": 2,
     "pair_norm_rows_backward": 3,
+    "attend_linear_backward": 2,
     "moved_rows": 2,
     "moved_rows_backward": 3,
     "spectral_scale": 2,
@@ -180,7 +181,8 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
     rate = RATES.get(outputs[0].dtype, RATES[torch.float32]) if outputs else RATES[torch.float32]
     if name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_"):
         a, b = inputs[-2:]
-        return 2 * a.numel() * b.shape[-1], rate
+        # The factors decide, as a product of them may have a wider dtype.
+        return 2 * a.numel() * b.shape[-1], RATES.get(a.dtype, rate)
     if name == "convolution":
         return 2 * outputs[0].numel() * inputs[1][0].numel(), rate
     if name == "convolution_backward":
@@ -193,6 +195,13 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
         flops = (5 if back else 2) * q[..., 0].numel() * k.shape[2] * size
         # a mask runs the memory-efficient kernel, at about half the rate
         return flops * (0.5 if args[-1] else 1), ATTENTION * (0.55 if masked else 1)
+    if name.startswith("attend_linear"):
+        # Of each token with the sum over the others, and with a chunk of 64; at half the rate, in TF32.
+        q, v = (inputs[1], inputs[3]) if name.endswith("backward") else (inputs[0], inputs[2])
+        states, chunks = (5, 4) if name.endswith("backward") else (2, 1)
+        chunks = chunks if args[-1] else 0
+        size, size_v = q.shape[-1], v.shape[-1]
+        return 2 * q[..., 0].numel() * (states * size * size_v + chunks * 64 * (size + size_v)), 0.5 * ATTENTION * 0.45
     if name in OWN:
         _, count, share = OWN[name]
         place = SAVED.get(name)

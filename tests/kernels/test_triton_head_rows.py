@@ -13,6 +13,7 @@ SOME = (
     "from the running mean",
     "by channel",
     "difference",
+    "earlier tokens like it, in blocks",
     "norm of pairs",
     "agreement of heads",
 )

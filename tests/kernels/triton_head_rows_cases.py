@@ -11,7 +11,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import head_rows, means, pairs
+from headwise.attention import head_rows, means, pairs, wide_head
 
 # (batch, heads, queries, size), whether rows of all heads lie beside each other in memory, dtype
 SHAPES = {
@@ -143,7 +143,33 @@ def cases():
             rows[:, 0, 0] = 0.0
         return [rows], lambda t: (t, pairs.agreement_of(t)), pairs._Agreement.apply
 
+    def similar(causal, masked, entries):
+        def made(x):
+            rows = [x.rows()[:, 0], x.rows()[:, 0]]
+            b, t, _ = rows[0].shape
+            allowed = torch.rand(b, t, t, generator=x.generator) > 0.4 if masked else None
+            if masked:
+                allowed[:, 0] = False
+
+            def form(unit, values):
+                seen = torch.ones(t, t, dtype=torch.bool).tril() if causal else allowed
+                weights = wide_head._softmax(
+                    unit @ unit.mT, 0, 0.02, False, None if seen is None else seen.expand(b, t, t)
+                )
+                return weights @ values
+
+            def kernel(unit, values):
+                wide_head.ENTRIES = entries
+                return wide_head._Similar.apply(unit, values, 0.02, causal, allowed)
+
+            return rows, form, kernel
+
+        return made
+
     return {
+        "tokens like it": similar(False, False, 1 << 24),
+        "earlier tokens like it, in blocks": similar(True, False, 1 << 11),
+        "allowed tokens like it, in blocks": similar(False, True, 1 << 11),
         "difference": difference(False),
         "difference by row": difference(True),
         "norm of pairs": pair_norm,

@@ -62,10 +62,12 @@ def test_both_forms_are_the_papers_in_values_and_gradients(name, form):
         torch.testing.assert_close(got.grad.double(), expected.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_causal_blocks_are_exact_across_their_borders(monkeypatch):
-    from headwise.methods import linear_attention
+@pytest.mark.parametrize("earlier", ["_earlier", "_earlier_at_once"])
+def test_causal_blocks_are_exact_across_their_borders(monkeypatch, earlier):
+    from headwise.attention import linear
 
-    monkeypatch.setattr(linear_attention, "BLOCK", 4)
+    monkeypatch.setattr(linear, "BLOCK", 4)
+    monkeypatch.setattr(linear, "_earlier", getattr(linear, earlier))
     q, k, v = qkv()
     out = attend_with([LinearAttention()], q, k, v, causal=True)[0]
     wanted = kernel(q, k, torch.ones(T, T).tril()) @ v.double()

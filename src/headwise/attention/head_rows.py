@@ -41,6 +41,16 @@ def _normalised(x: Tensor, gain: Tensor, eps: float, layer: bool) -> Tensor:
     return norm(x, x.shape[-1:], eps=eps) * _by_head(gain, x).to(x.dtype)
 
 
+def normalised_rows(x: Tensor) -> Tensor:
+    """Return the rows of x (B, H, T, D) at length 1; zeros stay zeros."""
+    if x.shape[-1] <= LARGEST and rows_by_kernel(x):
+        # The root mean square times √D is the length.
+        gain = x.new_full((1,), x.shape[-1] ** -0.5, dtype=torch.float32)
+        found: tuple[Tensor] = _Norm.apply(1e-27, RMS, x, gain)  # type: ignore[no-untyped-call]  # torch's own
+        return found[0]
+    return F.normalize(at_least_fp32(x), dim=-1).to(x.dtype)
+
+
 def divided(x: Tensor, by: Tensor) -> Tensor:
     """Return x (B, H, T, D) over a number per head, or per group of consecutive heads, (H|1,)."""
     if x.shape[-1] <= LARGEST and rows_by_kernel(x, by):

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention.softmax import fused
+from headwise.attention.wide_head import mean_of_similar
 from headwise.core.call import Call
+from headwise.core.kernels import rows_by_kernel
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
-from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.layer_input import branch_channels
 
@@ -63,20 +63,20 @@ class ContraNorm(Method):
                 f"ContraNorm needs all tokens of the layer at {call.site.name}, got {call.queries} queries and "
                 f"{call.keys} keys; run it without a cache (use_cache=False) and without extra keys"
             )
-        strength = call.value(self, "strength").to(y.dtype)
-        mean = self._mean_of_similar(y, call)
-        moved = y + strength * (y - mean) if self.identity else y - strength * mean
+        # The kernel takes either a mask or causality; `allowed` combines both.
+        mask = None if call.mask is None else call.allowed()
+        mean = mean_of_similar(y, 1 / self.temperature, mask, call.causal and call.mask is None)
+        moved = self._moved(y, mean, call.value(self, "strength"))
         if not self.norm:
             return moved
         state = call.state(self)
         gain, shift = (state.tensor(name).to(y.dtype) for name in ("gain", "shift"))
         return F.layer_norm(moved, y.shape[-1:], gain, shift, EPS)
 
-    def _mean_of_similar(self, y: Tensor, call: Call) -> Tensor:
-        """Return the mean of the tokens weighted by similarity, (B, T, C); 0 for a token that may see none."""
-        tokens = y.unsqueeze(1)
-        unit = F.normalize(at_least_fp32(tokens), dim=-1).to(y.dtype)
-        # The kernel takes either a mask or causality; `allowed` combines both.
-        mask = None if call.mask is None else call.allowed()
-        causal = call.causal and call.mask is None
-        return fused(unit, unit, tokens, attn_mask=mask, is_causal=causal, scale=1 / self.temperature).squeeze(1)
+    def _moved(self, y: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
+        if rows_by_kernel(y) and strength.device.type == "cpu":
+            # One pass each way.
+            share = -float(strength)
+            return torch.lerp(y, mean, share) if self.identity else torch.add(y, mean, alpha=share)
+        strength = strength.to(y.dtype)
+        return y + strength * (y - mean) if self.identity else y - strength * mean

@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headwise.attention.linear import features, linear_attention
 from headwise.core.call import Call
 from headwise.core.masked import visible
 from headwise.core.method import Attend, Method
 from headwise.core.precision import at_least_fp32
-
-# Queries per block of a causal call. Each block computes its matrix, so memory is this many numbers per token.
-BLOCK = 64
 
 
 class LinearAttention(Method):
@@ -34,7 +32,7 @@ class LinearAttention(Method):
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         _refuse(call)
-        kernel = (_features(call.q) @ _features(call.k).mT).log()
+        kernel = (features(call.q) @ features(call.k).mT).log()
         if call.mask is not None and call.mask.dtype != torch.bool:
             kernel = kernel + call.mask
         allowed = call.allowed()
@@ -47,47 +45,14 @@ class LinearAttention(Method):
         mask, causal = call.mask, call.causal
         if (mask is not None and mask.shape[-2] != 1) or (causal and call.queries != call.keys):
             return None
-        q, k = _features(call.q), _features(call.k)
+        share = None
         if mask is not None:
-            shares = visible(mask).to(k.dtype)
+            share = at_least_fp32(visible(mask).to(call.k.dtype))
             if mask.dtype != torch.bool:
                 # A hidden key may have -inf, whose product with 0 is nan.
-                shares = shares * at_least_fp32(mask).masked_fill(~visible(mask), 0.0).exp()
-            k = k * shares.mT
-        return lambda v: _mapped(q, k, v, causal)
-
-
-def _features(x: Tensor) -> Tensor:
-    """Return elu(x) + 1 in fp32 or wider, computed as exp(x) below 0, where adding 1 would round small values away."""
-    x = at_least_fp32(x)
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
-
-
-def _mapped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return the normalised map of v (B, H, N, Dv) for features q (B, H, T, D) and k (B, H, N, D).
-
-    The result is 0 for queries without allowed keys.
-    """
-    # A column of ones computes the sum of the weights along with the values.
-    one = torch.ones_like(v[..., :1], dtype=k.dtype)
-    wide = torch.cat([v.to(k.dtype), one], dim=-1)
-    out = _earlier(q, k, wide) if causal else q @ (k.mT @ wide)
-    total = out[..., -1:]
-    return (out[..., :-1] / torch.where(total > 0, total, 1)).to(v.dtype)
-
-
-def _earlier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the sum over the keys up to each query.
-
-    Keys of earlier blocks are summed in one matrix (D, Dv), those of the query's own block by their weights.
-    """
-    state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    parts = []
-    # Split, not sliced: the gradient of every slice is as long as the whole call, which takes quadratic time.
-    for own_q, own_k, own_v in zip(*(x.split(BLOCK, dim=2) for x in (q, k, v)), strict=True):
-        parts.append(own_q @ state + (own_q @ own_k.mT).tril() @ own_v)
-        state = state + own_k.mT @ own_v
-    return torch.cat(parts, dim=2)
+                share = share * at_least_fp32(mask).masked_fill(~visible(mask), 0.0).exp()
+            share = share[..., 0, :]
+        return lambda v: linear_attention(call.q, call.k, v, share, causal)
 
 
 def _refuse(call: Call) -> None:
