@@ -1,6 +1,7 @@
 """Runs the Triton kernels of rows, means and pairs of heads: interpreted beside the PyTorch form in fp64, or compiled.
 
 TRITON_INTERPRET=1 python tests/kernels/triton_head_rows_cases.py run    prints for each case its largest errors
+TRITON_INTERPRET=1 python tests/kernels/triton_head_rows_cases.py second prints those of second derivatives
 python tests/kernels/triton_head_rows_cases.py compile                   prints for each launch what it needs
 """
 
@@ -216,6 +217,27 @@ def errors(made, x):
     ]
 
 
+def second(made, x):
+    """Return the largest error of second derivatives, which come from the PyTorch form."""
+    given, form, kernel = made(x)
+    found = []
+    for how, kind in ((form, torch.float64), (kernel, given[0].dtype)):
+        # vectors of length 0 have no second derivative
+        of = [t.detach().masked_fill(t == 0, 0.5).to(kind).requires_grad_() for t in given]
+        # weighted, as the sum of squares of a normalised row is constant
+        results = [t.square() * torch.arange(t.numel()).view(t.shape).cos() for t in as_tuple(how(*of))]
+        first = torch.autograd.grad(results, of, [torch.ones_like(t) for t in results], create_graph=True)
+        found.append(torch.autograd.grad([t.square() for t in first], of, [torch.ones_like(t) for t in first]))
+    return max(
+        ((b.double() - a).abs().max() / a.abs().max().clamp(min=1e-3)).item() for a, b in zip(*found, strict=True)
+    )
+
+
+def run_second():
+    for name, made in cases().items():
+        print(json.dumps({"case": name, "error": second(made, Inputs((1, 2, 19, 16), True, "float32"))}), flush=True)
+
+
 def run():
     for (name, made), (of, shape) in itertools.product(cases().items(), SHAPES.items()):
         if name in sys.argv[2:] or len(sys.argv) == 2:
@@ -240,4 +262,4 @@ def compile_all():
 
 
 if __name__ == "__main__":
-    {"run": run, "compile": compile_all}[sys.argv[1]]()
+    {"run": run, "second": run_second, "compile": compile_all}[sys.argv[1]]()

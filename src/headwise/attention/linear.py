@@ -103,7 +103,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    # With the tokens of all heads beside each other, as torch's fused attention returns it.
+    # In memory the heads of a token are adjacent, as torch's fused attention leaves them.
     out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
