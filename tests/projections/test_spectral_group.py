@@ -316,3 +316,14 @@ def test_a_step_of_spectral_norm_runs_no_more_operators_than_torchs(together):
                 spectral.iterate(layer.parametrizations.weight.original)
         counts.append(len(count.names))
     assert counts[0] <= counts[1]
+
+
+def test_operators_of_stacked_weights_have_the_shapes_that_they_announce():
+    stack, vectors, gamma = torch.randn(3, 8, 6), (torch.randn(3, 8), torch.randn(3, 6)), torch.rand(3)
+    calls = [
+        (spectral_group.spectral_scale, (stack, *vectors, gamma, 1, [2, 1])),
+        (spectral_group.spectral_slopes, (stack, stack, *vectors, None, gamma, gamma, 0, [2, 1])),
+        (spectral_group.power_iteration, (stack, vectors[1], False)),
+    ]
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

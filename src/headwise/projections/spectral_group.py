@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.borders import copy_all_, version_of
-from headwise.core.kernels import kernels_run_on
+from headwise.core.kernels import kernels_run_on, operator
 from headwise.core.precision import at_least_fp32
 
 # Elsewhere the weights of a layer are computed when it runs: stacking them would only copy memory.
@@ -125,10 +125,9 @@ class Group(NamedTuple):
         flipped, stack = self.tilings[0].flipped, stacked(weights, self.tilings)
         written = [[x for s in self.spectrals for x in s.vectors(name)] for name in "uv"]
         start = _rows(written[1])
-        if stack.device.type == "cuda":
-            a, b = power_iteration(stack, start, flipped)
-        else:
-            a, b = iterated(stack, start, flipped)
+        with torch.autocast(stack.device.type, enabled=False):
+            run = power_iteration if stack.device.type == "cuda" else iterated
+            a, b = run(stack, start, flipped)
         u, v = (b, a) if flipped else (a, b)
         copy_all_([*written[0], *written[1]], [*u.unbind(), *v.unbind()])
 
@@ -236,7 +235,18 @@ def _flat(stack: Tensor, axis: int, counts: list[int]) -> Tensor:
     return torch.cat([part.movedim(0, 1).reshape(-1) for part in stack.split(counts)])
 
 
-@torch.library.custom_op("headwise::spectral_scale", mutates_args=())
+def _scale_fake(
+    stack: Tensor, a: Tensor, b: Tensor, gamma: Tensor | None, axis: int, counts: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    sigma, norm = (stack.new_empty(len(stack), dtype=wide(stack)) for _ in range(2))
+    return stack.new_empty(stack.numel()), sigma, norm
+
+
+@operator(
+    "spectral_scale(Tensor stack, Tensor a, Tensor b, Tensor? gamma, int axis, int[] counts)"
+    " -> (Tensor, Tensor, Tensor)",
+    _scale_fake,
+)
 def spectral_scale(
     stack: Tensor, a: Tensor, b: Tensor, gamma: Tensor | None, axis: int, counts: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -247,18 +257,20 @@ def spectral_scale(
         return triton_spectral.scale(stack, a, b, gamma, axis, counts)
     dot, norm = dot_of(stack, a, b)
     made = (at_least_fp32(stack) * ratio_of(gamma, dot, norm).view(-1, 1, 1)).to(stack.dtype)
-    return _flat(made, axis, counts).clone(), dot / norm, norm
+    return _flat(made, axis, counts), dot / norm, norm
 
 
-@spectral_scale.register_fake
-def _(
-    stack: Tensor, a: Tensor, b: Tensor, gamma: Tensor | None, axis: int, counts: list[int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    sigma, norm = (stack.new_empty(len(stack), dtype=wide(stack)) for _ in range(2))
-    return stack.new_empty(stack.numel()), sigma, norm
+def _slopes_fake(
+    above: Tensor, stack: Tensor, a: Tensor, b: Tensor, gamma: Tensor | None, sigma: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return stack.new_empty(stack.numel()), torch.empty_like(sigma)
 
 
-@torch.library.custom_op("headwise::spectral_slopes", mutates_args=())
+@operator(
+    "spectral_slopes(Tensor above, Tensor stack, Tensor a, Tensor b, Tensor? gamma, Tensor sigma, Tensor norm,"
+    " int axis, int[] counts) -> (Tensor, Tensor)",
+    _slopes_fake,
+)
 def spectral_slopes(
     above: Tensor,
     stack: Tensor,
@@ -277,25 +289,15 @@ def spectral_slopes(
         return triton_spectral.slopes(above, stack, a, b, gamma, sigma, norm, axis, counts)
     dot = sigma * norm
     slope, inner = slopes_of(above, stack, a, b, ratio_of(gamma, dot, norm), dot)
-    return _flat(slope, axis, counts).clone(), inner / sigma
+    return _flat(slope, axis, counts), inner / sigma
 
 
-@spectral_slopes.register_fake
-def _(
-    above: Tensor,
-    stack: Tensor,
-    a: Tensor,
-    b: Tensor,
-    gamma: Tensor | None,
-    sigma: Tensor,
-    norm: Tensor,
-    axis: int,
-    counts: list[int],
-) -> tuple[Tensor, Tensor]:
-    return stack.new_empty(stack.numel()), torch.empty_like(sigma)
+def _iteration_fake(stack: Tensor, start: Tensor, flipped: bool) -> tuple[Tensor, Tensor]:
+    n, rows, columns = stack.shape
+    return start.new_empty(n, rows), start.new_empty(n, columns)
 
 
-@torch.library.custom_op("headwise::spectral_iteration", mutates_args=())
+@operator("spectral_iteration(Tensor stack, Tensor start, bool flipped) -> (Tensor, Tensor)", _iteration_fake)
 def power_iteration(stack: Tensor, start: Tensor, flipped: bool) -> tuple[Tensor, Tensor]:
     """Return `iterated`, in the dtype of the start."""
     if kernels_run_on(stack.device) and stack.dtype != torch.float64:
@@ -304,12 +306,6 @@ def power_iteration(stack: Tensor, start: Tensor, flipped: bool) -> tuple[Tensor
         return triton_spectral.iteration(stack, start, flipped)
     a, b = iterated(stack, start, flipped)
     return a.to(start.dtype), b.to(start.dtype)
-
-
-@power_iteration.register_fake
-def _(stack: Tensor, start: Tensor, flipped: bool) -> tuple[Tensor, Tensor]:
-    n, rows, columns = stack.shape
-    return start.new_empty(n, rows), start.new_empty(n, columns)
 
 
 def wide(x: Tensor) -> torch.dtype:
