@@ -109,6 +109,8 @@ OWN = {
     "read_columns": (1, 1, 0.35),
     "read_products": (2, 3, 0.25),
 }
+# How often they read or write as many bytes as the output has before or after attention, which does not overlap.
+PASSES = {"attend_with_lse_backward": 4}
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # Kernels of our other operators, where they are more than one.
@@ -167,7 +169,9 @@ class Counter(FakeCuda):
         self.bytes += moved
         self.flops += flops
         self.largest = max(self.largest, *(x.numel() * x.element_size() for x in (*inputs, *outputs)))
-        self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate)
+        apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
+        self.bytes += apart
+        self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
         return out
 
 
