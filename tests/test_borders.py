@@ -425,6 +425,15 @@ def test_many_tensors_are_copied_at_once():
     assert [t.tolist() for t in targets] == [[1, 1], [2, 2, 2]]
 
 
+@canary("overwritable_library")
+def test_an_operator_may_be_defined_again():
+    for factor in (2, 3):
+        library = borders.overwritable_library("headwise_canary", "times")
+        torch.library.define("headwise_canary::times", "(Tensor x) -> Tensor", lib=library)
+        torch.library.impl("headwise_canary::times", "cpu", lambda x, factor=factor: x * factor, lib=library)
+        assert torch.ops.headwise_canary.times(torch.ones(())) == factor
+
+
 @canary("norms_of")
 def test_norms_are_computed_in_the_wider_dtype():
     tensors = [torch.randn(3, 400).bfloat16(), torch.randn(50).bfloat16()]

@@ -110,6 +110,17 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
 
 
+def overwritable_library(namespace: str, name: str) -> torch.library.Library:
+    """Return the library in which an operator is defined; what an earlier import of its file defined is gone.
+
+    `torch.library.custom_op` does the same. Gone: a file that defines an operator without that decorator cannot be
+    imported a second time, as notebooks that reload do.
+    """
+    from torch._library import custom_ops
+
+    return custom_ops.get_library_allowing_overwrite(namespace, name)
+
+
 # A context in which the transforms of torch.func do not see operators. Gone: importing this file fails.
 outside_transforms = torch._C._DisableFuncTorch
 

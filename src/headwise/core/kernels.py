@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headwise.borders import in_transform
+from headwise.borders import in_transform, overwritable_library
 
 # "0" computes everything by the PyTorch forms, to compare them or to work around a fault of a kernel.
 SWITCH = "HEADWISE_KERNELS"
@@ -58,9 +58,10 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., A
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:
         name = f"headwise::{schema.partition('(')[0]}"
-        torch.library.define(name, schema[schema.index("(") :])
-        torch.library.impl(name, ("cpu", "cuda"), function)
-        torch.library.register_fake(name, fake)
+        library = overwritable_library(*name.split("::"))
+        torch.library.define(name, schema[schema.index("(") :], lib=library)
+        torch.library.impl(name, ("cpu", "cuda"), function, lib=library)
+        torch.library.register_fake(name, fake, lib=library)
         packet = getattr(torch.ops.headwise, name.removeprefix("headwise::"))
         return packet.default  # type: ignore[no-any-return]  # torch's own is untyped
 
