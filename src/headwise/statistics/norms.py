@@ -24,7 +24,7 @@ class QueryNorm(Statistic):
     def tally(self, rows: RowFigures) -> Tally:
         valid = rows.queries.every_valid
         norm = torch.where(valid > 0, rows.reading.query_norms, 0)
-        return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())
+        return Tally(norm.sum((0, 2)), rows.queries.every_weight.expand(norm.shape[1]))
 
 
 class KeyNorm(Statistic):
@@ -60,10 +60,11 @@ class ValueNorm(Statistic):
 def _over_seen(rows: RowFigures, norms: Tensor) -> Tally:
     """Return the mean of the norms (B,H|Hkv,N) over the keys that each head sees."""
     reading = rows.reading
-    norms = norms.repeat_interleave(reading.heads // norms.shape[1], 1)
-    seen = reading.seen_keys().expand(norms.shape)
+    if norms.shape[1] < reading.heads:
+        norms = norms.repeat_interleave(reading.heads // norms.shape[1], 1)
+    seen, count = reading.keys_seen
     # Keys that no query sees may hold any value.
-    return Tally(torch.where(seen, norms, 0).sum((0, 2)), seen.sum((0, 2)).float())
+    return Tally(torch.where(seen, norms, 0).sum((0, 2)), count.expand(reading.heads))
 
 
 class OutputNorm(Statistic):
@@ -84,4 +85,4 @@ class OutputNorm(Statistic):
         valid, output = rows.queries.every_valid, rows.reading.output
         assert output is not None
         norm = torch.where(valid > 0, norms(output), 0)
-        return Tally(norm.sum((0, 2)), valid.sum((0, 2)).expand(norm.shape[1]).clone())
+        return Tally(norm.sum((0, 2)), rows.queries.every_weight.expand(norm.shape[1]))

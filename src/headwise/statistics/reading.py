@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -225,6 +225,12 @@ class Reading:
         shape = (*mask.shape[:2], positions.shape[1], mask.shape[-1])
         return mask.gather(2, positions[:, None, :, None].expand(shape))
 
+    @cached_property
+    def keys_seen(self) -> tuple[Tensor, Tensor]:
+        """Return `seen_keys()` and the number of seen keys, (1|H,); cached, because several figures read them."""
+        seen = self.seen_keys().expand(self.batch, -1, -1)
+        return seen, seen.sum((0, 2)).float()
+
     def seen_keys(self, block: int = 1 << 22) -> Tensor:
         """Return which keys at least one real query may see, (B|1, H|1, N) bool, reading the mask in blocks of rows."""
         device, mask = self.q.device, self.mask
@@ -287,6 +293,8 @@ class Queries:
     every_count: Tensor
     every_valid: Tensor
     sampled: bool
+    # Several figures count the same queries.
+    _known: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, reading: Reading, rows: int | None = None, generator: torch.Generator | None = None) -> "Queries":
@@ -319,14 +327,14 @@ class Queries:
         Sampled queries are weighted by the number of queries that they represent, so that the mean is unbiased; its
         variance is that of sampling without replacement within each sample of the batch.
         """
-        counted = self.valid * (self.counts + extra >= least_keys)
+        counted, weight = self._counted(least_keys - extra)
         if among is not None:
-            counted = counted * among[self.positions][:, None]
+            counted = counted & (among[self.positions][:, None] > 0)
         # Queries without allowed keys may hold NaN or infinity.
-        values = torch.where(counted > 0, values, 0).float()
+        values = torch.where(counted, values, 0).float()
         if not self.sampled:
-            weight = counted.sum((0, 2)).expand(values.shape[1])
-            return Tally(values.sum((0, 2)), weight.clone(), None, False)
+            weight = weight if among is None else counted.sum((0, 2)).float()
+            return Tally(values.sum((0, 2)), weight.expand(values.shape[1]), None, False)
         every = self.every_valid * (self.every_count + extra >= least_keys)
         every = every if among is None else every * among
         weight = every.sum((0, 2)).expand(values.shape[1]).clone()
@@ -342,9 +350,21 @@ class Queries:
         spread = (self.population[:, None].square() * left_out * residual / drawn.clamp_min(1)).sum(0)
         return Tally(total, weight, spread.sqrt() * unit[0, :, 0], True)
 
+    def _counted(self, least: float) -> tuple[Tensor, Tensor]:
+        """Return which queries are valid and see at least so many keys, bool (B,1|H,R), and their number, (1|H,)."""
+        if least not in self._known:
+            counted = (self.valid > 0) & (self.counts >= least)
+            self._known[least] = counted, counted.sum((0, 2)).float()
+        return self._known[least]
+
+    @cached_property
+    def every_weight(self) -> Tensor:
+        """Return the number of all valid queries, (1|H,)."""
+        return self.every_valid.sum((0, 2))
+
     def extremum(self, values: Tensor, kind: str, least_keys: float = 1, extra: int = 0) -> Tally:
         """Return the largest ("max") or smallest ("min") of `values` (B,H,R) over the queries that `mean` counts."""
-        counted = (self.valid * (self.counts + extra >= least_keys)) > 0
+        counted, _ = self._counted(least_keys - extra)
         if kind == "max":
             return Tally.extremum(torch.where(counted, values, -torch.inf).amax((0, 2)).float(), kind, self.sampled)
         return Tally.extremum(torch.where(counted, values, torch.inf).amin((0, 2)).float(), kind, self.sampled)

@@ -5,6 +5,7 @@ For statistics, without gradients; `attention/row_statistics.py` computes fewer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -145,7 +146,9 @@ class RowFigures:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
-        if self.dtype == torch.float32:
+        # The first reading on a GPU knows no bound: there the fourth digit of a small entropy may be wrong if logits are
+        # above 512, instead of all logits being computed in fp64.
+        if self.dtype == torch.float32 or reading.known_bound == math.inf:
             self._figures = by_kernels(reading, queries, self.needs, self._crossed)
             self.needs -= set(self._figures)
             if not self.needs:

@@ -101,6 +101,9 @@ def cosine(reading: Reading, tokens: Tensor) -> Tally:
     together = unit.sum(1).square().sum(-1)
     # Zero tokens add nothing to either sum.
     alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
+    if reading.real_queries is None:
+        pairs = tokens.shape[1] * (tokens.shape[1] - 1)
+        return Tally.over_samples(((together - alone) / (pairs or torch.nan))[:, None])
     count = reading.real_of(tokens).sum(-1)
     mean = (together - alone) / (count * (count - 1))
     return Tally.over_samples(torch.where(count > 1, mean, torch.nan)[:, None])
@@ -108,12 +111,15 @@ def cosine(reading: Reading, tokens: Tensor) -> Tally:
 
 def share_about_the_mean(reading: Reading, tokens: Tensor) -> Tally:
     """Return ‖x − mean of tokens‖_F / ‖x‖_F for the real tokens (B,T,C)."""
-    x, real = reading.without_padding(tokens), reading.real_of(tokens)
+    x, padded = reading.without_padding(tokens), reading.real_queries is not None
     x = x / magnitude(x, (1, 2))
-    mean = x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
+    real = reading.real_of(tokens) if padded else None
+    mean = (
+        x.mean(1, keepdim=True) if real is None else x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
+    )
     whole = torch.linalg.vector_norm(x, dim=(1, 2))
     x -= mean
-    if reading.real_queries is not None:
+    if real is not None:
         x *= real[..., None]
     rest = torch.linalg.vector_norm(x, dim=(1, 2))
     return Tally.over_samples(torch.where(whole > 0, rest / whole, torch.nan)[:, None])

@@ -30,8 +30,7 @@ class Tally:
     @classmethod
     def over_samples(cls, value: Tensor, sampled: bool = False) -> "Tally":
         """Return the tally of a mean of `value` (B, ...) over samples; samples with NaN are left out."""
-        counted = ~value.isnan()
-        return cls(value.nan_to_num(0.0).sum(0), counted.sum(0).to(value.dtype), None, sampled)
+        return cls(value.nansum(0), (value == value).sum(0, dtype=value.dtype), None, sampled)
 
     def tensors(self) -> list[Tensor]:
         """Return the tally's tensors, for a copy to another device."""
