@@ -146,8 +146,8 @@ class RowFigures:
             self.dtype = torch.float64
         if not self.needs or not size or not reading.batch:
             return
-        # The first reading on a GPU knows no bound: there the fourth digit of a small entropy may be wrong if logits are
-        # above 512, instead of all logits being computed in fp64.
+        # The first reading on a GPU knows no bound. Above 512 the fourth digit of a small entropy may be wrong there,
+        # which costs less than all logits in fp64.
         if self.dtype == torch.float32 or reading.known_bound == math.inf:
             self._figures = by_kernels(reading, queries, self.needs, self._crossed)
             self.needs -= set(self._figures)

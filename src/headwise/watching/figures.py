@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -20,9 +21,13 @@ def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
     moved = list(tensors)
     for device in {tensor.device for tensor in moved if tensor.device.type != "cpu"}:
         indices = [index for index, tensor in enumerate(tensors) if tensor.device == device]
+        # Those of a dtype together, so that they are converted by one operation.
+        indices.sort(key=lambda index: str(tensors[index].dtype))
         # fp64 represents fp32, flags and counts exactly; MPS has no fp64, and so no figure in fp64 either.
         wide = torch.float32 if device.type == "mps" else torch.float64
-        joined = torch.cat([moved[index].detach().flatten().to(wide) for index in indices]).cpu()
+        of_dtypes = [list(group) for _, group in groupby(indices, key=lambda index: tensors[index].dtype)]
+        flat = [torch.cat([tensors[i].detach().flatten() for i in group]).to(wide) for group in of_dtypes]
+        joined = torch.cat(flat).cpu()
         parts = joined.split([moved[index].numel() for index in indices])
         for index, part in zip(indices, parts, strict=True):
             moved[index] = part.view(moved[index].shape).to(moved[index].dtype)
