@@ -51,6 +51,11 @@ takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate 
 launches kernels is left out. A test fails when a figure grows (`tests/kernels/test_cuda_costs.py`).
 `benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB, operators on tensors of the CPU, and waits
 for the device.
+
+Where a kernel of ours computes attention, it multiplies nine matrices and fused attention seven, since its gradients
+are sums in a fixed order, at 0.45 of that kernel's rate. That alone makes a step of GPT-2 small 1.09 and one of
+ViT-B/16 1.04 of the plain one, and bounds SoftCap and StableSoftmax; ForgettingAttention adds the gradient of the
+layer's input through its gates.
 """.strip().splitlines()
 
 

@@ -108,6 +108,8 @@ OWN = {
     "read_rows": (3, 4, 0.35),
     "read_columns": (1, 1, 0.35),
     "read_products": (2, 3, 0.25),
+    "attend_edited": (1, 2, 0.45),
+    "attend_edited_backward": (2, 7, 0.45),
 }
 # How often they read or write as many bytes as the output has before or after attention, which does not overlap.
 PASSES = {"attend_with_lse_backward": 4}
@@ -127,7 +129,12 @@ LAUNCHES = {
     "spectral_iteration": 3,
 }
 # where the backward operators have the list of saved tensors
-SAVED = {"attend_rows_backward": 4, "attend_with_lse_backward": 2, "attend_dropped_backward": 2}
+SAVED = {
+    "attend_rows_backward": 4,
+    "attend_with_lse_backward": 2,
+    "attend_dropped_backward": 2,
+    "attend_edited_backward": 2,
+}
 # where other operators say whether they are causal; the default is after q, k, v and a mask
 CAUSAL_AT = {"read_rows": 9, "read_columns": 8, "read_products": 10}
 

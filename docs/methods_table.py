@@ -82,6 +82,8 @@ def matrix_free(cls: type[Method]) -> str:
     kernels = kernels_of(cls())
     if "explicit" not in kernels:
         return "yes"
+    if cls.overrides("edit"):
+        return "on CUDA"
     if "its own map" in kernels:
         return "no: made in blocks"
     twins = {twin for stages_ in TWINS.values() for twin in stages_}

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from headwise.attention.dropped_elements import attend_dropped
+from headwise.attention.edited_logits import attend_edited, edits_run
 from headwise.attention.flash_rows import attend_with_lse
 from headwise.attention.matrix import rows_at
 from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
-from headwise.core.call import Call, Dropping
+from headwise.core.call import Call, Dropping, LogitEdit
 from headwise.core.masked import masked_logits
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
@@ -103,6 +104,29 @@ class DroppedMap:
         return out if sinks is None else out * sink_share(lse, sinks).unsqueeze(-1).to(out.dtype)
 
 
+# Kernels take values of up to this size; wider ones, of several heads side by side, are cut.
+WIDEST = 256
+
+
+class EditedMap:
+    """The map v -> A v whose logits a kernel edits."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None, edit: LogitEdit) -> None:
+        self.call, self.q, self.k, self.edit, self.mask = call, q, k, edit, call.mask
+        if keep is not None and self.mask is not None and self.mask.dtype != torch.bool:
+            self.mask = self.mask.masked_fill(~keep, float("-inf"))
+        else:
+            # The kernel takes both a mask and causality.
+            self.mask = _both(self.mask, keep)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if v.shape[-1] > WIDEST:
+            return torch.cat([self(part) for part in v.split(WIDEST, -1)], -1)
+        call, edit = self.call, self.edit
+        out, lse = attend_edited(self.q, self.k, v, self.mask, call.causal, call.scale, edit.kind, edit.by)
+        return out if call.sinks is None else out * sink_share(lse, call.sinks).unsqueeze(-1).to(out.dtype)
+
+
 @dataclass
 class Edits:
     """The methods' matrix-free edits of one call's map.
@@ -112,6 +136,7 @@ class Edits:
         keep: which keys stay before the softmax, bool, or None for all.
         kept_after: which keys stay after it, bool, or None for all. As the rest is renormalised, dropping keys after
             the softmax equals dropping them before it.
+        edit: the edit of the logits that a kernel applies, or None.
         dropping: the single elements that are dropped, or None.
         dropped_after: whether they are dropped after the softmax.
         maps: the methods that edit the map itself, in order.
@@ -122,6 +147,7 @@ class Edits:
     k: Tensor
     keep: Tensor | None = None
     kept_after: Tensor | None = None
+    edit: LogitEdit | None = None
     dropping: Dropping | None = None
     dropped_after: bool = False
     maps: list[Method] = field(default_factory=list)
@@ -146,6 +172,9 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         return None
     if edits.dropping is not None and not _dropping_is_exact(call, active, edits):
         return None
+    if edits.edit is not None and edits.edit.kind != "stable" and any(_reads(m) for m in active):
+        # Readings know the logits before a kernel edits them.
+        return None
     readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
     if any(m.replaces_logits for m in edits.maps) and any(_reads(m) for m in active):
         # The closed-form readings hold for a softmax only.
@@ -153,7 +182,7 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
     if not read_without_matrix(call, active, readings):
         return None
     out = readings.output()
-    if out is not None and not edits.of_weights and call.dropout == 0:
+    if out is not None and not edits.of_weights and edits.edit is None and call.dropout == 0:
         call.layer.ran.row_statistics = True
         return out
     return _build(call, edits)
@@ -177,6 +206,13 @@ def _dropping_is_exact(call: Call, active: Sequence[Method], edits: Edits) -> bo
     return call.dropout == 0 and not learned and alone and unread
 
 
+def _takes_edit(call: Call, edits: Edits) -> bool:
+    """Return whether a kernel edits logits in this call: no dropout, no learned mask, and nothing else in its place."""
+    learned = call.mask is not None and call.mask.requires_grad
+    alone = edits.edit is None and edits.dropping is None and call.dropout == 0
+    return alone and not learned and edits_run(edits.q, edits.k, call.v)
+
+
 def collect(call: Call, active: Sequence[Method]) -> Edits | None:
     """Return the methods' edits, or None if a method has no matrix-free form that is exact in this call."""
     edits = Edits(call.q, call.k)
@@ -196,14 +232,8 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     if edits.replaced:
         # A map that replaces the softmax does not use logits.
         return False
-    if method.overrides("attend"):
-        # The map replaces the softmax, so no earlier method may have edited the logits or the map.
-        whole = edits.all_kept() is None and edits.dropping is None
-        untouched = edits.q is call.q and edits.k is call.k and whole and not edits.maps
-        edits.replaced = True
-        edits.maps.append(method)
-        return untouched and (call.dropout == 0 or method.commutes_with_dropout)
-    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") else None
+    # A kernel edits the products of the final queries and keys.
+    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") and edits.edit is None else None
     if scores is not None:
         edits.q, edits.k = scores
         return True
@@ -211,11 +241,21 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     if keep is not None:
         edits.keep = _both(edits.keep, keep)
         return True
+    if method.overrides("edit") and _takes_edit(call, edits):
+        edits.edit = method.edit(call)
+        return edits.edit is not None
+    if method.overrides("attend"):
+        # The map replaces the softmax, so no earlier method may have edited the logits or the map.
+        whole = edits.all_kept() is None and edits.dropping is None and edits.edit is None
+        untouched = edits.q is call.q and edits.k is call.k and whole and not edits.maps
+        edits.replaced = True
+        edits.maps.append(method)
+        return untouched and (call.dropout == 0 or method.commutes_with_dropout)
     return method.overrides("drop") and _collect_dropping(edits, method, call)
 
 
 def _collect_dropping(edits: Edits, method: Method, call: Call) -> bool:
-    if edits.dropping is None:
+    if edits.dropping is None and edits.edit is None:
         edits.dropping = method.drop(call)
         return edits.dropping is not None
     return False
@@ -261,8 +301,10 @@ def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFr
 
 def _build(call: Call, edits: Edits) -> Tensor | None:
     """Return the edited map applied to the values, or None if an edit turns out not to be exact."""
-    base: FusedMap | DroppedMap
-    if edits.dropping is None:
+    base: FusedMap | DroppedMap | EditedMap
+    if edits.edit is not None:
+        base = EditedMap(call, edits.q, edits.k, edits.all_kept(), edits.edit)
+    elif edits.dropping is None:
         base = FusedMap(call, edits.q, edits.k, edits.all_kept())
     else:
         base = DroppedMap(call, edits.q, edits.k, edits.all_kept(), edits.dropping)
@@ -276,6 +318,8 @@ def _build(call: Call, edits: Edits) -> Tensor | None:
     # No setattr with a computed name: torch.compile cannot trace it.
     if edits.replaced:
         ran.own_map = True
+    elif isinstance(base, EditedMap):
+        ran.edited = True
     elif isinstance(base, DroppedMap):
         ran.dropped = True
     elif base.width:

@@ -24,12 +24,12 @@ from headwise.attention.triton_tiles import (
     mask_tile,
     padded,
     place,
-    plain,
     precision,
     readable,
     spans,
     tile,
 )
+from headwise.core.kernels import plain
 
 # Keys whose largest norm one program finds, and the keys of its tiles.
 CHUNK, ROWS = 1024, 64

@@ -28,12 +28,12 @@ from headwise.attention.triton_tiles import (
     mask_tile,
     padded,
     place,
-    plain,
     precision,
     readable,
     spans,
     tile,
 )
+from headwise.core.kernels import plain
 
 LOG2_E = 1.4426950408889634
 

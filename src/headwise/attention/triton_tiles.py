@@ -18,7 +18,6 @@ from triton import knobs
 
 # The kinds of mask: none, bool, additive.
 NO_MASK, ALLOWED, ADDED = 0, 1, 2
-LARGEST_SIZE = 256
 
 
 @triton.jit
@@ -106,18 +105,6 @@ def spans(query, T, N, BT: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
     if MASK != 0:
         whole = 0
     return whole // BN * BN, last
-
-
-def plain(*tensors: Tensor) -> bool:
-    """Return whether the kernels read these tensors (B, H, T, D): one dtype of fp32, fp16 and bf16, sizes up to 256."""
-    kinds = {x.dtype for x in tensors}
-    return (
-        len(kinds) == 1
-        and kinds <= {torch.float32, torch.float16, torch.bfloat16}
-        and max(x.shape[-1] for x in tensors) <= LARGEST_SIZE
-        and all(x.numel() > 0 for x in tensors)
-        and all(tensors[0].shape[1] % x.shape[1] == 0 for x in tensors)
-    )
 
 
 def padded(size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class KernelsRan:
     host: bool = False
     draws: bool = False
     dropped: bool = False
+    edited: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the kernels that ran, as reports show them."""
@@ -46,6 +47,7 @@ class KernelsRan:
             "fused, one coordinate wider": self.fused_wider,
             "rows": self.row_statistics,
             "dropped elements": self.dropped,
+            "edited logits": self.edited,
             "its own map": self.own_map,
             "the host's": self.host,
             "draws": self.draws,
@@ -72,6 +74,20 @@ class Dropping:
     window: int
     renormalize: bool
     samples: int
+
+
+@dataclass(frozen=True)
+class LogitEdit:
+    """An edit of the logits s that kernels know, as a method's `edit` describes it.
+
+    Attributes:
+        kind: "cap" for c·tanh(s / c), "past" for s + c_i - c_j, "between" for s - |c_i - c_j|, and "stable" for the
+            same softmax whose exponents are lowered where a row's largest logit repeats, by the factor c.
+        by: c; 0-d, or for "past" and "between" (B, N, H) in fp32, where it gets a gradient.
+    """
+
+    kind: Literal["cap", "past", "between", "stable"]
+    by: Tensor
 
 
 class CallLayer(Protocol):

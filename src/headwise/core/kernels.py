@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.borders import in_transform, overwritable_library
 
@@ -84,3 +85,28 @@ def gradients_again(
         wanted = [x for x in inputs if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(results, wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+# of a head, which a tile holds whole
+LARGEST_SIZE = 256
+
+
+def plain(*tensors: Tensor) -> bool:
+    """Return whether kernels of attention read these q, k and v (B, H, T, D).
+
+    They need one dtype of fp32, fp16 and bf16, head sizes up to 256, and a number of key heads that divides that of the
+    query heads.
+    """
+    kinds = {x.dtype for x in tensors}
+    return (
+        len(kinds) == 1
+        and kinds <= {torch.float32, torch.float16, torch.bfloat16}
+        and max(x.shape[-1] for x in tensors) <= LARGEST_SIZE
+        and all(x.numel() > 0 for x in tensors)
+        and all(tensors[0].shape[1] % x.shape[1] == 0 for x in tensors)
+    )
+
+
+def as_hosts(x: Tensor, heads: int, rows: int) -> Tensor:
+    """Return an empty tensor (B, heads, rows, D) for the batch and head size of x that lies as (B, rows, heads, D)."""
+    return x.new_empty(x.shape[0], rows, heads, x.shape[3]).transpose(1, 2)

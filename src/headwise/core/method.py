@@ -12,14 +12,18 @@ from headwise.core.settings import check_type, declared_types, no_setting, plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.core.call import Call, Dropping, RowReadings
+    from headwise.core.call import Call, Dropping, LogitEdit, RowReadings
     from headwise.core.method_state import MethodState
     from headwise.core.site import Site
 
 REGISTRY: dict[str, type[Method]] = {}
 
 STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
-TWINS = {"logits": ("scores", "keep", "drop", "attend"), "weights": ("attend", "keep", "drop"), "read": ("read_free",)}
+TWINS = {
+    "logits": ("scores", "keep", "drop", "edit", "attend"),
+    "weights": ("attend", "keep", "drop"),
+    "read": ("read_free",),
+}
 
 CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
 
@@ -300,6 +304,13 @@ class Method:
 
             The fast form of `logits` (with `renormalize`) and of `weights` that drop single elements. It must use the
             same random draw as the textbook form.
+            """
+            ...
+
+        def edit(self, call: Call) -> LogitEdit | None:
+            """Return the edit as one that kernels know, or None where none of them is exact.
+
+            The fast form of `logits` on CUDA; without kernels it is not asked.
             """
             ...
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.core.call import Call
+from headwise.core.call import Call, LogitEdit
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
@@ -28,9 +28,10 @@ class ForgettingAttention(Method):
     every gate is ½, and attention reaches a few tokens back. For a trained model use 6 or more, where a gate is 0.998.
     The host keeps its positions; the paper trains with and without them. Causal calls need no matrix: queries get the
     additional coordinates c_i and 1, keys 1 and -c_j. The sums are kept in fp32, in bf16 as three coordinates that add
-    up to them; fp16, whose range ends at 65,504, needs the matrix. Layers that are not causal forget in both directions
-    by -|c_i - c_j|, which is not in the paper and needs the matrix, as do masks if the host does not declare itself
-    causal. Caches do not hold the gates of past tokens: generate with use_cache=False.
+    up to them; fp16, whose range ends at 65,504, has no such form. Layers that are not causal forget in both directions
+    by -|c_i - c_j|, which is not in the paper, as do masks if the host does not declare itself causal. A kernel
+    computes these and fp16 on CUDA; elsewhere, and with the host's dropout or a penalty, they need the matrix. Caches
+    do not hold the gates of past tokens: generate with use_cache=False.
     """
 
     bias: float = 0.0
@@ -72,6 +73,9 @@ class ForgettingAttention(Method):
         return torch.cat([q, F.pad(torch.cat([own, ones], -1), spare)], -1), torch.cat(
             [k, F.pad(torch.cat([ones, past], -1), spare)], -1
         )
+
+    def edit(self, call: Call) -> LogitEdit:
+        return LogitEdit("past" if _one_way(call) else "between", self._sums(call).transpose(1, 2).contiguous())
 
     def _sums(self, call: Call) -> Tensor:
         """Return the running sums of the gates' logarithms, (B, H, N) in fp32 or wider."""

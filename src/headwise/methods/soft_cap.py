@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.call import Call
+from headwise.core.call import Call, LogitEdit
 from headwise.core.method import Method
 
 
@@ -15,7 +15,8 @@ class SoftCap(Method):
     Gemma 2, arXiv 2408.00118.
 
     In training and evaluation, on the scaled logits with additive biases; masked keys stay masked. It bounds the logits
-    and does not prevent entropy collapse: two logits may still differ by 2·cap. It needs the matrix.
+    and does not prevent entropy collapse: two logits may still differ by 2·cap. A kernel applies it on CUDA; elsewhere,
+    and with the host's dropout or a penalty on the weights, it needs the matrix.
     """
 
     cap: float = 50.0
@@ -35,3 +36,6 @@ class SoftCap(Method):
         # Hosts also mask with the lowest finite number, which tanh would turn into -cap.
         masked = torch.isneginf(s) if allowed is None else torch.isneginf(s) | ~allowed
         return (cap * torch.tanh(s.masked_fill(masked, 0.0) / cap)).masked_fill(masked, float("-inf"))
+
+    def edit(self, call: Call) -> LogitEdit:
+        return LogitEdit("cap", call.value(self, "cap"))

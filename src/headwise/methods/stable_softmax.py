@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.softmax import logits
-from headwise.core.call import Call
+from headwise.core.call import Call, LogitEdit
 from headwise.core.method import Attend, Method
 from headwise.core.precision import at_least_fp32
 
@@ -31,7 +31,8 @@ class StableSoftmax(Method):
     rounded to 1. Two details are not in the paper: the sum is that of the rounded weights, and the exponents are
     lowered by at most half of the dtype's range (44 in bf16), beyond which weights would become 0.
 
-    It has its own computation in blocks of queries: slower than a fused kernel, and without its error. If attention is
+    On CUDA a kernel computes it, with the largest two logits so far instead of those of the row; elsewhere, and with
+    the host's dropout, blocks of queries do: slower than a fused kernel, and without its error. If attention is
     computed on the matrix anyway (for soft-caps, weights that a host needs, logits that another method edits), weights
     are divided by the sum first and nothing is shifted.
     """
@@ -49,6 +50,9 @@ class StableSoftmax(Method):
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         return s
+
+    def edit(self, call: Call) -> LogitEdit:
+        return LogitEdit("stable", torch.tensor(self.beta))
 
     def attend(self, attend: Attend, call: Call) -> Attend:
         return lambda v: self._mapped(v, call)

@@ -13,7 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 # registers the operators that are counted
-import headwise.attention.computation  # noqa: F401
+import headwise.attention.computation
+import headwise.attention.largest_logits  # noqa: F401
 from headwise.borders import flash_on_cpu, flash_on_cpu_backward, profiled_memory
 
 
@@ -54,6 +55,8 @@ def _own() -> dict[Any, Callable[..., int]]:
         ours.attend_with_lse_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.attend_dropped: _forward,
         ours.attend_dropped_backward: lambda *args, **rest: _of_saved(args[2], **rest),
+        ours.attend_edited: _forward,
+        ours.attend_edited_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.largest_logits: _logits,
     }
 
