@@ -233,7 +233,7 @@ def _common(
     steps = (*strides(q, k, v), *((0, 0, 0) if share is None else seen.stride()))
     # Features of half precision are rounded less by TF32 than by their own dtype.
     exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    # Longer chunks would spill the sums to memory (compiled for sm_90).
+    # Longer chunks spill the sums to memory (compiled for sm_80 and sm_90); on sm_80 heads of 128 do so anyway.
     small = max(q.shape[3], v.shape[3]) <= 64 and q.dtype != torch.float32
     constants = {
         "CAUSAL": causal,
@@ -241,7 +241,7 @@ def _common(
         "PRECISION": "ieee" if exact else "tf32",
         "D": q.shape[3],
         "DV": v.shape[3],
-        "BT": 64 if small else 16,
+        "BT": 32 if small else 16,
         "BD": padded(q.shape[3]),
         "BDV": padded(v.shape[3]),
         "num_warps": 8,
