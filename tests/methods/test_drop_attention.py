@@ -76,10 +76,12 @@ def test_no_query_loses_all_its_keys(form):
         torch.testing.assert_close(left.sum(-1), torch.ones(2, 3, 6))
 
 
-def test_a_host_sink_keeps_its_share_of_the_row():
+@pytest.mark.parametrize("form", ["fast", "textbook"])
+@pytest.mark.parametrize("unit", ["column", "element"])
+def test_a_host_sink_keeps_its_share_of_the_row(form, unit):
     q, k, _ = qkv()
     sinks = torch.tensor([0.5, -1.0, 2.0])
-    left = seen_weights(DropAttention(p=0.5), q, k, sinks=sinks)
+    left = seen_weights(DropAttention(p=0.5, unit=unit), q, k, sinks=sinks, form=form)
     s = logits(q, k).masked_fill(left == 0, float("-inf"))
     wanted = torch.cat([s, sinks.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1).softmax(-1)[..., :-1]
     torch.testing.assert_close(left, wanted)

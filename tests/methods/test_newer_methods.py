@@ -261,6 +261,13 @@ def test_lsa_leaves_the_only_key_that_a_query_has(form):
     assert out.isfinite().all()
 
 
+def test_lsa_with_a_cache_hides_the_new_tokens_own_keys(form):
+    q, k, v = made()
+    q = q[:, :, -2:]
+    out, _ = attend_with([LSA()], q, k, v, form=form, fitted=fitted(LSA(), q, k, temperature=torch.tensor(2.0)))
+    torch.testing.assert_close(out, weights(q / 2.0, k, ~torch.eye(T, dtype=torch.bool)[-2:]) @ v)
+
+
 def test_lsa_without_its_diagonal_learns_a_temperature_on_causal_layers(form):
     q, k, v = made()
     method = LSA(diagonal=False)

@@ -56,3 +56,9 @@ def test_the_unpaired_difference_is_welchs_for_all_arms(sizes, arms):
     assert found["p"] == pytest.approx(expected.pvalue)
     assert found["p_corrected"] == pytest.approx(min(1, arms * expected.pvalue))
     assert (found["low"], found["high"], found["n"]) == pytest.approx((ends.low, ends.high, min(sizes)))
+
+
+@pytest.mark.parametrize(("ours", "p"), [([0.5, 0.5, 0.5], 1.0), ([0.75, 0.75, 0.75], 0.0)])
+def test_constant_values_differ_surely_or_not_at_all(ours, p):
+    found = unpaired_difference(ours, [0.5, 0.5], 2)
+    assert found["p"] == found["p_corrected"] == p and found["low"] == found["high"] == found["mean"] == ours[0] - 0.5
