@@ -146,7 +146,7 @@ storm: $(VENV)/.test
 
 # places of the source that are broken one after another, to see that their tests fail; ARGS="results/ methods/" for some
 mutations: $(VENV)/.test
-	@echo "make mutations: a hundred broken programs: half an hour; list here"
+	@echo "make mutations: some ninety broken programs: half an hour; list here"
 	OMP_NUM_THREADS=1 $(PY) tests/mutations/run.py $(ARGS)
 
 methods-table: $(VENV)/.test

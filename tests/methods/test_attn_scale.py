@@ -14,11 +14,12 @@ def scaled(gains, q, k, v, training=True, form="fast", **settings):
     return attend_with(fitted.methods, q, k, v, fitted=fitted, training=training, form=form, **settings)[0], gain
 
 
+@pytest.mark.parametrize("form", ["fast", "textbook"])
 @pytest.mark.parametrize("settings", [{}, {"causal": True}, {"mask": PADDING}])
-def test_a_gain_of_minus_gamma_is_relaxed_attention(settings):
+def test_a_gain_of_minus_gamma_is_relaxed_attention(settings, form):
     q, k, v = qkv()
     relaxed = attend_with([RelaxedAttention(gamma=0.3)], q, k, v, **settings)[0]
-    torch.testing.assert_close(scaled([-0.3] * 3, q, k, v, **settings)[0], relaxed)
+    torch.testing.assert_close(scaled([-0.3] * 3, q, k, v, form=form, **settings)[0], relaxed)
 
 
 def test_each_head_has_its_own_gain_with_a_gradient():

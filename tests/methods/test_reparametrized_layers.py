@@ -335,3 +335,16 @@ def test_no_gain_decays_and_every_plain_weight_still_does():
     kept = {names[id(p)] for g in groups if g["weight_decay"] == 0 for p in g["params"]}
     assert {n for n in names.values() if n.endswith("gain")} <= kept
     assert not any(n.endswith("original") for n in kept)
+
+
+def test_a_weight_norm_is_of_output_units_in_transposed_layers_too():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2Model(
+        transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    )
+    headwise.regularize(model, WeightNorm(init="one"))
+    # (inputs, outputs), as transformers' Conv1D keeps it
+    weight = model.h[0].attn.c_attn.weight
+    assert weight.shape == (16, 48)
+    torch.testing.assert_close(weight.norm(dim=0), torch.ones(48))

@@ -157,3 +157,9 @@ def test_frozen_weights_are_refused_by_name():
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         SpectralCap(**settings)
+
+
+def test_a_matrix_just_above_its_limit_is_cut():
+    # a Frobenius norm a little above the limit says nothing yet
+    cut = cut_by_values(torch.diag(torch.tensor([1.5, 0.2])), 1.0)
+    torch.testing.assert_close(cut, torch.diag(torch.tensor([1.0, 0.2])))

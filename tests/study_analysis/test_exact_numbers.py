@@ -6,12 +6,15 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from study_analysis.test_claims import study
 
 from headwise.results.across import aggregate
-from headwise.results.power import power_of, seeds_needed
+from headwise.results.differences import _judged
+from headwise.results.intervals import JointIntervals
+from headwise.results.power import power_of, power_of_sameness, seeds_needed
 from headwise.results.records import AxisRecord
-from headwise.results.trend import trends
+from headwise.results.trend import _page, trends
 
 
 def test_few_pairs_are_corrected_by_hedges_factor():
@@ -53,3 +56,41 @@ def test_only_what_is_between_the_ends_of_an_axis_is_inside(best, inside):
     made = study(figures, axes=[axis])
     (found,) = trends(made, {"test/accuracy": made.study.outcome("test/accuracy")})
     assert (found.best, found.inside) == (values[best], inside)
+
+
+@pytest.mark.parametrize("pairs", [3, 6, 20])
+def test_without_an_effect_a_tests_power_is_its_level(pairs):
+    critical = float(stats.t.isf(0.025, pairs - 1))
+    assert power_of(0.0, pairs, critical) == pytest.approx(0.05, rel=2e-3)
+
+
+def test_the_power_of_sameness_is_that_of_two_one_sided_tests():
+    pairs, margin, effect = 8, 1.3, 0.3
+    critical = float(stats.t.isf(0.05, pairs - 1))
+    draws = np.random.default_rng(0).normal(effect, 1.0, (200_000, pairs))
+    error = draws.std(axis=1, ddof=1) / math.sqrt(pairs)
+    inside = (margin - draws.mean(axis=1) > critical * error) & (margin + draws.mean(axis=1) > critical * error)
+    assert power_of_sameness(effect, margin, pairs, critical) == pytest.approx(inside.mean(), abs=0.005)
+
+
+def test_pages_test_looks_both_ways():
+    outcomes = np.random.default_rng(1).normal(size=(6, 4)) + 0.4 * np.arange(4)
+    up, down = (float(stats.page_trend_test(way).pvalue) for way in (outcomes, -outcomes))
+    assert up < 0.2 and down > 0.5
+    assert _page(outcomes) == _page(-outcomes) == pytest.approx(2 * up)
+
+
+def test_arms_without_pairs_leave_the_others_their_share_of_the_level():
+    table = np.random.default_rng(2).normal(0.6, 1.0, (7, 2))
+    whole, half = _judged(table, None), _judged(table, None, 0.5)
+    for at in range(2):
+        assert half[at][1] == pytest.approx(min(1.0, 2 * whole[at][1])) and whole[at][1] < 1
+        # a wider interval, at half the level
+        assert half[at][0].low <= whole[at][0].low and half[at][0].high >= whole[at][0].high
+
+
+def test_the_errors_of_joint_intervals_are_those_of_means():
+    table = np.random.default_rng(3).normal(size=(7, 2))
+    table[2, 1] = math.nan
+    wanted = [stats.sem(table[:, 0]), stats.sem(table[:, 1], nan_policy="omit")]
+    assert JointIntervals(table).errors() == pytest.approx(wanted)
