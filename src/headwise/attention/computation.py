@@ -11,9 +11,11 @@ from torch import Tensor
 
 from headwise.attention.matrix import on_matrix
 from headwise.attention.matrix_free import MatrixFreeReadings, read_without_matrix, sink_share, without_matrix
+from headwise.attention.softmax import fused
 from headwise.borders import in_transform
+from headwise.core.acting import Acting
 from headwise.core.call import Call
-from headwise.core.method import Method, touches_call
+from headwise.core.method import Method
 from headwise.files.errors import OWN_ATTENTION
 
 # Entries of one head's matrix up to which the explicit form is faster on a CPU in fp32, by the kind of the matrix-free
@@ -34,13 +36,13 @@ WHOLE = 1 << 24
 
 
 def attention(
-    call: Call, active: Sequence[Method], *, need_weights: bool = False, form: str = "fast", whole: int | None = None
+    call: Call, acting: Acting, *, need_weights: bool = False, form: str = "fast", whole: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the result of one call through the methods' stages from `inputs` to `output`.
 
     Args:
         call: the call; its q, k and v are replaced by the edited ones.
-        active: the methods that act, in order.
+        acting: the methods that act.
         need_weights: also return the attention weights (B, H, T, N).
         form: "fast" uses matrix-free forms where they are exact; "textbook" runs every method as in its paper.
         whole: entries of the matrix up to which it is computed whole; `WHOLE` by default.
@@ -48,39 +50,50 @@ def attention(
     Returns:
         The per-head output (B, H, T, Dv) and the weights or None.
     """
-    sinks = call.sinks
-    for method in active:
-        if method.overrides("inputs"):
-            call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
+    sinks, active = call.sinks, acting.methods
+    for method in acting.inputs:
+        call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     # Computed before attention, so that the gradient is computed after attention's tensors have been freed.
-    ahead = [m.ahead(call) if m.overrides("ahead") else None for m in active]
-    if any((m.draws() or m.penalizes) and touches_call(m) for m in active):
+    ahead = [m.ahead(call) if m.overrides("ahead") else None for m in acting.output] if acting.ahead else None
+    if acting.keyed:
         # Opened here and not in a block, because blocks are recomputed.
         call.open_pass()
-    limit = WHOLE if whole is None else whole
-    if torch.compiler.is_exporting():
-        # A number of blocks would fix the length of the exported program.
-        limit = sys.maxsize
     if call.kernel is not None:
-        return after(call, active, ahead, by_kernel(call, active, sinks, limit)), None
+        return _after(call, acting, ahead, by_kernel(call, active, sinks, _limit(whole))), None
     out, weights, before = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or in_transform()
-    if form == "fast" and not matrix and not _small(call, active):
-        out = without_matrix(call, active)
+    if form == "fast" and not matrix and not (acting.inside and _small(call, active)):
+        out = without_matrix(call, active) if acting.inside or call.sinks is not None else _plain(call)
     if out is None:
         # An abandoned matrix-free attempt may have added penalties, which the matrix form adds again.
         del call.penalties[before:]
         call.norms.clear()
-        out, weights = on_matrix(call, active, need_weights, limit)
+        out, weights = on_matrix(call, active, need_weights, _limit(whole))
         call.layer.ran.explicit = True
-    return after(call, active, ahead, out), weights
+    return _after(call, acting, ahead, out), weights
 
 
-def after(call: Call, active: Sequence[Method], ahead: Sequence[Tensor | None], out: Tensor) -> Tensor:
+def _limit(whole: int | None) -> int:
+    """Return the entries of the matrix up to which it is computed whole."""
+    if torch.compiler.is_exporting():
+        # A number of blocks would fix the length of the exported program.
+        return sys.maxsize
+    return WHOLE if whole is None else whole
+
+
+def _plain(call: Call) -> Tensor:
+    """Return the attention of a call in which no method edits or reads anything."""
+    call.layer.ran.fused = True
+    return fused(
+        call.q, call.k, call.v, attn_mask=call.mask, dropout_p=call.dropout, is_causal=call.causal, scale=call.scale
+    )
+
+
+def _after(call: Call, acting: Acting, ahead: Sequence[Tensor | None] | None, out: Tensor) -> Tensor:
     """Return the output per head (B, H, T, Dv) after the `output` stages."""
-    for method, call.ahead in zip(active, ahead, strict=True):
-        if method.overrides("output"):
-            out = method.output(out, call)
+    for index, method in enumerate(acting.output):
+        call.ahead = None if ahead is None else ahead[index]
+        out = method.output(out, call)
     return out
 
 

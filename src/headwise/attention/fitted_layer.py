@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from headwise.attention.computation import attention
 from headwise.core import shared_state
+from headwise.core.acting import Acting
 from headwise.core.call import Call, KernelsRan
 from headwise.core.forward import Entered, Running
-from headwise.core.method import Method, touches_call
+from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.packed import Packed
 from headwise.core.passes import Passes
@@ -25,6 +26,9 @@ from headwise.core.site import Site
 from headwise.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# The stages at the layer's input and output, whose hooks stay when a method does not act.
+LAYER_STAGES = ("hidden", "branch")
 
 # Weak, so that unused layers are freed.
 _layers: weakref.WeakValueDictionary[int, FittedLayer] = weakref.WeakValueDictionary()
@@ -72,6 +76,7 @@ class FittedLayer:
     def __init__(self, site: Site, methods: list[Method], shared: SharedState, adapter: Adapter | None = None) -> None:
         self.site, self.methods, self.shared, self.adapter = site, methods, shared, adapter
         self.states = _states(site, methods, shared.seed)
+        self._sort()
         self.passes = Passes(site, methods, shared.seed, shared.draws)
         self.shares_values = self.reached = self.without_gradients = self.armed = False
         self.alive = True
@@ -93,9 +98,10 @@ class FittedLayer:
         twin.methods = memo[id(self.methods)] = list(self.methods)
         for name, value in self.__dict__.items():
             # A watch observes its own model, not copies of it.
-            if name not in ("methods", "observer", "armed"):
+            if name not in ("methods", "observer", "armed", "_acting"):
                 setattr(twin, name, copy.deepcopy(value, memo))
         twin.observer, twin.armed = None, False
+        twin._sort()
         _layers[twin.passes.number] = twin
         return twin
 
@@ -126,6 +132,13 @@ class FittedLayer:
             method.unbuild(self.site, state)
         state.clear()
         del self.methods[index], self.states[index]
+        self._sort()
+
+    def _sort(self) -> None:
+        """Sort the methods by their stages; the settings on which it depends never change."""
+        self._acting = tuple(Acting([m for m in self.methods if m.acts_in(training)]) for training in (False, True))
+        self._stages = frozenset(stage for m in self.methods for stage in LAYER_STAGES if m.overrides(stage))
+        self._own_tokens = any(m.reads_own_tokens() for m in self.methods)
 
     def attention(
         self,
@@ -165,7 +178,12 @@ class FittedLayer:
             self.called.put((*sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
             self._learn_causal()
-        active = [m for m in self.active(training) if touches_call(m) and not self._has_zero_strength(m)]
+        acting = self._acting[training]
+        # Compiled graphs cannot read the value of a strength.
+        if acting.fading and not torch.compiler.is_compiling():
+            faded = [m for m in acting.fading if float(self.state_of(m).value("strength")) == 0.0]
+            acting = acting.without(faded) if faded else acting
+        active = acting.in_call
         if not active and not self.shares_values and not self.armed:
             return original()
         if packed is not None:
@@ -176,8 +194,8 @@ class FittedLayer:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         if not torch.compiler.is_compiling() and tokens_split(q):
-            acting = " + ".join(map(repr, active)) or "a watch"
-            raise RuntimeError(f"{self.site.name} cannot be reached by {acting}: {CONTEXT_PARALLEL}")
+            names = " + ".join(map(repr, active)) or "a watch"
+            raise RuntimeError(f"{self.site.name} cannot be reached by {names}: {CONTEXT_PARALLEL}")
         if kernel is not None:
             kernel = _on_samples(kernel, packed, own, (k, v))
         call = Call(
@@ -195,7 +213,7 @@ class FittedLayer:
         if self.shares_values:
             shared_state.share(self.shared.forward, call)
         if active:
-            out, weights = attention(call, active, need_weights=need_weights)
+            out, weights = attention(call, acting, need_weights=need_weights)
             if call.penalties or call.norms:
                 out = self.shared.penalties.record(call, out)
             if self.armed and self.observer is not None:
@@ -239,14 +257,13 @@ class FittedLayer:
 
     def untouched(self, training: bool) -> bool:
         """Return whether no method or watch uses this call, so that the host's own kernel runs."""
-        acts = any(touches_call(m) for m in self.active(training))
-        return not (acts or self.armed or self.shares_values or self.needs("branch"))
+        return not (self._acting[training].in_call or self.armed or self.shares_values or self.needs("branch"))
 
     def idle(self, training: bool) -> bool:
         """Return whether no method or watch uses this site's next call, so that the host's own code may run alone."""
         if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
             return False
-        if any(touches_call(m) for m in self.active(training)) or self.needs("branch") or self.needs("hidden"):
+        if self._acting[training].in_call or self._stages:
             return False
         self._record_forward(training)
         return True
@@ -269,24 +286,22 @@ class FittedLayer:
         packed = packed if packed is not None and packed.holds(x) else None
         rows, samples = x, x if packed is None else packed.unpack(x)
         x = samples
-        call: Call | None = None
-        for method in self.active(training):
-            if method.overrides("hidden"):
-                if call is None:
-                    # There are no queries and keys yet: a placeholder provides the batch size, device and dtype.
-                    token = x.new_empty(x.shape[0], 1, 1, 1)
-                    call = Call(
-                        self,
-                        token,
-                        token,
-                        token,
-                        scale=1.0,
-                        training=training,
-                        hidden=x,
-                        samples=self.samples,
-                        packed=packed,
-                        tokens=self._real(x, packed),
-                    )
+        if editing := self._acting[training].hidden:
+            # There are no queries and keys yet: a placeholder provides the batch size, device and dtype.
+            token = x.new_empty(x.shape[0], 1, 1, 1)
+            call = Call(
+                self,
+                token,
+                token,
+                token,
+                scale=1.0,
+                training=training,
+                hidden=x,
+                samples=self.samples,
+                packed=packed,
+                tokens=self._real(x, packed),
+            )
+            for method in editing:
                 x = method.hidden(x, call)
         # In a joint layer, x is only one of the two kinds of tokens.
         self.entered.put(None if self.site.joint else x)
@@ -309,10 +324,9 @@ class FittedLayer:
         packed = packed if packed is not None and packed.holds(y) else None
         rows, samples = y, y if packed is None else packed.unpack(y)
         y = samples
-        call: Call | None = None
-        for method in self.active(training):
-            if method.overrides("branch"):
-                call = self._branch_call(y, training) if call is None else call
+        if editing := self._acting[training].branch:
+            call = self._branch_call(y, training)
+            for method in editing:
                 y = method.branch(y, call)
         if packed is None:
             return y
@@ -395,15 +409,19 @@ class FittedLayer:
 
     def active(self, training: bool) -> Sequence[Method]:
         """Return the methods that act in this mode, in order."""
-        return [m for m in self.methods if m.acts_in(training)]
+        return self._acting[training].methods
+
+    def acting(self, training: bool) -> Acting:
+        """Return the methods that act in this mode, by their stages."""
+        return self._acting[training]
 
     def needs(self, stage: str) -> bool:
-        """Return whether any method of the layer defines the stage."""
-        return any(m.overrides(stage) for m in self.methods)
+        """Return whether any method of the layer defines the stage, `hidden` or `branch`."""
+        return stage in self._stages
 
     def needs_own_tokens(self) -> bool:
         """Return whether a method of this layer, or one that uses its values, `reads_own_tokens`."""
-        return not self.site.is_cross and (self.shares_values or any(m.reads_own_tokens() for m in self.methods))
+        return not self.site.is_cross and (self.shares_values or self._own_tokens)
 
     def _index(self, method: object) -> int:
         for index, known in enumerate(self.methods):
@@ -414,15 +432,6 @@ class FittedLayer:
     def state_of(self, method: object) -> MethodState:
         """Return the method's state on the layer."""
         return self.states[self._index(method)]
-
-    def _has_zero_strength(self, method: Method) -> bool:
-        """Return whether the method is a penalty of strength 0, so that the host's own computation may run.
-
-        False in compiled graphs, which cannot read the value of a strength.
-        """
-        if torch.compiler.is_compiling() or not method.penalizes or method.neutral != {"strength": 0.0}:
-            return False
-        return float(self.state_of(method).value("strength")) == 0.0
 
     def open_pass(self, counted: bool = True) -> Pass:
         """Return a new pass through the layer, or the pass that this one repeats."""

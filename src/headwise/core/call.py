@@ -167,12 +167,12 @@ class Call:
         self.is_cross = cross or layer.site.is_cross
         self.q, self.k, self.v = q, k, v
         self.mask, self.causal, self.dropout = mask, causal, dropout
+        self.batch, self.heads, self.queries, size = q.shape
+        self.keys = k.shape[2]
         # The default of torch's kernel.
-        self.scale = q.shape[-1] ** -0.5 if scale is None else scale
+        self.scale = size**-0.5 if scale is None else scale
         self.softcap, self.sinks = softcap, sinks
         self.training, self.hidden = training, hidden
-        self.batch, self.heads, self.queries = q.shape[0], q.shape[1], q.shape[2]
-        self.keys = k.shape[2]
         # On windowed hosts a batch entry is a window, and a sample has several.
         self.samples = self.batch if samples is None else samples
         self.query_block: slice | None = None

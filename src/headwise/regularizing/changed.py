@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 from torch import nn
 
 from headwise import projections
 from headwise.attention.fitted_layer import FittedLayer
-from headwise.borders import forward_hooks_of
+from headwise.borders import forward_hooks_of, own_modules
 from headwise.core.passes import UNDIFFERENTIATED
 from headwise.hosts.layers.hooks import Hooks
 from headwise.projections import ProjectionError
@@ -73,20 +74,30 @@ def check_followed(fitted: Iterable[FittedLayer]) -> None:
     Raises:
         RuntimeError: if one no longer can; the message names the layer, the method and what changed.
     """
-    for layer in fitted:
+    layers = list(fitted)
+    model = next((layer.site.model for layer in layers if layer.needs("branch")), None)
+    modules = [] if model is None else [id(module) for module in model.modules()]
+    rebuilt = model is None or _checked.get(model) != modules
+    for layer in layers:
         for method in layer.methods:
             if method.overrides("penalty") or method.overrides("after_step"):
                 reason = method.refuse(layer.site)
                 if reason is not None:
                     raise RuntimeError(f"{layer.site.name}: {method!r} can no longer act: {reason}; {REMEDY}")
-        _check_branch(layer)
+        if rebuilt and layer.needs("branch"):
+            _check_branch(layer)
         _check_learned(layer)
+    if model is not None and rebuilt:
+        _checked[model] = modules
+
+
+# The modules of each model when its branches were last checked: finding a projection takes as long as a layer's
+# forward, and only modules that come or go change the answer.
+_checked: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
 
 
 def _check_branch(layer: FittedLayer) -> None:
     """Raise RuntimeError if adapters wrap an output projection whose own output is hooked."""
-    if not layer.needs("branch"):
-        return
     block: Block | None
     try:
         block = projections.output(layer.site, "what acts on the branch")
@@ -106,14 +117,16 @@ def _check_branch(layer: FittedLayer) -> None:
 
 def _check_learned(layer: FittedLayer) -> None:
     """Raise RuntimeError if methods' learned parameters were frozen with the backbone, as peft does."""
-    learners = [repr(m) for m in layer.methods if m.has_parameters()]
-    if not learners:
+    learners = [m for m in layer.methods if m.has_parameters()]
+    added = own_modules(layer.site.module).get("headwise")
+    # Most often asked and answered by the first parameter.
+    if not learners or (added is not None and any(p.requires_grad for p in added.parameters())):
         return
     own = [p for name, p in layer.site.module.named_parameters() if is_own(name)]
     model = layer.site.model
     # Without adapters in the model, the user froze them on purpose.
     if own and model is not None and not any(p.requires_grad for p in own) and any(map(is_adapted, model.modules())):
         raise RuntimeError(
-            f"{layer.site.name}: the parameters that {' + '.join(learners)} learns are frozen (requires_grad=False), "
+            f"{layer.site.name}: the parameters that {' + '.join(map(repr, learners))} learns are frozen (requires_grad=False), "
             f"as get_peft_model() freezes all but its adapters; {REMEDY}"
         )

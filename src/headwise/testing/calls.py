@@ -78,7 +78,7 @@ def attend_with(
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     call = Call(fitted, q, k, v, training=training, hidden=hidden, **settings)
-    out, _ = attention(call, fitted.active(training), form=form, need_weights=need_weights, whole=whole)
+    out, _ = attention(call, fitted.acting(training), form=form, need_weights=need_weights, whole=whole)
     parts = [total / weight for total, weight in call.penalties] + [w * s.sqrt() / n for s, n, w in call.norms]
     return out, torch.stack(parts).sum() if parts else torch.zeros(())
 

@@ -122,7 +122,8 @@ class Shape:
 def broadcast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v expanded to one batch size, as the function broadcasts them."""
     rows = max(q.shape[0], k.shape[0], v.shape[0])
-    q, k, v = (x if x.shape[0] == rows else x.expand(rows, -1, -1, -1) for x in (q, k, v))
+    if not q.shape[0] == k.shape[0] == v.shape[0] == rows:
+        q, k, v = (x if x.shape[0] == rows else x.expand(rows, -1, -1, -1) for x in (q, k, v))
     return q, k, v
 
 
