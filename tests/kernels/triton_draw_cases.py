@@ -19,6 +19,7 @@ KINDS = {
     "normal": random_draws.NORMAL,
     "kept": random_draws.KEPT,
     "elements": random_draws.ELEMENTS,
+    "factor": random_draws.FACTOR,
 }
 # the shape of the whole draw, and which of its rows are drawn
 DRAWS = {
@@ -45,8 +46,11 @@ def wanted(kind, key, salt, shape, block):
         return random_draws.normal(key, salt, shape, CPU)
     if kind == random_draws.ELEMENTS:
         return random_draws.uniform_matrix(key, salt, shape, CPU, slice(*block))
+    p = torch.tensor(P)
+    if kind == random_draws.FACTOR:
+        return random_draws.factor(key, salt, p, shape, CPU)
     drawn = random_draws.uniform(key, salt, shape, CPU)
-    return drawn >= P if kind == random_draws.KEPT else drawn
+    return drawn >= p if kind == random_draws.KEPT else drawn
 
 
 def run():
@@ -61,16 +65,39 @@ def run():
             print(json.dumps({**line, "differ": len(found.unique())}), flush=True)
 
 
+def heads():
+    """Print the largest difference of the factors of heads, and how many differ between them."""
+    for (samples, count), rescale, p in itertools.product(((1, 2), (300, 12), (7, 33)), (True, False), (0.0, P, 0.99)):
+        for key, salt in ((0xFEDCBA98, 0x9ABCDEF0), (torch.tensor(0xFEDCBA98), 5)):
+            given, number = (key, 0) if isinstance(key, torch.Tensor) else (None, key)
+            out = torch.full((samples, count), torch.nan)
+            found = triton_draws.draw_heads(given, number, salt, float(torch.tensor(p)), rescale, out)
+            right = random_draws.head_factors(key, salt, torch.tensor(p), (samples, count), CPU, rescale)
+            differ = len(found.unique())
+            print(json.dumps({"p": p, "error": (found - right).abs().max().item(), "differ": differ}), flush=True)
+
+
+def keys():
+    """Print the keys of three passes by the kernel, and by the numbers of the host."""
+    for seed, first in ((0xFEDCBA98, 0), (5, 3), (7, (1 << 32) - 1)):
+        replays = torch.zeros((), dtype=torch.int64)
+        found = [int(triton_draws.next_key(random_draws.mix(seed, 4), first, replays)) for _ in range(3)]
+        right = [random_draws.mix(seed, 4, first + pass_) for pass_ in range(3)]
+        print(json.dumps({"found": found, "right": right, "replays": int(replays)}), flush=True)
+
+
 def compile_all():
     """Compile what draws of heads, columns and inputs launch."""
     for capability in (80, 90, 100):
         with compiled_instead_of_launched(capability) as made:
-            for kind in (random_draws.UNIFORM, random_draws.NORMAL, random_draws.KEPT):
+            for kind in (random_draws.UNIFORM, random_draws.NORMAL, random_draws.KEPT, random_draws.FACTOR):
                 filled(kind, 7, 5, (16, 12, 1, 1024), [])
             filled(random_draws.ELEMENTS, torch.tensor(7), 5, (16, 12, 64, 64), [8, 16])
+            triton_draws.draw_heads(None, 7, 5, P, True, torch.empty(16, 12))
+            triton_draws.next_key(7, 3, torch.zeros((), dtype=torch.int64))
         for line in made:
             print(json.dumps({"capability": capability, **line}), flush=True)
 
 
 if __name__ == "__main__":
-    {"run": run, "compile": compile_all}[sys.argv[1]]()
+    {"run": run, "heads": heads, "keys": keys, "compile": compile_all}[sys.argv[1]]()

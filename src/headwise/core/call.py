@@ -237,6 +237,20 @@ class Call:
         self._note_kernel()
         return random_draws.kept(self.draw_key(), self.salt(method, name), p, tuple(shape), self.q.device)
 
+    def factor_draw(self, method: object, shape: tuple[int, ...], p: Tensor, name: str = "") -> Tensor:
+        """Return fp32 numbers: 1 / (1 - p) where `kept_draw` gives True, and else 0."""
+        self._note_kernel()
+        return random_draws.factor(self.draw_key(), self.salt(method, name), p, tuple(shape), self.q.device)
+
+    def head_factors(self, method: object, p: Tensor, *, rescale: bool) -> Tensor:
+        """Return fp32 factors (samples, heads), 0 with probability p; one head of each sample stays in any case.
+
+        Heads that stay get heads / (number that stays), or 1 without `rescale`.
+        """
+        self._note_kernel()
+        key, salt = self.draw_key(), self.salt(method, "")
+        return random_draws.head_factors(key, salt, p, (self.samples, self.heads), self.q.device, rescale)
+
     def normal_draw(self, method: object, shape: tuple[int, ...], name: str = "") -> Tensor:
         """Return fp32 numbers drawn from N(0, 1); repeated requests in one pass return the same numbers."""
         self._note_kernel()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headwise.borders import unseen
 from headwise.core.kernels import kernels_run_on
 
 # What the draws of a pass follow: a counter of passes, or the state of torch's generator.
@@ -25,6 +26,7 @@ DRAWS = ("counter", "torch")
 MASK = 0xFFFFFFFF
 # 2**32 divided by the golden ratio, made odd: it spreads neighbouring numbers far apart.
 GOLDEN = 0x9E3779B1
+ADDED = 0x7F4A7C15
 
 
 def mix(*parts: int | str) -> int:
@@ -34,7 +36,7 @@ def mix(*parts: int | str) -> int:
     for part in parts:
         value = zlib.crc32(part.encode()) if isinstance(part, str) else part
         for word in (value & MASK, (value >> 32) & MASK):
-            h = _finish(((h ^ word) * GOLDEN + 0x7F4A7C15) & MASK)
+            h = _finish(((h ^ word) * GOLDEN + ADDED) & MASK)
     return h
 
 
@@ -55,10 +57,10 @@ def _scramble(h: Tensor) -> Tensor:
     return h ^ (h >> 16)
 
 
-# The kinds of numbers that the kernel draws: uniform, normal, whether a uniform number is at least p, and uniform ones
-# for the elements of matrices.
-UNIFORM, NORMAL, KEPT, ELEMENTS = 0, 1, 2, 3
-DTYPES = (torch.float32, torch.float32, torch.bool, torch.float32)
+# The kinds of numbers that the kernel draws: uniform, normal, whether a uniform number is at least p, uniform ones for
+# the elements of matrices, and the factor of what stays: 1 / (1 - p), or 0.
+UNIFORM, NORMAL, KEPT, ELEMENTS, FACTOR = 0, 1, 2, 3, 4
+DTYPES = (torch.float32, torch.float32, torch.bool, torch.float32, torch.float32)
 
 
 def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -150,6 +152,45 @@ def kept(key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, ...], device
     return uniform(key, salt, shape, device) >= p
 
 
+def factor(key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return fp32 numbers, 1 / (1 - p) where `kept` is True and else 0."""
+    if _one_kernel(device) and p.device.type == "cpu":
+        return _drawn(FACTOR, key, salt, p, shape, device)
+    return kept(key, salt, p, shape, device) / (1 - p)
+
+
+def head_factors(
+    key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, int], device: torch.device, rescale: bool
+) -> Tensor:
+    """Return fp32 factors of heads, (samples, heads): 0 with probability p, of which the largest number is exempt.
+
+    Those that stay get heads / (number that stays), or 1 without `rescale`.
+    """
+    if _one_kernel(device) and p.device.type == "cpu" and shape[1] <= MOST_HEADS:
+        given, number = _split(key)
+        arguments = given, number, salt, float(p), list(shape), rescale
+        return (_heads_on_device if unseen() else draw_heads_on_device)(*arguments, device=device)
+    return _head_factors(key, salt, p, shape, device, rescale)
+
+
+def _head_factors(
+    key: int | Tensor, salt: int, p: Tensor | float, shape: tuple[int, int], device: torch.device, rescale: bool
+) -> Tensor:
+    draw = (_uniform if isinstance(p, float) else uniform)(key, salt, shape, device)
+    # The head with the largest number always stays, which is every head equally often.
+    kept = (draw >= p) | (draw == draw.amax(1, keepdim=True))
+    return kept * (shape[1] / kept.sum(1, keepdim=True)) if rescale else kept.float()
+
+
+# The most heads whose numbers one program of the kernel compares.
+MOST_HEADS = 1024
+
+
+def _split(key: int | Tensor) -> tuple[Tensor | None, int]:
+    """Return a key as operators take it: a tensor or None, and a number."""
+    return (key, 0) if isinstance(key, Tensor) else (None, key)
+
+
 def _one_kernel(device: torch.device) -> bool:
     # A compiled graph fuses the operators below into those that use the numbers, which costs no launch at all.
     return device.type == "cuda" and not torch.compiler.is_compiling()
@@ -164,12 +205,11 @@ def _drawn(
     device: torch.device,
     rows: Sequence[int] = (),
 ) -> Tensor:
-    given, number = (key, 0) if isinstance(key, Tensor) else (None, key)
-    return draw_on_device(given, number, salt, p, list(shape), list(rows), kind, device=device)
+    arguments = *_split(key), salt, p, list(shape), list(rows), kind
+    return (_draw_on_device if unseen() else draw_on_device)(*arguments, device=device)
 
 
-@torch.library.custom_op("headwise::draw", mutates_args=())
-def draw_on_device(
+def _draw_on_device(
     key: Tensor | None,
     number: int,
     salt: int,
@@ -180,10 +220,7 @@ def draw_on_device(
     *,
     device: torch.device,
 ) -> Tensor:
-    """Return a draw, of elements only the rows [start, stop]; `number` is the key unless `key` gives it.
-
-    One operator, and so one launch to programs that count launches, with the kernel and without it.
-    """
+    """Return a draw, of elements only the rows [start, stop]; `number` is the key unless `key` gives it."""
     if not kernels_run_on(device):
         of = number if key is None else key
         if kind == NORMAL:
@@ -191,12 +228,19 @@ def draw_on_device(
         if kind == ELEMENTS:
             return _uniform_matrix(of, salt, tuple(shape), device, slice(*rows))
         drawn = _uniform(of, salt, tuple(shape), device)
-        return drawn if p is None else drawn >= p
+        if p is None:
+            return drawn
+        return (drawn >= p) / (1 - p) if kind == FACTOR else drawn >= p
     from headwise.core import triton_draws
 
     key = key if key is None or key.device == device else key.to(device, non_blocking=True)
     out = torch.empty(part_of(shape, rows), dtype=DTYPES[kind], device=device)
     return triton_draws.draw(kind, key, number, salt, 0.0 if p is None else float(p), shape, rows, out)
+
+
+# One operator, and so one launch to programs that count launches, with the kernel and without it. Where nobody looks,
+# the function itself runs: an operator of torch.library takes longer on the host than the kernel on the device.
+draw_on_device = torch.library.custom_op("headwise::draw", _draw_on_device, mutates_args=())
 
 
 @draw_on_device.register_fake
@@ -212,6 +256,49 @@ def _(
     device: torch.device,
 ) -> Tensor:
     return torch.empty(part_of(shape, rows), dtype=DTYPES[kind], device=device)
+
+
+def _heads_on_device(
+    key: Tensor | None, number: int, salt: int, p: float, shape: list[int], rescale: bool, *, device: torch.device
+) -> Tensor:
+    """Return `head_factors` by one kernel."""
+    samples, heads = shape
+    if not kernels_run_on(device):
+        return _head_factors(number if key is None else key, salt, p, (samples, heads), device, rescale)
+    from headwise.core import triton_draws
+
+    key = key if key is None or key.device == device else key.to(device, non_blocking=True)
+    out = torch.empty(shape, device=device)
+    return triton_draws.draw_heads(key, number, salt, p, rescale, out)
+
+
+draw_heads_on_device = torch.library.custom_op("headwise::draw_heads", _heads_on_device, mutates_args=())
+
+
+@draw_heads_on_device.register_fake
+def _(
+    key: Tensor | None, number: int, salt: int, p: float, shape: list[int], rescale: bool, *, device: torch.device
+) -> Tensor:
+    return torch.empty(shape, device=device)
+
+
+def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:
+    """Return mix(prefix's parts, first + replays) as a 0-d int64 tensor of the device, and count one replay.
+
+    Args:
+        prefix: `mix` of the parts before the count.
+        first: the count while `replays` is 0.
+        replays: 0-d int64 tensor of the device, which is incremented.
+    """
+    if kernels_run_on(replays.device) and unseen():
+        from headwise.core import triton_draws
+
+        return triton_draws.next_key(prefix, first, replays)
+    count, h = replays + first, torch.full_like(replays, prefix)
+    for word in (count & MASK, (count >> 32) & MASK):
+        h = _scramble(((h ^ word) * GOLDEN + ADDED) & MASK)
+    replays.add_(1)
+    return h
 
 
 def part_of(shape: list[int], rows: list[int]) -> list[int]:

@@ -84,7 +84,7 @@ def draw_kernel(
     """Write one block of numbers.
 
     KIND is 0 for uniform numbers, 1 for normal ones, 2 for whether a uniform number is at least p, 3 for the elements
-    of TAKEN of ROWS rows of each matrix, from row `first` on.
+    of TAKEN of ROWS rows of each matrix, from row `first` on, and 4 for 1 / (1 - p) or 0 by the same question as 2.
     """
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key, salt = key_of(key_at, number, KEYED), salt.to(tl.uint32, bitcast=True)
@@ -100,6 +100,8 @@ def draw_kernel(
         drawn = uniform_at(entry.to(tl.uint32), key, salt)
     if KIND == 2:
         drawn = drawn >= p
+    if KIND == 4:
+        drawn = tl.where(drawn >= p, tl.div_rn(1.0, 1.0 - p), 0.0)
     tl.store(out_at + entry, drawn, mask=entry < COUNT)
 
 
@@ -119,6 +121,55 @@ def draw(
             signed(number), signed(salt), p, *matrix, count,
             KIND=kind, KEYED=key is not None, BLOCK=BLOCK,
         )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["number", "salt"])
+def heads_kernel(
+    out_at, key_at, number, salt, p, HEADS,
+    RESCALE: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the factors of one sample's heads."""
+    sample, head = tl.program_id(0), tl.arange(0, BLOCK)
+    entry = sample * HEADS + head
+    drawn = uniform_at(entry.to(tl.uint32), key_of(key_at, number, KEYED), salt.to(tl.uint32, bitcast=True))
+    drawn = tl.where(head < HEADS, drawn, -1.0)
+    kept = ((drawn >= p) | (drawn == tl.max(drawn, 0))) & (head < HEADS)
+    factor = kept.to(tl.float32)
+    if RESCALE:
+        # Rounded twice, as torch divides a number by a tensor.
+        factor *= tl.div_rn(1.0, tl.sum(factor, 0)) * HEADS
+    tl.store(out_at + entry, factor, mask=head < HEADS)
+
+
+def draw_heads(key: Tensor | None, number: int, salt: int, p: float, rescale: bool, out: Tensor) -> Tensor:
+    """Fill `out` (samples, heads) with the factors of `random_draws.head_factors` and return it."""
+    samples, heads = out.shape
+    if samples:
+        with torch.cuda.device_of(out):
+            heads_kernel[(samples,)](
+                out, out if key is None else key, signed(number), signed(salt), p, heads,
+                RESCALE=rescale, KEYED=key is not None, BLOCK=triton.next_power_of_2(heads), num_warps=1,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["prefix", "first"])
+def key_kernel(out_at, replays_at, prefix, first):
+    """Write the key of the next pass and count it."""
+    replays = tl.load(replays_at)
+    count, h = replays + first, prefix.to(tl.uint32, bitcast=True)
+    h = scramble((h ^ count.to(tl.uint32)) * 0x9E3779B1 + 0x7F4A7C15)
+    h = scramble((h ^ (count >> 32).to(tl.uint32)) * 0x9E3779B1 + 0x7F4A7C15)
+    tl.store(out_at, h.to(tl.int64))
+    tl.store(replays_at, replays + 1)
+
+
+def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:
+    """Return the key of `random_draws.next_key`."""
+    out = torch.empty_like(replays)
+    with torch.cuda.device_of(out):
+        key_kernel[(1,)](out, replays, signed(prefix), first, num_warps=1)
     return out
 
 

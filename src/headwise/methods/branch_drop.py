@@ -27,6 +27,5 @@ class BranchDrop(Method):
         self.require(0 <= self.p < 1, f"p must lie in [0, 1), got {self.p}")
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
-        p = call.value(self, "p")
-        factor = call.kept_draw(self, (call.samples,), p) / (1 - p)
+        factor = call.factor_draw(self, (call.samples,), call.value(self, "p"))
         return y * call.per_sample(factor).view(-1, *[1] * (y.dim() - 1)).to(y.dtype)

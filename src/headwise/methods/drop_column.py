@@ -36,7 +36,7 @@ class DropColumn(Method):
 
     def attend(self, attend: Attend, call: Call) -> Attend:
         kept = self._kept(call).mT
-        return lambda v: attend(v * kept.to(v.dtype))
+        return lambda v: attend(v * kept)
 
     def _kept(self, call: Call) -> Tensor:
         return call.per_sample(call.kept_draw(self, (call.samples, call.heads, 1, call.keys), call.value(self, "p")))

@@ -34,8 +34,5 @@ class DropHead(Method):
         return "always keeps one head, and this layer has no other" if site.heads == 1 else None
 
     def output(self, o: Tensor, call: Call) -> Tensor:
-        draw = call.uniform_draw(self, (call.samples, call.heads))
-        # The head with the largest number always stays, which is every head equally often.
-        kept = (draw >= call.value(self, "p")) | (draw == draw.amax(1, keepdim=True))
-        factor = kept * (call.heads / kept.sum(1, keepdim=True)) if self.rescale else kept.float()
+        factor = call.head_factors(self, call.value(self, "p"), rescale=self.rescale)
         return o * call.per_sample(factor)[:, :, None, None].to(o.dtype)

@@ -27,12 +27,13 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
         bool, True for keys that stay: (B, H, 1, N) for columns, (B, H, T, N) for elements.
     """
     whole = whole_of(call)
+    p = p if window == 1 else p / window
     if unit == "column":
-        kept = call.kept_draw(method, (call.samples, call.heads, 1, call.keys), p / window)
+        kept = call.kept_draw(method, (call.samples, call.heads, 1, call.keys), p)
         return _with_columns_back(_outside_windows(call.per_sample(kept), window), whole)
     shape = (call.samples, call.heads, whole.queries, call.keys)
     draw = call.uniform_draw(method, shape, query_dim=2)
-    return _with_elements_back(_outside_windows(call.per_sample(draw) >= p / window, window), call)
+    return _with_elements_back(_outside_windows(call.per_sample(draw) >= p, window), call)
 
 
 def _outside_windows(none_starts: Tensor, window: int) -> Tensor:
