@@ -169,7 +169,7 @@ class Case:
             return None
         from headwise.core.call import Call
 
-        self.fitted.passes.counter.zero_()
+        self.fitted.passes.recount(0)
         call = Call(self.fitted, *(self.leaves[n].detach() for n in "qkv"), mask=self.given.get("mask"), training=True,
                     causal=self.given.get("causal", False))  # fmt: skip
         return self.methods[1].logits(torch.zeros(B, H, T, T), call) == 0

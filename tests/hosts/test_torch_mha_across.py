@@ -41,10 +41,10 @@ def test_a_method_of_self_attention_refuses_the_call_by_name(name, keys):
     handle = headwise.regularize(model, REGISTRY[name](**REGISTRY[name].strong))
     computed = []
     model.layers[0]["attention"].out_proj.register_forward_hook(lambda *_: computed.append(1))
-    counters = [fitted.passes.counter.item() for fitted in handle.fitted]
+    counters = [fitted.passes.count() for fitted in handle.fitted]
     with pytest.raises(RuntimeError, match=rf"layers\.0\.attention.*not its query.*{name}.*where="):
         model(tokens(6), tokens(keys, seed=1))
-    assert not computed and counters == [fitted.passes.counter.item() for fitted in handle.fitted]
+    assert not computed and counters == [fitted.passes.count() for fitted in handle.fitted]
     handle.remove()
 
 

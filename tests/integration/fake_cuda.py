@@ -47,6 +47,8 @@ class FakeCuda(TorchDispatchMode):
 
     Attributes:
         waits: the operators that waited and the lines of headwise that called them, since `forget()`.
+        recording: whether the step is captured, whose replays would find no tensor of the CPU again: then every copy
+            from there is noted.
     """
 
     supports_higher_order_operators = True
@@ -55,6 +57,7 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: list[str] = []
+        self.recording = False
 
     def forget(self) -> list[str]:
         """Return the waits so far, and begin anew."""
@@ -75,10 +78,11 @@ class FakeCuda(TorchDispatchMode):
             if there and not goes_there:
                 self._note(func)
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-            if not there and not kwargs.get("non_blocking"):
+            if not there and (self.recording or not kwargs.get("non_blocking")):
                 self._note(func)
         if func is aten.copy_.default and not all(isinstance(x, FakeTensor) for x in args[:2]):
-            if not (isinstance(args[0], FakeTensor) and (args[2:] == (True,) or kwargs.get("non_blocking"))):
+            waits = not (args[2:] == (True,) or kwargs.get("non_blocking"))
+            if waits or self.recording or not isinstance(args[0], FakeTensor):
                 self._note(func)
             if not isinstance(args[0], FakeTensor):
                 return args[0]

@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,8 +89,8 @@ class Training:
         torch._dynamo.reset()
         return torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
 
-    def step(self) -> list[str]:
-        """Take one step and give its waits."""
+    def step(self, ends: bool = True) -> list[str]:
+        """Take one step and give its waits; without `ends` not what follows the optimizer's step."""
         self.cuda.forget()
         out = self.run(*self.args, **self.kwargs)
         out = out if isinstance(out, Tensor) else out[0]
@@ -101,6 +102,8 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+            if not ends:
+                return self.cuda.forget()
             self.handle.after_step() if regularized else self.handle.step()
         return self.cuda.forget()
 
@@ -149,6 +152,39 @@ def regularized(name: str, kind: str, dtype: str, compiled: bool = False) -> lis
     # What a method does after a step meets the next one.
     steps = 2 if compiled or method(**method.strong).overrides("after_step") else 1
     return [wait for _ in range(steps) for wait in training.step()]
+
+
+def captured() -> Iterator[Case]:
+    """Every method in a step that is captured after two others."""
+    for name in shelf.__all__:
+        yield name, lambda name=name: recorded(name)
+
+
+def recorded(name: str) -> list[str]:
+    method = REGISTRY[name](**REGISTRY[name].strong)
+    training = None
+    for host in (*WALKED["sdpa"], *TRANSFORMERS):
+        with suppress(ValueError):
+            training = Training(
+                host,
+                torch.float32,
+                lambda model, host=host: headwise.regularize(model, method, example=HOSTS[host].example()),
+            )
+            break
+    if training is None:
+        return ["no host takes it"]
+    for _ in range(2):
+        training.step()
+    kernels.HAS_CUDA, training.cuda.recording = True, True
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        # what follows the optimizer's step is no part of the graph
+        wrong = training.step(ends=False)
+    finally:
+        kernels.HAS_CUDA = False
+    if method.draws() and not all(f.passes.captured for f in training.handle.fitted):
+        wrong.append("replays would draw the numbers of the captured step")
+    return wrong
 
 
 def readings() -> Iterator[Case]:
@@ -304,6 +340,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     **{f"{kind}-{dtype}": lambda at=(kind, dtype): methods(*at) for kind in WALKED for dtype in DTYPES},
     "kinds": lambda: methods("sdpa", "fp32", FIRST),
     "compiled": compiled,
+    "captured": captured,
     "readings": readings,
     "penalties": penalties,
     "loop": loop,

@@ -32,7 +32,7 @@ def fitted(name, net, example):
 
 
 def state_of(net, handle):
-    counters = [int(f.passes.counter) for f in handle.fitted]
+    counters = [f.passes.count() for f in handle.fitted]
     buffers = [value.clone() for module in net.modules() for value in module.buffers(recurse=False)]
     return counters, buffers, {name: value.clone() for name, value in net.state_dict().items()}
 

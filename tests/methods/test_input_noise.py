@@ -67,7 +67,7 @@ def test_per_head_noise_is_a_noisy_copy_of_the_input_for_each_head():
     found = module.in_proj_weight.grad.clone()
     module.zero_grad()
 
-    fitted.passes.counter.zero_()
+    fitted.passes.recount(0)
     call = Call(fitted, *projected(module, x))
     level = 0.5 * x.flatten(1).std(1, correction=0)[:, None, None]
     heads = []

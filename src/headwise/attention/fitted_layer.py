@@ -15,6 +15,7 @@ from headwise.core import shared_state
 from headwise.core.acting import Acting
 from headwise.core.call import Call, KernelsRan
 from headwise.core.forward import Entered, Running
+from headwise.core.kernels import capturing
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.packed import Packed
@@ -169,8 +170,11 @@ class FittedLayer:
         self._record_forward(training)
         if q.numel() == 0 or k.numel() == 0:
             return self._of_nothing(q, v, original, training)
-        if not torch.compiler.is_compiling() and not self.seen:
-            self.seen = _shapes(self.site, q, k, v, hidden)
+        if not torch.compiler.is_compiling():
+            if not self.seen:
+                self.seen = _shapes(self.site, q, k, v, hidden)
+            if q.is_cuda:
+                self._before_capture(q.device)
         self._check_heads(q)
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
@@ -232,13 +236,13 @@ class FittedLayer:
         """Return the host's result for a call without queries or keys, which no method changes and no watch reads."""
         self.had_nothing = True
         out, weights = original()
-        penalizing = [m for m in self.active(training) if m.penalizes and touches_call(m)]
+        penalizing = [m for m in self._acting[training].in_call if m.penalizes]
         if penalizing and torch.is_grad_enabled():
             # All processes add as many penalties, or their sums would not fit: a single token tells how many.
             token = q.new_zeros(1, q.shape[1], 1, q.shape[3])
             call = Call(self, token, token, v.new_zeros(1, q.shape[1], 1, v.shape[3]), training=training)
             with torch.no_grad():
-                attention(call, penalizing)
+                attention(call, Acting(penalizing))
             call.penalties = [(torch.zeros_like(total), torch.zeros_like(count)) for total, count in call.penalties]
             call.norms = [(torch.zeros_like(s), torch.zeros_like(n), strength) for s, n, strength in call.norms]
             out = self.shared.penalties.record(call, out)
@@ -254,6 +258,14 @@ class FittedLayer:
                 for parameter in state.parameters():
                     out = out + parameter.flatten()[:0].sum().to(out.dtype)
         return out
+
+    def _before_capture(self, device: torch.device) -> None:
+        """Keep on the device what a captured step counts there, and record that one is captured."""
+        if self.passes.replays is None:
+            self.passes.prepare(device)
+        # The steps of a study are captured anew when a strength changes.
+        if self.passes.held is None and capturing():
+            self.shared.captured = True
 
     def untouched(self, training: bool) -> bool:
         """Return whether no method or watch uses this call, so that the host's own kernel runs."""

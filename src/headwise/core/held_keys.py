@@ -21,9 +21,14 @@ from headwise.borders import without_modes
 class Counted(Protocol):
     """The counter of the passes through one layer."""
 
-    counter: Tensor
     number: int
     held: Any
+
+    def count(self) -> int:
+        """Return the number of passes so far."""
+
+    def recount(self, count: int) -> None:
+        """Set the number of passes so far."""
 
     def next_key(self, ahead: int = 0) -> int:
         """Return the key of the next pass, or of one `ahead` of it."""
@@ -78,17 +83,17 @@ class HeldKeys:
     def count(self) -> None:
         """Count the passes of a step that was replayed, and so ran no Python."""
         for passes in self.order:
-            passes.counter.add_(1)
+            passes.recount(passes.count() + 1)
 
     def counted(self, passes: Counted) -> int | Tensor:
         """Count a pass and return its key."""
         with without_modes():
             if self._next is None:
                 key = passes.next_key()
-                passes.counter.add_(1)
+                passes.recount(passes.count() + 1)
                 self.order.append(passes)
                 return key
-            passes.counter.add_(1)
+            passes.recount(passes.count() + 1)
             assert self.table is not None
             self._check(self._next < len(self.order) and self.order[self._next] is passes)
             self._next += 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.borders import own_modules
+from headwise.core.kernels import capturing
 
 # Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -23,6 +25,7 @@ class MethodState:
         seed: seed of the initial parameters, the same in all processes.
         salt: separates the method's draws from those of all other methods on the site.
         strengths: the method's live settings by name, 0-d fp32 tensors, so that a change does not recompile graphs.
+        written: the numbers that were last written into these tensors.
         layers: number of layers over which its penalties are averaged; 1 where they are summed.
         first: whether the site is the method's first, on which it does what the model needs once.
     """
@@ -32,6 +35,7 @@ class MethodState:
     ) -> None:
         self._owner, self._name, self.seed, self.salt = owner, name, seed, salt
         self.strengths, self.layers, self.first = strengths or {}, 1, True
+        self.written: dict[str, float] = {}
         self._kept: dict[str, Any] = {}
 
     def value(self, name: str) -> Tensor:
@@ -122,3 +126,17 @@ class MethodState:
             if not own_modules(root):
                 # The last method removes the root, so that the module has its plain names again.
                 del own_modules(self._owner)["headwise"]
+
+
+def strengths_on(strengths: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return 0-d strengths as one tensor on a device.
+
+    Numbers of the CPU are written there without a copy where they are equal, and always while a CUDA graph is captured:
+    its replays would copy from memory that has been freed.
+    """
+    here = device.type != "cpu" and not torch.compiler.is_compiling() and all(s.device.type == "cpu" for s in strengths)
+    if here and len(set(map(float, strengths))) == 1:
+        return torch.full((len(strengths),), float(strengths[0]), device=device)
+    if here and capturing():
+        return torch.stack([torch.full((), float(strength), device=device) for strength in strengths])
+    return torch.stack([strength.to(device, non_blocking=True) for strength in strengths])

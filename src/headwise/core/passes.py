@@ -17,8 +17,9 @@ from torch import Tensor
 from headwise.borders import outside_transforms
 from headwise.core import recompute
 from headwise.core.held_keys import HeldKeys
+from headwise.core.kernels import capturing
 from headwise.core.method import Method
-from headwise.core.random_draws import mix
+from headwise.core.random_draws import mix, mixed, next_key
 from headwise.core.recompute import Pass
 from headwise.core.site import Site
 
@@ -46,6 +47,16 @@ COMPILED = (
 )
 
 
+ON_HOST = (
+    "{site} draws by torch's generator of the CPU, which a CUDA graph cannot ask again in each replay: leave out "
+    "draws='torch' of regularize()"
+)
+UNPREPARED = (
+    "{site} is captured as a CUDA graph before it made a training pass on the device: the counter of its draws must be "
+    "there before. Run a few training steps on a side stream first, as torch.cuda.graph asks"
+)
+
+
 # Compiled graphs hold a number, because holding the layer would keep it alive. Numbers are never reused.
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
@@ -55,19 +66,42 @@ class Passes:
     """The counter of the passes through one layer.
 
     Attributes:
-        counter: number of passes so far, a 0-d int64 tensor that compiled graphs increment too.
+        token: a tensor that compiled graphs seem to write, which keeps the order of their passes.
         number: the key by which compiled graphs look up this object.
         draws: what the keys of draws follow: "counter", or "torch", a number of torch's generator for each pass of a
             layer with a method that draws.
-        held: where the keys come from while a training step is captured.
+        held: where the keys come from while a training step of a study is captured.
+        replays: the passes that captured steps made, 0-d int64 on the device of the calls; None on a CPU.
+        captured: whether a step was captured as a CUDA graph. From then on the device counts all passes, because the
+            host does not know how often the graph is replayed.
     """
 
     held: HeldKeys | None = None
+    replays: Tensor | None = None
+    captured = False
 
     def __init__(self, site: Site, methods: list[Method], seed: int, draws: str = "counter") -> None:
         self.site, self.methods, self.seed, self.draws = site, methods, seed, draws
-        self.counter = torch.zeros((), dtype=torch.int64)
+        self.token = torch.zeros((), dtype=torch.int64)
+        self._made = 0
+        self._prefix: tuple[Any, int] = (None, 0)
         self._enroll()
+
+    def count(self) -> int:
+        """Return the number of passes so far; after a capture this waits for the device."""
+        return self._made + (int(self.replays) if self.captured and self.replays is not None else 0)
+
+    def recount(self, count: int) -> None:
+        """Set the number of passes so far."""
+        if self.captured and self.replays is not None:
+            self.replays.fill_(count - self._made)
+        else:
+            self._made = count
+
+    def prepare(self, device: torch.device) -> None:
+        """Keep a counter on the device of the calls, before a step is captured."""
+        if self.replays is None and not capturing():
+            self.replays = torch.zeros((), dtype=torch.int64, device=device)
 
     def _enroll(self) -> None:
         self.number = next(_numbers)
@@ -92,7 +126,7 @@ class Passes:
         if torch.compiler.is_compiling():
             # A graph can neither detect a recompute nor read the counter as a number; the operator does both when it
             # runs.
-            token = compiled_token(self.counter, self.number)
+            token = compiled_token(self.token, self.number)
             return Pass(token[0], token[1])
         return self._open(counted)
 
@@ -112,39 +146,57 @@ class Passes:
         if recompute.in_backward() and (self.draws == "counter" or self.repeats_matter):
             raise RuntimeError(REENTRANT.format(site=self.site.name, method=self.repeated_methods()))
         if counted:
-            key = self._count(self.counter, first)
+            key = self._count(first)
         else:
             key = 0
             self._remember(first, key)
         return Pass(key, False, first[-1] if first else None, first)
 
-    def _count(self, counter: Tensor, first: list[recompute.Region]) -> int:
+    def _count(self, first: list[recompute.Region]) -> int | Tensor:
         """Count a new pass and return the key of its draws, which depends on the run's seed and the process's rank."""
-        # Transforms of functions refuse to change a tensor from outside.
-        with outside_transforms():
-            if self.held is None:
-                key: Any = self.next_key()
-                counter.add_(1)
-            else:
+        key: int | Tensor
+        if self.held is not None:
+            # Transforms of functions refuse to change a tensor from outside.
+            with outside_transforms():
                 key = self.held.counted(self)
+        elif (self.captured or capturing()) and self.draws == "counter":
+            key = self._next_on_device()
+        else:
+            key = self.next_key()
+            self._made += 1
         self._remember(first, key)
         return key
 
     def next_key(self, ahead: int = 0) -> int:
         """Return the key of the next pass that is counted, or of one `ahead` of it."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        seed = mix(self.seed, torch.distributed.get_rank() if distributed else 0)
         number = self._number()
-        return mix(seed, self.site.index, int(self.counter) + ahead if number is None else number)
+        return mixed(self._mixed(), self.count() + ahead if number is None else number)
 
     def _number(self) -> int | None:
         """Return a number of torch's generator on the CPU if draws follow it."""
         if self.draws == "counter" or not any(method.draws() for method in self.methods):
             return None
+        if capturing():
+            raise RuntimeError(ON_HOST.format(site=self.site.name))
         with outside_transforms():
             return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
-    def _remember(self, first: list[recompute.Region], key: int) -> None:
+    def _mixed(self) -> int:
+        """Return the hash of all on which a key depends but the number of the pass."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        parts = self.seed, torch.distributed.get_rank() if distributed else 0, self.site.index
+        if self._prefix[0] != parts:
+            self._prefix = parts, mix(mix(*parts[:2]), parts[2])
+        return self._prefix[1]
+
+    def _next_on_device(self) -> Tensor:
+        if self.replays is None:
+            raise RuntimeError(UNPREPARED.format(site=self.site.name))
+        self.captured = True
+        with outside_transforms():
+            return next_key(self._mixed(), self._made, self.replays)
+
+    def _remember(self, first: list[recompute.Region], key: int | Tensor) -> None:
         for region in first:
             region.keys.setdefault(self.number, []).append(key)
 
@@ -163,8 +215,8 @@ class Passes:
         return draws or method.penalizes or method.carries or method.counts_batches()
 
 
-@torch.library.custom_op("headwise::token", mutates_args={"counter"})
-def compiled_token(counter: Tensor, number: int) -> Tensor:
+@torch.library.custom_op("headwise::token", mutates_args={"token"})
+def compiled_token(token: Tensor, number: int) -> Tensor:
     """Return (key, again) of a pass each time a compiled graph runs; the graph itself holds no state."""
     # By number: a graph that holds the layer would keep its model alive and could not serve a copy of it.
     passes = _by_number[number]
@@ -173,10 +225,10 @@ def compiled_token(counter: Tensor, number: int) -> Tensor:
         raise RuntimeError(COMPILED.format(site=passes.site.name, method=passes.repeated_methods()))
     if repeated is not None:
         opened = passes._open()
-        return torch.tensor([opened.key, int(opened.again)], dtype=torch.int64)
-    return torch.tensor([passes._count(counter, first), 0], dtype=torch.int64)
+        return torch.tensor([int(opened.key), int(opened.again)], dtype=torch.int64)
+    return torch.tensor([int(passes._count(first)), 0], dtype=torch.int64)
 
 
 @compiled_token.register_fake
-def _(counter: Tensor, number: int) -> Tensor:
+def _(token: Tensor, number: int) -> Tensor:
     return torch.empty(2, dtype=torch.int64)

@@ -32,7 +32,11 @@ ADDED = 0x7F4A7C15
 def mix(*parts: int | str) -> int:
     """Return a 32-bit hash of integers and strings (the finalizer of MurmurHash3 over each part)."""
     # The first digits of pi. Any number would do, but results on disk depend on this one.
-    h = 0x243F6A88
+    return mixed(0x243F6A88, *parts)
+
+
+def mixed(h: int, *parts: int | str) -> int:
+    """Return the hash of further parts after those whose `mix` is h."""
     for part in parts:
         value = zlib.crc32(part.encode()) if isinstance(part, str) else part
         for word in (value & MASK, (value >> 32) & MASK):

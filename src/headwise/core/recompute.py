@@ -26,7 +26,7 @@ class Region:
         sites: adapters of the sites whose fused attention calls it made.
     """
 
-    keys: dict[int, list[int]] = field(default_factory=dict)
+    keys: dict[int, list[int | Tensor]] = field(default_factory=dict)
     replay: dict[Any, dict[int, int]] = field(default_factory=dict)
     carried: dict[str, Tensor] = field(default_factory=dict)
     sites: list[Any] = field(default_factory=list)

@@ -97,13 +97,14 @@ class SharedState:
         penalties: the penalties of the training forwards since the loss was last read.
         fresh: whether a training forward has run since the loss was last read; set by the layers.
         differentiates: whether a training forward of the whole model with gradients is running.
+        captured: whether a layer's call was captured as part of a CUDA graph since a strength last changed.
         uneven: whether the last forward ran where other processes may have no batch left, so that none is waited for.
     """
 
     def __init__(self, seed: int = 0, *, draws: str = "counter", bare: bool = False) -> None:
         self.seed, self.draws, self.bare = seed, draws, bare
         self.forward, self.penalties = Forward(), Penalties()
-        self.fresh = self.differentiates = self.uneven = False
+        self.fresh = self.differentiates = self.uneven = self.captured = False
         self._hooks: list[Any] = []
 
     def begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.core.method_state import strengths_on
+
 Factors = tuple[Tensor, Tensor]
 # from the Gram matrices of A and of B, each (N, d, d), to the values (N,), Z and W
 Form = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -40,7 +42,7 @@ def gram_penalty(products: Sequence[Weighted], form: Form, dtype: torch.dtype | 
     terms = []
     for group in groups.values():
         device = group[0].factors[0].device
-        strengths = torch.stack([one.strength for one in group]).to(device, non_blocking=True)
+        strengths = strengths_on([one.strength for one in group], device)
         flat = [factor for one in group for factor in one.factors]
         # In half precision sums of squares would have about three digits.
         with torch.autocast(device.type, enabled=False):

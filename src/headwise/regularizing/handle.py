@@ -164,7 +164,7 @@ class Regularized:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Run training forwards that leave the training's random draws and penalties as they are."""
-        counters = [(f, int(f.passes.counter), f.reached) for f in self.fitted]
+        counters = [(f, f.passes.count(), f.reached) for f in self.fitted]
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
         replayed, self._replayed = self._replayed, Replayed((), followed=True)
@@ -175,7 +175,7 @@ class Regularized:
             shared.penalties, self._replayed = before, replayed
             (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
             for fitted, counter, reached in counters:
-                fitted.passes.counter.fill_(counter)
+                fitted.passes.recount(counter)
                 fitted.reached = reached
 
     def loss(self) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.core.method import Method
-from headwise.core.method_state import MethodState
+from headwise.core.method_state import MethodState, strengths_on
 from headwise.core.site import Site
 from headwise.core.unread_penalties import Entry
 
@@ -44,18 +44,10 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
     means = (sums[:plain] * world / counts[:plain]).sum()
     if plain == len(entries):
         return means
-    strengths = _on_device([e.strength for e in entries if e.strength is not None], device)
+    strengths = strengths_on([e.strength for e in entries if e.strength is not None], device)
     norms = (strengths * squares.sqrt() / counts[plain:]).sum()
     # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
     return means + norms + (world - 1) * (norms - norms.detach())
-
-
-def _on_device(strengths: list[Tensor], device: torch.device) -> Tensor:
-    """Return strengths as one tensor on a device; equal ones of the CPU are written there without a copy."""
-    here = device.type != "cpu" and not torch.compiler.is_compiling() and all(s.device.type == "cpu" for s in strengths)
-    if here and len(set(map(float, strengths))) == 1:
-        return torch.full((len(strengths),), float(strengths[0]), device=device)
-    return torch.stack([strength.to(device, non_blocking=True) for strength in strengths])
 
 
 def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ from headwise.core import schedule
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule, extremes, number
 from headwise.core.site import Site
+
+
+CAPTURED = (
+    "{name} of {method!r} is {strength:g} now, and a training step was captured as a CUDA graph before: its replays keep "
+    "the strengths that it had then. Capture it again after a change"
+)
 
 
 class Strengths:
@@ -59,7 +66,14 @@ class Strengths:
         for f in fitted:
             for method, state in zip(f.methods, f.states, strict=True):
                 for name, tensor in state.strengths.items():
-                    tensor.fill_(self.at(method, name, step, f.site))
+                    strength = self.at(method, name, step, f.site)
+                    if strength == state.written.get(name):
+                        continue
+                    state.written[name] = strength
+                    tensor.fill_(strength)
+                    if f.shared.captured:
+                        f.shared.captured = False
+                        warnings.warn(CAPTURED.format(method=method, name=name, strength=strength), stacklevel=4)
 
     def at(self, method: Method, name: str, step: int, site: Site) -> float:
         """Return the strength of a method on a site at an optimizer step."""
@@ -151,7 +165,7 @@ def _check_number(method: Method, name: str, strength: float, value: float | Sch
 
 def progress(step: int, fitted: list[FittedLayer], strengths: Strengths, methods: Sequence[Method]) -> dict[str, Any]:
     """Return the optimizer's steps, the passes through each site, and the strengths that were set."""
-    counters = {f.site.name: int(f.passes.counter) for f in fitted}
+    counters = {f.site.name: f.passes.count() for f in fitted}
     kinds = [type(method).__name__ for method in methods]
     return {"step": step, "counters": counters, "methods": kinds, "strengths": strengths.state(methods)}
 
@@ -223,7 +237,7 @@ def load_progress(
     """Load a state that was checked, and return its step."""
     step = int(state["step"])
     for f in fitted:
-        f.passes.counter.fill_(int(state["counters"][f.site.name]))
+        f.passes.recount(int(state["counters"][f.site.name]))
     strengths.load_state(methods, state["strengths"])
     strengths.write(fitted, step)
     return step

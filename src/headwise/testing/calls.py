@@ -73,7 +73,7 @@ def attend_with(
     fitted = fitted or fit_standalone(
         methods, standalone_site(q, k, cross=cross, hidden=hidden), seed=seed, first_values=first_values
     )
-    fitted.passes.counter.zero_()
+    fitted.passes.recount(0)
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -212,7 +212,7 @@ def run(
     if loss.requires_grad:
         loss.backward()
     grads = {name: x.grad for name, x in leaves.items()}
-    return CallResult(out.detach(), penalty.detach(), grads, fitted.kernels, int(fitted.passes.counter))
+    return CallResult(out.detach(), penalty.detach(), grads, fitted.kernels, fitted.passes.count())
 
 
 def assert_close(
