@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -104,12 +106,16 @@ class ReAttention(Method):
     def _update_running(self, call: Call, mean: Tensor, variance: Tensor) -> None:
         # A recompute must not count its batch again.
         again = call.open_pass().again
-        share = MOMENTUM * (1 - torch.as_tensor(again, dtype=mean.dtype).to(mean.device, non_blocking=True))
+        if again is True:
+            return
+        share: Any = MOMENTUM
+        if isinstance(again, Tensor):
+            share = MOMENTUM * (1 - again.to(mean.dtype).to(mean.device, non_blocking=True))
         state = call.state(self)
         with torch.no_grad():
             for name, new in (("mean", mean), ("variance", variance)):
                 running = state.tensor(name)
-                running.lerp_(new.to(running.dtype), share.to(running.dtype))
+                running.lerp_(new.to(running.dtype), share.to(running.dtype) if isinstance(share, Tensor) else share)
 
     def _affine(self, call: Call, of_batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
         """Return the norm as a factor and a constant per head, (H,) in fp32 or wider."""
