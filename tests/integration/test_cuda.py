@@ -97,6 +97,58 @@ def test_a_compiled_step_on_the_device():
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
+def _steps(name, captured):
+    """Return the losses of three training steps after three others, and the counts of passes.
+
+    With `captured` they are replays of a step that was captured by hand.
+    """
+    host, cls = HOSTS["own"], REGISTRY[name]
+    model, x = fresh(host).cuda(), host.batch()[0][0].cuda()
+    method = cls(**cls.strong)
+    handle = headwise.regularize(model, method, example=(x,))
+    # where weights stay, only the draws can make a step differ from the one before
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if method.draws() else 0.01)
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean() + handle.loss()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+            handle.after_step()
+    torch.cuda.current_stream().wait_stream(side)
+    run = step
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+
+        def run():
+            graph.replay()
+            return loss
+
+    losses = []
+    for _ in range(3):
+        losses.append(run().clone())
+        handle.after_step()
+    return torch.stack(losses), handle.state()["counters"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replays_of_a_step_captured_by_hand_are_the_steps_of_the_eager_loop(name):
+    (eager, counts), (replayed, replays) = _steps(name, False), _steps(name, True)
+    torch.testing.assert_close(replayed, eager, rtol=1e-4, atol=1e-5)
+    assert replays == counts
+    if REGISTRY[name](**REGISTRY[name].strong).draws():
+        assert len(replayed.unique()) == 3
+
+
 def _on(device, host):
     """Return the small model of a host and its batch on a device."""
     args, kwargs = HOSTS[host].batch()

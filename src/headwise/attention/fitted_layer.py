@@ -263,7 +263,7 @@ class FittedLayer:
         """Keep on the device what a captured step counts there, and record that one is captured."""
         if self.passes.replays is None:
             self.passes.prepare(device)
-        # The steps of a study are captured anew when a strength changes.
+        # The steps of a study are captured again when a strength changes.
         if self.passes.held is None and capturing():
             self.shared.captured = True
 

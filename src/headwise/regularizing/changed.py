@@ -126,7 +126,8 @@ def _check_learned(layer: FittedLayer) -> None:
     model = layer.site.model
     # Without adapters in the model, the user froze them on purpose.
     if own and model is not None and not any(p.requires_grad for p in own) and any(map(is_adapted, model.modules())):
+        names = " + ".join(map(repr, learners))
         raise RuntimeError(
-            f"{layer.site.name}: the parameters that {' + '.join(map(repr, learners))} learns are frozen (requires_grad=False), "
+            f"{layer.site.name}: the parameters that {names} learns are frozen (requires_grad=False), "
             f"as get_peft_model() freezes all but its adapters; {REMEDY}"
         )

@@ -17,10 +17,9 @@ from headwise.core.method import Method
 from headwise.core.schedule import Schedule, extremes, number
 from headwise.core.site import Site
 
-
 CAPTURED = (
-    "{name} of {method!r} is {strength:g} now, and a training step was captured as a CUDA graph before: its replays keep "
-    "the strengths that it had then. Capture it again after a change"
+    "{name} of {method!r} is {strength:g} now, and a training step was captured as a CUDA graph before: its replays "
+    "keep the strengths that it had then. Capture it again after a change"
 )
 
 
