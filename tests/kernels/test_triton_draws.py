@@ -22,6 +22,14 @@ def test_the_kernel_of_heads_gives_the_factors_of_the_cpu():
         assert line["p"] == 0 or line["differ"] > 1, line
 
 
+def test_the_kernel_of_noise_gives_the_noise_of_the_cpu():
+    drawn = lines(SCRIPT, "noise", TRITON_INTERPRET="1")
+    assert len(drawn) == 4
+    for line in drawn:
+        # a number between two of bf16 may be rounded to either
+        assert line["error"] <= (2**-7 if "bfloat16" in line["dtype"] else 2e-6), line
+
+
 def test_the_kernel_of_keys_gives_those_of_the_host_and_counts():
     passes = lines(SCRIPT, "keys", TRITON_INTERPRET="1")
     assert len(passes) == 3
@@ -32,7 +40,7 @@ def test_the_kernel_of_keys_gives_those_of_the_host_and_counts():
 def test_the_kernel_compiles_for_each_gpu_without_spilling():
     made = lines(SCRIPT, "compile")
     assert {line["capability"] for line in made} == {80, 90, 100}
-    assert len(made) == 21
+    assert len(made) == 24
     for line in made:
-        assert line["kernel"] in ("draw_kernel", "heads_kernel", "key_kernel"), line
+        assert line["kernel"] in ("draw_kernel", "heads_kernel", "noise_kernel", "key_kernel"), line
         assert line["spilled"] == 0 and line["registers"] <= 64, line

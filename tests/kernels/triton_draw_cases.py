@@ -77,6 +77,17 @@ def heads():
             print(json.dumps({"p": p, "error": (found - right).abs().max().item(), "differ": differ}), flush=True)
 
 
+def noise():
+    """Print the largest difference of noise in each dtype, relative to the largest number."""
+    for dtype, shape in itertools.product((torch.float32, torch.bfloat16), ((3, 700), (2, 33, 65))):
+        amount = torch.rand(shape[0])
+        found = triton_draws.draw_noise(None, 7, 5, amount, torch.full(shape, torch.nan, dtype=dtype))
+        x = torch.empty(shape, dtype=dtype)
+        right = random_draws.noise(7, 5, amount.view(-1, *[1] * (len(shape) - 1)), x).float()
+        error = (found.float() - right).abs().max() / right.abs().max()
+        print(json.dumps({"dtype": str(dtype), "error": error.item()}), flush=True)
+
+
 def keys():
     """Print the keys of three passes by the kernel, and by the numbers of the host."""
     for seed, first in ((0xFEDCBA98, 0), (5, 3), (7, (1 << 32) - 1)):
@@ -94,10 +105,11 @@ def compile_all():
                 filled(kind, 7, 5, (16, 12, 1, 1024), [])
             filled(random_draws.ELEMENTS, torch.tensor(7), 5, (16, 12, 64, 64), [8, 16])
             triton_draws.draw_heads(None, 7, 5, P, True, torch.empty(16, 12))
+            triton_draws.draw_noise(None, 7, 5, torch.ones(16), torch.empty(16, 1024, 768, dtype=torch.bfloat16))
             triton_draws.next_key(7, 3, torch.zeros((), dtype=torch.int64))
         for line in made:
             print(json.dumps({"capability": capability, **line}), flush=True)
 
 
 if __name__ == "__main__":
-    {"run": run, "heads": heads, "keys": keys, "compile": compile_all}[sys.argv[1]]()
+    {"run": run, "heads": heads, "keys": keys, "noise": noise, "compile": compile_all}[sys.argv[1]]()

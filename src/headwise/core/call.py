@@ -256,6 +256,11 @@ class Call:
         self._note_kernel()
         return random_draws.normal(self.draw_key(), self.salt(method, name), tuple(shape), self.q.device)
 
+    def noise(self, method: object, x: Tensor, amount: Tensor) -> Tensor:
+        """Return amount · `normal_draw` in the shape and dtype of x (B, ...), with amount (B|1, 1, ...) in fp32."""
+        self._note_kernel()
+        return random_draws.noise(self.draw_key(), self.salt(method, ""), amount, x)
+
     def dropping(self, method: object, p: Tensor, *, window: int = 1, renormalize: bool) -> Dropping:
         """Return what a method's `drop` returns: the elements whose `uniform_draw` with `query_dim` is below p."""
         key = self.draw_key()

@@ -149,6 +149,37 @@ def normal(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.d
     return _normal(key, salt, shape, device)
 
 
+def noise(key: int | Tensor, salt: int, amount: Tensor, x: Tensor) -> Tensor:
+    """Return amount · `normal` in the shape and dtype of x, with amount (B|1, 1, ...) for the first dimension of x."""
+    if _one_kernel(x.device) and x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.dim() > 1:
+        given, number = _split(key)
+        arguments = given, number, salt, amount.expand(x.shape[0], *amount.shape[1:]).flatten(), list(x.shape), x.dtype
+        return (_noise_on_device if unseen() else noise_on_device)(*arguments)
+    return (normal(key, salt, tuple(x.shape), x.device) * amount).to(x.dtype)
+
+
+def _noise_on_device(
+    key: Tensor | None, number: int, salt: int, amount: Tensor, shape: list[int], dtype: torch.dtype
+) -> Tensor:
+    """Return `noise` by one kernel, with amount (B,)."""
+    if not kernels_run_on(amount.device):
+        drawn = _normal(number if key is None else key, salt, tuple(shape), amount.device)
+        return (drawn * amount.view(-1, *[1] * (len(shape) - 1))).to(dtype)
+    from headwise.core import triton_draws
+
+    key = key if key is None or key.device == amount.device else key.to(amount.device, non_blocking=True)
+    out = torch.empty(shape, dtype=dtype, device=amount.device)
+    return triton_draws.draw_noise(key, number, salt, amount, out)
+
+
+noise_on_device = torch.library.custom_op("headwise::noise", _noise_on_device, mutates_args=())
+
+
+@noise_on_device.register_fake
+def _(key: Tensor | None, number: int, salt: int, amount: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+    return amount.new_empty(shape, dtype=dtype)
+
+
 def kept(key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return bools, True with probability 1 - p (0-d, fp32): whether `uniform` draws a number of at least p."""
     if _one_kernel(device) and p.device.type == "cpu":

@@ -154,6 +154,30 @@ def draw_heads(key: Tensor | None, number: int, salt: int, p: float, rescale: bo
     return out
 
 
+@triton.jit(do_not_specialize=["number", "salt"])
+def noise_kernel(
+    out_at, key_at, number, salt, amount_at, ROW, COUNT,
+    KEYED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write one block of normal numbers times the amount of their row."""
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    drawn = normal_at(entry.to(tl.uint32), key_of(key_at, number, KEYED), salt.to(tl.uint32, bitcast=True))
+    amount = tl.load(amount_at + entry // ROW, mask=entry < COUNT, other=0.0)
+    tl.store(out_at + entry, (drawn * amount).to(out_at.dtype.element_ty), mask=entry < COUNT)
+
+
+def draw_noise(key: Tensor | None, number: int, salt: int, amount: Tensor, out: Tensor) -> Tensor:
+    """Fill `out` (B, ...) with the numbers of `random_draws.noise`, with amount (B,), and return it."""
+    count = out.numel()
+    if count:
+        with torch.cuda.device_of(out):
+            noise_kernel[(triton.cdiv(count, BLOCK),)](
+                out, out if key is None else key, signed(number), signed(salt), amount, count // len(amount), count,
+                KEYED=key is not None, BLOCK=BLOCK,
+            )  # fmt: skip
+    return out
+
+
 @triton.jit(do_not_specialize=["prefix", "first"])
 def key_kernel(out_at, replays_at, prefix, first):
     """Write the key of the next pass and count it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from headwise import projections
 from headwise.core import random_draws
 from headwise.core.call import Call
+from headwise.core.medians import row_medians
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
@@ -64,8 +65,7 @@ class InputNoise(Method):
     def hidden(self, x: Tensor, call: Call) -> Tensor:
         if self.per_head:
             return x
-        noise = call.normal_draw(self, tuple(x.shape)) * (call.value(self, "scale") * self._level(x, call.tokens))
-        return x + noise.to(x.dtype)
+        return x + call.noise(self, x, call.value(self, "scale") * self._level(x, call.tokens))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if not self.per_head:
@@ -101,6 +101,11 @@ class InputNoise(Method):
         )
 
     def _level(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        if tokens is None and self.unit != "std":
+            rows = x.detach().flatten().unsqueeze(0) if self.over == "batch" else x.detach().flatten(1)
+            level = row_medians(rows)
+            level = row_medians(rows, level) if self.unit == "mad" else level
+            return level.view(-1, *[1] * (x.dim() - 1))
         flat = x.detach().float()
         if tokens is not None:
             # Padding may hold any value and is not part of a sample.
@@ -109,16 +114,12 @@ class InputNoise(Method):
         if self.unit == "std":
             level = flat.std(1, correction=0) if tokens is None else _deviation(flat)
         else:
-            level = _median(flat, tokens is None)
+            level = flat.nanmedian(1).values
             if self.unit == "mad":
-                level = _median((flat - level[:, None]).abs(), tokens is None)
+                level = (flat - level[:, None]).abs().nanmedian(1).values
         if tokens is not None:
             level = level.nan_to_num(0.0)
         return level.view(-1, *[1] * (x.dim() - 1))
-
-
-def _median(flat: Tensor, whole: bool) -> Tensor:
-    return flat.median(1).values if whole else flat.nanmedian(1).values
 
 
 def _deviation(flat: Tensor) -> Tensor:
