@@ -138,11 +138,6 @@ def writes(operator: Any) -> bool:
 without_modes: Any = _python_dispatch._disable_current_modes
 
 
-def unseen() -> bool:
-    """Return whether no mode looks at operators now, so that a function may run in place of its own operator."""
-    return torch._C._len_torch_dispatch_stack() == 0
-
-
 def in_transform() -> bool:
     """Return whether a transform of torch.func runs, which differentiates no operator of our own."""
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None

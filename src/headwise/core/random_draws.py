@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.borders import unseen
+from headwise.borders import modes_see_operators
 from headwise.core.kernels import kernels_run_on
 
 # What the draws of a pass follow: a counter of passes, or the state of torch's generator.
@@ -154,7 +154,7 @@ def noise(key: int | Tensor, salt: int, amount: Tensor, x: Tensor) -> Tensor:
     if _one_kernel(x.device) and x.dtype in (torch.float32, torch.float16, torch.bfloat16) and x.dim() > 1:
         given, number = _split(key)
         arguments = given, number, salt, amount.expand(x.shape[0], *amount.shape[1:]).flatten(), list(x.shape), x.dtype
-        return (_noise_on_device if unseen() else noise_on_device)(*arguments)
+        return (noise_on_device if modes_see_operators() else _noise_on_device)(*arguments)
     return (normal(key, salt, tuple(x.shape), x.device) * amount).to(x.dtype)
 
 
@@ -204,7 +204,7 @@ def head_factors(
     if _one_kernel(device) and p.device.type == "cpu" and shape[1] <= MOST_HEADS:
         given, number = _split(key)
         arguments = given, number, salt, float(p), list(shape), rescale
-        return (_heads_on_device if unseen() else draw_heads_on_device)(*arguments, device=device)
+        return (draw_heads_on_device if modes_see_operators() else _heads_on_device)(*arguments, device=device)
     return _head_factors(key, salt, p, shape, device, rescale)
 
 
@@ -241,7 +241,7 @@ def _drawn(
     rows: Sequence[int] = (),
 ) -> Tensor:
     arguments = *_split(key), salt, p, list(shape), list(rows), kind
-    return (_draw_on_device if unseen() else draw_on_device)(*arguments, device=device)
+    return (draw_on_device if modes_see_operators() else _draw_on_device)(*arguments, device=device)
 
 
 def _draw_on_device(
@@ -325,7 +325,7 @@ def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:
         first: the count while `replays` is 0.
         replays: 0-d int64 tensor of the device, which is incremented.
     """
-    if kernels_run_on(replays.device) and unseen():
+    if kernels_run_on(replays.device) and not modes_see_operators():
         from headwise.core import triton_draws
 
         return triton_draws.next_key(prefix, first, replays)
