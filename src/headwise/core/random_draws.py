@@ -273,7 +273,7 @@ def _draw_on_device(
     return triton_draws.draw(kind, key, number, salt, 0.0 if p is None else float(p), shape, rows, out)
 
 
-# One operator, and so one launch to programs that count launches, with the kernel and without it. Where nobody looks,
+# One operator, and so one launch to programs that count launches, with the kernel and without it. Where no mode looks,
 # the function itself runs: an operator of torch.library takes longer on the host than the kernel on the device.
 draw_on_device = torch.library.custom_op("headwise::draw", _draw_on_device, mutates_args=())
 
