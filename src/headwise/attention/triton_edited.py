@@ -449,6 +449,9 @@ def backward(
     dby = by.new_empty(by.shape if edit in (PAST, BETWEEN) else (0,))
     of_lse = lse if g_lse is None else g_lse.contiguous()
     for_queries, for_keys = (settings(x, q.dtype, q.shape[3], v.shape[3]) for x in ("queries", "keys"))
+    if mask is not None:
+        # The mask's tile in a second stage would take the registers of sm_80.
+        for_keys["num_stages"] = 1
     tensors, strides, tail, constants = _common(q, k, v, mask, causal, scale, edit, by)
     tail = (*strides, *g_out.stride(), *tail)
     with torch.cuda.device_of(q):
