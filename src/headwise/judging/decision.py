@@ -1,0 +1,142 @@
+"""The decision about a change after each seed: accept, reject, equivalent, go on, or undecided within the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from headwise.judging.evidence import Sample, e_value, half_width, interval, paired
+
+ACCEPT, REJECT, EQUIVALENT, GO_ON, UNDECIDED = "accept", "reject", "equivalent", "go on", "undecided"
+# the exit code of each answer
+CODES = {ACCEPT: 0, REJECT: 1, EQUIVALENT: 2, GO_ON: 3, UNDECIDED: 4}
+# further seeds beyond which a forecast says only that it takes more
+FORESEEN = 1000
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is asked of the differences, candidate minus baseline, fixed before the first look.
+
+    Attributes:
+        margin: in the unit of the metric; differences within it count as none. 0: no answer is "equivalent".
+        alpha: probability of a wrong answer over all looks together.
+        budget: the most pairs of runs; None: no limit.
+        higher: whether a higher metric is better.
+    """
+
+    margin: float = 0.0
+    alpha: float = 0.05
+    budget: int | None = None
+    higher: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.margin) and self.margin >= 0):
+            raise ValueError(f"margin must be a number of at least 0, got {self.margin!r}")
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+        if self.budget is not None and self.budget < 1:
+            raise ValueError(f"budget must be at least 1, got {self.budget!r}")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The answer after the differences so far.
+
+    Attributes:
+        answer: accept, reject, equivalent, go on or undecided.
+        mean: of the differences, candidate minus baseline.
+        low, high: the confidence sequence, valid at every look; infinite while the spread is unknown.
+        pairs: differences so far.
+        evidence: the e-value against no difference; it reaches 1/alpha with probability alpha if there is none.
+        more: pairs that the answer would take if mean and spread stay; None if it has been given, or is out of sight.
+        notes: what limits the answer.
+    """
+
+    answer: str
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    evidence: float
+    more: int | None
+    rule: Rule
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def code(self) -> int:
+        """Return the exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided within the budget."""
+        return CODES[self.answer]
+
+    def noted(self, *notes: str) -> Decision:
+        """Return the decision with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
+def decide(samples: Sequence[Sample], pairs: int, rule: Rule) -> Decision:
+    """Return the decision after the last of the samples, one for each look."""
+    last = samples[-1]
+    low, high = interval(samples, rule.alpha)
+    evidence = max(map(e_value, samples))
+    answer = _answer(low, high, rule)
+    more = None if answer != GO_ON else _more(last, rule)
+    if answer == GO_ON and rule.budget is not None and pairs >= rule.budget:
+        answer = UNDECIDED
+    return Decision(answer, last.mean, low, high, pairs, evidence, more, rule)
+
+
+def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
+    """Return the decision about a candidate after its first pairs of runs, each pair with one seed.
+
+    Differences after the one that decides are not read: an iterator that trains may be passed, and stops early.
+
+    Args:
+        differences: metric of the candidate minus metric of the baseline, pair by pair, in the order of the runs.
+        rule: what is asked; None: whether a lower metric is shown, at alpha 0.05.
+
+    Raises:
+        ValueError: if there is no difference, or one is not finite.
+
+    Example:
+        >>> from headwise.judging.decision import Rule, judge
+        >>> judge([-0.012, -0.009, -0.014, -0.011, -0.010, -0.013], Rule(margin=0.002)).answer
+        'accept'
+    """
+    rule = rule or Rule()
+    seen: list[float] = []
+    samples: list[Sample] = []
+    decision = None
+    for number, difference in enumerate(differences, 1):
+        if not math.isfinite(difference):
+            raise ValueError(
+                f"pair {number} has the difference {difference}: a run that diverged has no figure. Count it as the "
+                "metric of a model that has learned nothing, or judge the share of runs that diverge."
+            )
+        seen.append(difference)
+        samples.append(paired(seen))
+        decision = decide(samples, number, rule)
+        if decision.answer != GO_ON:
+            break
+    if decision is None:
+        raise ValueError("there is no pair of runs to judge")
+    return decision
+
+
+def _answer(low: float, high: float, rule: Rule) -> str:
+    if -rule.margin < low and high < rule.margin:
+        return EQUIVALENT
+    better, worse = (low > 0, high < 0) if rule.higher else (high < 0, low > 0)
+    return ACCEPT if better else REJECT if worse else GO_ON
+
+
+def _more(last: Sample, rule: Rule) -> int | None:
+    """Return the further pairs after which mean and spread, if they stay, decide; None beyond what is foreseen."""
+    if last.freedom < 1 or last.spread == 0:
+        return 2
+    for more in range(1, FORESEEN):
+        then = replace(last, size=last.size + more, freedom=last.freedom + more)
+        half = half_width(then, rule.alpha)
+        if _answer(last.mean - half, last.mean + half, rule) != GO_ON:
+            return more
+    return None
