@@ -384,6 +384,43 @@ def audit(
 
 
 @app.command()
+def judge(
+    table: Annotated[Path, typer.Argument(help="A table with one row per run: CSV, TSV, JSON or JSONL.")],
+    metric: Annotated[str, typer.Option(help="The column to judge and its better direction: val_loss:lower.")],
+    candidate: Annotated[str, typer.Option(help="The arm that has the change.")] = "candidate",
+    baseline: Annotated[str, typer.Option(help="The arm that lacks it.")] = "baseline",
+    margin: Annotated[float, typer.Option(min=0, help="Differences up to this size count as none.")] = 0.0,
+    alpha: Annotated[float, typer.Option(help="Probability of a wrong answer, over all looks together.")] = 0.05,
+    budget: Annotated[int | None, typer.Option(min=1, help="The most pairs of runs.")] = None,
+    arm: Annotated[str, typer.Option(help="The column of the arms. Default: arm, method or group.")] = "",
+    seed_column: Annotated[str, typer.Option(help="The column of the seeds. Default: seed.")] = "",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
+    ] = False,
+    floor: Annotated[
+        Path | None, typer.Option(help="Judge a candidate without pairs by this noise floor, or where to keep it.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A file of all candidates; false discoveries over them are held at alpha.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
+) -> None:
+    """Accept or reject a change after each seed. Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided."""
+    from headwise.judging.command import Request, main
+
+    form = "json" if as_json else "markdown" if markdown else "line"
+    options: dict[str, Any] = {
+        "arm": arm,
+        "seed": seed_column,
+        "calibrate": calibrate,
+        "floor": floor,
+        "ledger": ledger,
+    }
+    main(Request(table, metric, candidate, baseline, margin, alpha, budget, form=form, **options))
+
+
+@app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="The file that headwise.watch(..., keep=N) wrote for an alert.")],
     training: Annotated[

@@ -147,5 +147,8 @@ def test_a_plain_model_that_fails_on_some_seeds_is_told(which, tmp_path):
     finished_world(folder / "fresh", "recall", failing, kinds=KINDS)
     which.keep([folder])
     league = which.read(which.KEPT)
-    assert "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2; 0 of 2 entries are worse |" in which._by_symptom(league)
+    assert (
+        "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2; 0 of 2 entries are worse |"
+        in which._by_symptom(league)
+    )
     assert "reaches 87.49 % (20.00 to 100.00 over 12 seeds)" in which._of_plain(league, "recall")

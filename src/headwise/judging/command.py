@@ -1,0 +1,202 @@
+"""The command `headwise judge`: one decision, as a line, as JSON or as Markdown, and as the exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.files.errors import StudyError
+from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide
+from headwise.judging.evidence import paired
+from headwise.judging.runs import Pairs, read_pairs
+
+# increased when a field of the JSON changes its meaning or goes
+SCHEMA = "headwise.judge/1"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command line."""
+
+    table: Path
+    # as written: name:lower or name:higher
+    metric: str
+    candidate: str
+    baseline: str = "baseline"
+    margin: float = 0.0
+    alpha: float = 0.05
+    budget: int | None = None
+    arm: str = ""
+    seed: str = ""
+    calibrate: bool = False
+    floor: Path | None = None
+    ledger: Path | None = None
+    form: str = "line"
+
+    @property
+    def outcome(self) -> tuple[str, bool]:
+        """Return the metric's column, and whether higher is better."""
+        name, mark, direction = self.metric.rpartition(":")
+        if not mark or direction not in ("lower", "higher"):
+            raise StudyError(f"--metric {self.metric}: say whether lower or higher is better, such as val_loss:lower.")
+        return name, direction == "higher"
+
+    def rule(self, alpha: float | None = None) -> Rule:
+        """Return what is asked."""
+        level = self.alpha if alpha is None else alpha
+        try:
+            return Rule(margin=self.margin, alpha=level, budget=self.budget, higher=self.outcome[1])
+        except ValueError as error:
+            raise StudyError(f"--{error}") from None
+
+
+def run(request: Request) -> int:
+    """Print the decision and return its exit code."""
+    metric, _ = request.outcome
+    request.rule()
+    if request.calibrate:
+        return _calibrate(request, metric)
+    pairs = read_pairs(request.table, metric, request.candidate, request.baseline, request.arm, request.seed)
+    ledger = None
+    alpha = request.alpha
+    if request.ledger is not None:
+        from headwise.judging.ledger import Ledger
+
+        ledger = Ledger(request.ledger)
+        alpha = ledger.open(request.candidate, request.alpha)
+    decision = decided(request, pairs, request.rule(alpha)).noted(*pairs.notes)
+    if ledger is not None:
+        ledger.write(request.candidate, decision)
+        decision = decision.noted(f"level {alpha:.2g} of {request.alpha:g}", ledger.best())
+    forms = {"line": line, "json": as_json, "markdown": markdown}
+    print(forms[request.form](decision, request))
+    return decision.code
+
+
+def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
+    """Return the decision about pairs, or about a candidate alone by the noise floor.
+
+    Raises:
+        StudyError: if there is no pair and no floor.
+    """
+    differences = pairs.differences()
+    if request.floor is None:
+        if not differences:
+            raise StudyError(
+                f"{request.candidate} and {request.baseline} have no seed in common. Run both with the same seeds, or "
+                "judge by a noise floor: --floor headwise-floor.json."
+            )
+        return decide([paired(differences[:count]) for count in range(1, len(differences) + 1)], len(differences), rule)
+    from headwise.judging.floor import read_floor
+
+    floor, runs = read_floor(request.floor, request.outcome[0]), list(pairs.candidate.values())
+    samples = [floor.sample(runs[:count]) for count in range(1, len(runs) + 1)]
+    return decide(samples, len(runs), rule).noted(f"by the noise floor of {len(floor.values)} runs", *floor.notes(runs))
+
+
+def _calibrate(request: Request, metric: str) -> int:
+    from headwise.judging.floor import FILE, calibrate
+
+    runs = read_pairs(request.table, metric, request.baseline, request.baseline, request.arm, request.seed)
+    path = request.floor or FILE
+    floor = calibrate(path, metric, request.baseline, list(runs.baseline.values()))
+    print(
+        f"{request.baseline}: {metric} {floor.mean:.6g}, spread {floor.spread:.3g} over {len(floor.values)} runs; "
+        f"kept in {path}"
+    )
+    return 0
+
+
+def line(decision: Decision, request: Request) -> str:
+    """Return the decision in one line, and its notes in one each."""
+    return "\n".join([f"{decision.answer}: {sentence(decision, request)}", *(f"note: {n}" for n in decision.notes)])
+
+
+def sentence(decision: Decision, request: Request) -> str:
+    """Return what was found, in words."""
+    metric, _ = request.outcome
+    change = f"{number(decision.mean)} {interval(decision)} in {metric}"
+    told = f"{request.candidate} against {request.baseline}: {change}, {decision.pairs} {_pairs(decision, request)}"
+    if decision.answer == EQUIVALENT:
+        told += f", within ±{decision.rule.margin:g}"
+    if decision.answer == GO_ON:
+        told += (
+            f"; about {decision.more} more would decide" if decision.more else "; no number of seeds in sight decides"
+        )
+    if decision.answer == UNDECIDED:
+        told += f"; the budget of {decision.rule.budget} is spent"
+    return told
+
+
+def _pairs(decision: Decision, request: Request) -> str:
+    noun = "run" if request.floor is not None else "pair"
+    return noun if decision.pairs == 1 else f"{noun}s"
+
+
+def number(value: float) -> str:
+    """Return a signed number with four digits, or ±∞."""
+    if math.isinf(value):
+        return "+∞" if value > 0 else "−∞"
+    return f"{value:+.4g}".replace("-", "−")
+
+
+def interval(decision: Decision) -> str:
+    """Return the confidence sequence as text."""
+    return f"[{number(decision.low)}, {number(decision.high)}]"
+
+
+def record(decision: Decision, request: Request) -> dict[str, Any]:
+    """Return the decision as plain values; None where a number is infinite."""
+    metric, higher = request.outcome
+
+    def plain(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "schema": SCHEMA,
+        "answer": decision.answer,
+        "exit_code": decision.code,
+        "metric": metric,
+        "better": "higher" if higher else "lower",
+        "candidate": request.candidate,
+        "baseline": request.baseline,
+        "pairs": decision.pairs,
+        "difference": decision.mean,
+        "low": plain(decision.low),
+        "high": plain(decision.high),
+        "e_value": plain(decision.evidence),
+        "alpha": decision.rule.alpha,
+        "margin": decision.rule.margin,
+        "budget": decision.rule.budget,
+        "more": decision.more,
+        "notes": list(decision.notes),
+    }
+
+
+def as_json(decision: Decision, request: Request) -> str:
+    """Return the decision as one line of JSON."""
+    return json.dumps(record(decision, request))
+
+
+def markdown(decision: Decision, request: Request) -> str:
+    """Return a block for a pull request."""
+    metric, higher = request.outcome
+    confidence = f"{100 * (1 - decision.rule.alpha):.4g} %"
+    rows = [
+        ("change", f"`{request.candidate}` against `{request.baseline}`"),
+        ("metric", f"`{metric}`, {'higher' if higher else 'lower'} is better"),
+        (f"difference [{confidence}, valid at every look]", f"{number(decision.mean)} {interval(decision)}"),
+        (_pairs(decision, request), str(decision.pairs)),
+    ]
+    table = [f"| {name} | {value} |" for name, value in rows]
+    notes = [f"- {note}" for note in decision.notes]
+    return "\n".join([f"### headwise judge: {decision.answer}", "", "| | |", "|---|---|", *table, "", *notes]).rstrip()
+
+
+def main(request: Request) -> None:
+    """Print the decision and end with its exit code."""
+    sys.exit(run(request))

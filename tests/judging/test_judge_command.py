@@ -1,0 +1,225 @@
+"""The command judge: what it reads and prints, its exit codes, the noise floor, the ledger, and attempts to cheat."""
+
+import csv
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from headwise.files.errors import StudyError
+from headwise.judging.command import Request, as_json, decided, line, markdown, run
+from headwise.judging.floor import calibrate, read_floor
+from headwise.judging.ledger import Ledger, levels
+from headwise.judging.runs import read_pairs
+
+METRIC = "val_loss:lower"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Eight runs each of main, of a change that gains two spreads, and of one that changes nothing."""
+    draws = random.Random(1)
+    rows = [("arm", "seed", "val_loss")]
+    for seed in range(8):
+        base = 3.2 + 0.01 * draws.gauss(0, 1)
+        rows += [("main", seed, base), ("new", seed, base - 0.02 + 0.004 * draws.gauss(0, 1))]
+        rows += [("same", seed, base + 0.004 * draws.gauss(0, 1))]
+    return written(tmp_path / "runs.csv", rows)
+
+
+def written(path, rows):
+    with open(path, "w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+    return path
+
+
+def rows_of(path):
+    with open(path, newline="") as stream:
+        return list(csv.reader(stream))
+
+
+def found(request):
+    pairs = read_pairs(request.table, "val_loss", request.candidate, request.baseline)
+    return decided(request, pairs, request.rule()).noted(*pairs.notes)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "options", "code", "answer"),
+    [
+        ("new", {}, 0, "accept: new against main: −0.0"),
+        ("main", {"baseline": "new"}, 1, "reject: main against new: +0.0"),
+        ("same", {"margin": 0.01}, 2, "equivalent: same against main"),
+        ("same", {}, 3, "go on: same against main"),
+        ("same", {"budget": 8}, 4, "undecided: same against main"),
+    ],
+)
+def test_each_answer_has_its_exit_code(table, capsys, candidate, options, code, answer):
+    assert run(Request(table, METRIC, candidate, **{"baseline": "main", **options})) == code
+    assert capsys.readouterr().out.startswith(answer)
+
+
+def test_the_command_line_ends_with_the_code_and_prints_json(table):
+    command = [sys.executable, "-m", "headwise", "judge", str(table), "--metric", METRIC, "--candidate", "same"]
+    done = subprocess.run([*command, "--baseline", "main", "--json"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    record = json.loads(done.stdout)
+    assert record["schema"] == "headwise.judge/1" and record["answer"] == "go on" and record["exit_code"] == 3
+    assert record["low"] < record["difference"] < record["high"] and "more" in record and record["pairs"] == 8
+
+
+def test_judging_a_table_imports_neither_torch_nor_numpy(table):
+    code = (
+        "import sys; from headwise.judging.command import *; from pathlib import Path\n"
+        f"run(Request(Path({str(table)!r}), {METRIC!r}, 'new', 'main'))\n"
+        "print([name for name in ('torch', 'numpy', 'scipy', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_block_for_a_pull_request_is_a_table(table):
+    request = Request(table, METRIC, "new", "main")
+    block = markdown(found(request), request).splitlines()
+    assert block[0] == "### headwise judge: accept" and "| difference [95 %, valid at every look] |" in "\n".join(block)
+    assert all(row.count("|") == 3 for row in block if row.startswith("|"))
+
+
+def test_looking_again_and_more_runs_after_the_decision_do_not_take_it_back(table):
+    rows = rows_of(table)
+    for pairs in (4, 6, 8):
+        part = written(table.with_name("part.csv"), rows[: 1 + 3 * pairs])
+        assert found(Request(part, METRIC, "new", "main")).answer == "accept"
+
+
+# attempts to cheat
+
+
+def test_a_seed_that_counts_twice_is_refused(table):
+    rows = rows_of(table)
+    with pytest.raises(StudyError, match=r"line 26: seed 0 appears twice in one arm"):
+        read_pairs(written(table, [*rows, rows[1]]), "val_loss", "new", "main")
+
+
+def test_copies_of_a_run_under_other_seeds_are_told(table):
+    rows = rows_of(table)
+    copies = [(arm, 8 + int(seed), value) for arm, seed, value in rows[1:4]]
+    notes = read_pairs(written(table, [*rows, *copies]), "val_loss", "new", "main").notes
+    assert any("main has the same figure" in note and "seeds 0, 8: are these copies" in note for note in notes)
+
+
+def test_runs_that_were_left_out_are_told(table):
+    rows = [row for row in rows_of(table) if row[:2] not in (["new", "3"], ["new", "5"])]
+    decision = found(Request(written(table, rows), METRIC, "new", "main"))
+    assert decision.pairs == 6
+    assert "without a partner, and not counted: main with seed 3, 5" in decision.notes
+
+
+def test_an_edited_floor_is_refused(table, tmp_path):
+    path = tmp_path / "floor.json"
+    run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=path))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"values": [value / 10 for value in content["values"]]}))
+    with pytest.raises(StudyError, match="its figures were edited"):
+        read_floor(path, "val_loss")
+
+
+# the noise floor
+
+
+def test_one_or_two_runs_are_judged_by_the_floor(table, tmp_path):
+    path = tmp_path / "floor.json"
+    assert run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=path)) == 0
+    rows = rows_of(table)
+    far = written(tmp_path / "far.csv", [rows[0], ("far", 0, 3.1), ("far", 1, 3.09)])
+    decision = found(Request(far, METRIC, "far", "main", floor=path))
+    assert decision.answer == "accept" and decision.pairs == 2 and "by the noise floor of 8 runs" in decision.notes
+    near = written(tmp_path / "near.csv", [rows[0], ("near", 0, 3.195)])
+    assert found(Request(near, METRIC, "near", "main", floor=path)).answer == "go on"
+
+
+def test_a_floor_errs_less_often_than_stated_for_new_baselines():
+    rng = np.random.default_rng(0)
+    from headwise.judging.decision import Rule, decide
+    from headwise.judging.floor import Floor
+
+    wrong = 0
+    for _ in range(1500):
+        values = rng.normal(size=14)
+        floor = Floor("loss", "main", tuple(values[:6]), "", "", 0.0)
+        samples = [floor.sample(values[6 : 6 + count]) for count in range(1, 9)]
+        wrong += decide(samples, 8, Rule()).answer in ("accept", "reject")
+    assert wrong / 1500 < 0.05
+
+
+def test_what_a_floor_does_not_describe_is_told(table, tmp_path, monkeypatch):
+    floor = calibrate(tmp_path / "floor.json", "val_loss", "main", [3.20, 3.21, 3.19, 3.205, 3.195])
+    assert floor.notes([3.2, 3.21, 3.19]) == []
+    assert any("spread is" in note for note in floor.notes([3.0, 3.5, 2.5, 3.3]))
+    monkeypatch.setattr("headwise.judging.floor.machine", lambda: "another")
+    monkeypatch.setattr("headwise.judging.floor.time.time", lambda: floor.measured + 40 * 86400)
+    assert len(floor.notes([3.2])) == 2
+    with pytest.raises(StudyError, match=r"needs 5 runs.*no substitute"):
+        calibrate(tmp_path / "few.json", "val_loss", "main", [3.2, 3.21, 3.19])
+    with pytest.raises(StudyError, match="is the floor of val_loss, not of accuracy"):
+        read_floor(tmp_path / "floor.json", "accuracy")
+    with pytest.raises(StudyError, match="holds no noise floor"):
+        read_floor(tmp_path / "none.json", "val_loss")
+
+
+# the ledger
+
+
+def test_a_candidate_keeps_its_level_and_acceptances_raise_the_next(table, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    assert run(Request(table, METRIC, "same", "main", ledger=path)) == 3
+    first = Ledger(path).open("same", 0.05)
+    assert run(Request(table, METRIC, "same", "main", ledger=path)) == 3
+    assert Ledger(path).open("same", 0.05) == first and len(path.read_text().splitlines()) == 1
+    assert levels([True], 0.05) > levels([False], 0.05)
+    # the wealth of a sequence without a discovery is never more than was there
+    assert sum(levels([False] * t, 0.05) for t in range(3000)) <= 0.025 + 1e-3
+
+
+def test_false_discoveries_over_candidates_are_held():
+    rng = np.random.default_rng(0)
+    from headwise.judging.decision import ACCEPT, Rule, judge
+
+    false = []
+    for _ in range(60):
+        accepted, wrong = [], 0
+        for number in range(40):
+            true = number % 5 == 0
+            differences = rng.normal(size=12) + (2.5 if true else 0.0)
+            answer = judge(differences, Rule(higher=True, alpha=levels(accepted, 0.1), budget=12)).answer
+            accepted.append(answer == ACCEPT)
+            wrong += answer == ACCEPT and not true
+        false.append(wrong / max(1, sum(accepted)))
+    assert np.mean(false) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [["arm", "val_loss"], ["main", "1"]], "has no column 'seed'. Name it by --seed-column"),
+        (lambda rows: [r[:2] + ["oops"] if n == 2 else r for n, r in enumerate(rows)], "val_loss is 'oops'"),
+        (
+            lambda rows: [r[:2] + ["nan"] if n == 2 else r for n, r in enumerate(rows)],
+            "A run that diverged has no figure",
+        ),
+        (lambda rows: [r for r in rows if r[0] != "new"], "has no run of 'new'. Its arms: main, same"),
+        (lambda rows: [r for r in rows if r[0] != "main"], "have no seed in common"),
+    ],
+)
+def test_tables_that_cannot_be_judged_are_refused(table, change, message):
+    with pytest.raises(StudyError, match=message):
+        run(Request(written(table, change(rows_of(table))), METRIC, "new", "main"))
+
+
+def test_a_metric_without_a_direction_is_refused(table):
+    with pytest.raises(StudyError, match="say whether lower or higher is better"):
+        run(Request(table, "val_loss", "new", "main"))
+    request = Request(table, METRIC, "new", "main")
+    assert "accept" in line(found(request), request) and json.loads(as_json(found(request), request))
