@@ -35,7 +35,6 @@ COUNTED_LAYERS = 2
 FORMS = (
     "DropKey(unit='column')",
     "DropAttention(unit='element')",
-    "InputNoise(by_head=True)",
     "Decorrelation(probes=4)",
     "Decorrelation(rows=16)",
 )

@@ -7,6 +7,8 @@ import pytest
 import torch
 from integration import fake_device
 
+from headwise.core.method import REGISTRY
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_costs  # noqa: E402
@@ -72,3 +74,8 @@ def test_a_method_that_cannot_be_counted_any_more_is_told():
 
 def test_the_page_is_that_of_the_kept_rows():
     assert cuda_costs.PAGE.read_text(encoding="utf-8") == cuda_costs.page(cuda_costs.kept())
+
+
+def test_every_form_that_is_counted_exists():
+    for form in cuda_costs.FORMS:
+        eval(form, {}, dict(REGISTRY))
