@@ -41,6 +41,13 @@ def test_a_part_over_its_time_is_stopped_and_told(tmp_path):
     assert ended(tmp_path)["studies-blog-cifar10"] in ("stopped", "done")
 
 
+@pytest.mark.grid
+def test_the_counted_minutes_are_current():
+    command = [sys.executable, "benchmarks/gpu_minutes.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
 def test_without_a_gpu_it_says_what_can_be_done():
     refused = run("--only", "tests")
