@@ -1,4 +1,4 @@
-"""What the studies of `make gpu` take on one GPU, by count: products and kernels of a step, times steps, arms and seeds.
+"""What the studies of `make gpu` take on one GPU, by count: products and kernels of a step, times steps and runs.
 
 python benchmarks/gpu_minutes.py          # write the table into docs/gpu.md
 python benchmarks/gpu_minutes.py --check  # whether the table is current

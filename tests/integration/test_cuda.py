@@ -250,3 +250,43 @@ def test_the_kernels_of_a_reading_give_the_figures_of_the_pytorch_form(causal, r
             want, have = (torch.where(queries.counts > 1, x, 0.0) for x in (want, have))
         bound = 2e-3 if dtype == torch.bfloat16 and name in ("roughness", "descent") else 1e-4
         assert (want - have).abs().max() <= bound * want.abs().max(), name
+
+
+@pytest.mark.parametrize("name", [None, *NAMES])
+def test_captured_steps_of_a_study_give_the_losses_of_the_plain_loop(name):
+    from accelerate import Accelerator
+
+    from headwise.studies.vision_transformer import VisionTransformer
+    from headwise.study import Task
+    from headwise.training.step_graphs import StepGraphs
+    from headwise.training.train import Training, train_epoch
+
+    class Bright(Task):
+        batch_size: int = 8
+
+        def model(self):
+            return VisionTransformer(
+                classes=4, image_size=8, channels=1, patch=2, dim=32, depth=2, heads=2, head_dim=16, mlp_dim=32
+            )
+
+    images = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0)).cuda()
+    found = []
+    for captured in (False, True):
+        task = Bright()
+        torch.manual_seed(0)
+        model = task.model().cuda()
+        handle = None
+        if name is not None:
+            cls = REGISTRY[name]
+            handle = headwise.regularize(model, cls(**cls.strong), example=images[:2], seed=1)
+        # a rate that single precision holds
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2.0**-9, fused=True)
+        training = Training(task, model, optimizer, Accelerator(), 0, handle)
+        training.clock.memory.peak = 1
+        if captured:
+            training.graphs = StepGraphs(optimizer, torch.device("cuda", 0), handle.fitted if handle else [])
+        classes = torch.arange(64).cuda() % 4
+        losses = [train_epoch(training, (images, classes), epoch, lambda *_: None).loss for epoch in (1, 2)]
+        found.append(torch.tensor(losses))
+    assert training.graphs.told() == "captured as CUDA graphs"
+    torch.testing.assert_close(found[1], found[0], rtol=2e-3, atol=0)
