@@ -39,7 +39,8 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
         raise ValueError(f"{type(module).__name__}.{name} is parametrized already by {known}; remove that first")
     # Registration removes the parameter from the module's parameters; `restore` needs their original order.
     order = list(own_parameters(module))
-    parametrize.register_parametrization(module, name, by)
+    # Unchecked: torch would compute the whole weight twice to see that its shape stays.
+    parametrize.register_parametrization(module, name, by, unsafe=True)
     # torch made this class for the module alone, with an error that knows no remedy
     type(module).__getstate__ = _unsaved  # type: ignore[assignment]
     if isinstance(by, Spectral):

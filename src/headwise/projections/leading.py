@@ -29,41 +29,59 @@ def leading(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bidiagonalized(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the leading singular vectors by Golub-Kahan-Lanczos bidiagonalisation with full reorthogonalisation.
+    """Return the leading singular vectors by Golub-Kahan-Lanczos bidiagonalisation.
 
     W V = U B with B upper bidiagonal. For B's leading triple (p, s, q), the residual of (Up, s, Vq) is the last
-    off-diagonal entry times p's last entry, and the error of s is of the order of its square.
+    off-diagonal entry times p's last entry, and the error of s is of the order of its square. Only V is orthogonalised
+    in full, which keeps U orthogonal enough for the leading triple (Simon and Zha 2000, doi 10.1137/S1064827597327309);
+    Up is WVq / s.
     """
-    rows, columns = matrix.shape
-    left, right = matrix.new_zeros(STEPS, rows), matrix.new_zeros(STEPS + 1, columns)
+    if matrix.shape[0] < matrix.shape[1]:
+        right, left = _bidiagonalized(matrix.t())
+        return left, right
+    columns, turned = matrix.shape[1], matrix.t()
+    vectors, left = matrix.new_zeros(STEPS + 1, columns), matrix.new_zeros(len(matrix))
     diagonal, above = torch.zeros(2, STEPS, dtype=torch.float64)
-    right[0] = unit(torch.randn(columns, generator=torch.Generator().manual_seed(0)).to(matrix))
+    vectors[0] = unit(torch.randn(columns, generator=torch.Generator().manual_seed(0)).to(matrix))
+    beside = 0.0
     for step in range(STEPS):
-        diagonal[step] = _orthogonal(matrix @ right[step], left, step)
-        above[step] = _orthogonal(matrix.t() @ left[step], right, step + 1)
-        size = step + 1
+        image = matrix @ vectors[step]
+        left = torch.sub(image, left, alpha=beside)
+        entry = float(torch.linalg.vector_norm(left))
+        if entry <= _rounding(matrix) * max(entry, beside):
+            entry = 0.0
+        else:
+            left /= entry
+        beside = _orthogonal(turned @ left, vectors, step + 1)
+        diagonal[step], above[step], size = entry, beside, step + 1
         # An entry of zero ends the search: the vectors so far span everything the start can reach.
-        ended = size == min(rows, columns) or not diagonal[step] or not above[step]
+        ended = size == columns or not entry or not beside
         if size % CHECKED_EVERY and not ended and size < STEPS:
             continue
         inner = torch.diag(diagonal[:size]) + torch.diag(above[: size - 1], 1)
         p, values, q = torch.linalg.svd(inner)
-        if ended or above[step] * p[-1, 0].abs() <= RESIDUAL * values[0]:
+        if ended or beside * p[-1, 0].abs() <= RESIDUAL * values[0]:
             break
-    return unit(left[:size].t() @ p[:, 0].to(matrix)), unit(right[:size].t() @ q[0].to(matrix))
+    right = unit(vectors[:size].t() @ q[0].to(matrix))
+    return unit(matrix @ right), right
+
+
+def _rounding(x: Tensor) -> float:
+    return 10 * torch.finfo(x.dtype).eps
 
 
 def _orthogonal(vector: Tensor, basis: Tensor, count: int) -> float:
     """Write the part of a vector that is orthogonal to the first `count` rows of a basis into the next row, with norm
     1, and return its norm; 0 if rounding is all that is left."""
+    known = basis[:count]
     size = norm = float(torch.linalg.vector_norm(vector))
     # A second pass where the first took most of the vector away, and with it digits; twice is enough.
     for _ in range(2):
-        before, vector = norm, vector - basis[:count].t() @ (basis[:count] @ vector)
+        before, vector = norm, torch.addmv(vector, known.t(), known @ vector, alpha=-1)
         norm = float(torch.linalg.vector_norm(vector))
         if norm > before / 2:
             break
-    if norm <= 10 * torch.finfo(vector.dtype).eps * size:
+    if norm <= _rounding(vector) * size:
         return 0.0
-    basis[count] = vector / norm
+    torch.div(vector, norm, out=basis[count])
     return norm

@@ -399,7 +399,7 @@ def _agrees(probe: Probe, projection: Leaf, layout: Layout, sizes: Sizes) -> boo
             expected = [(kind, head) in picked for head in range(sizes.of(kind)[0])]
             if _per_head(moved[kind].any(-1), sizes, kind).tolist() != expected:
                 return False
-    return all(_entries_agree(probe, projection, rows, kind) for kind, rows in layout.rows.items())
+    return _entries_agree(probe, projection, layout)
 
 
 def _per_head(moved: Tensor, sizes: Sizes, kind: str) -> Tensor:
@@ -408,13 +408,20 @@ def _per_head(moved: Tensor, sizes: Sizes, kind: str) -> Tensor:
     return moved.view(heads, -1).any(1)
 
 
-def _entries_agree(probe: Probe, projection: Leaf, rows: Tensor, kind: str) -> bool:
-    """Check the order within heads: exactly for v; rotary positions and norms also change other entries of q and k."""
-    for chosen in _codes(rows.shape[1]):
-        index = torch.tensor(chosen)
-        moved = probe.moved(projection, rows[:, index].reshape(-1))[kind].any(0)
-        if not moved[index].all() or (kind == "v" and int(moved.sum()) != len(chosen)):
-            return False
+def _entries_agree(probe: Probe, projection: Leaf, layout: Layout) -> bool:
+    """Check the order within heads: exactly for v; rotary positions and norms also change other entries of q and k.
+
+    The rows of all kinds are perturbed together, because each is known to change heads of its own kind alone.
+    """
+    for chosen in _codes(max(rows.shape[1] for rows in layout.rows.values())):
+        index = {kind: [i for i in chosen if i < rows.shape[1]] for kind, rows in layout.rows.items()}
+        moved = probe.moved(
+            projection, torch.cat([rows[:, index[kind]].flatten() for kind, rows in layout.rows.items()])
+        )
+        for kind, own in index.items():
+            changed = moved[kind].any(0)
+            if not changed[own].all() or (kind == "v" and int(changed.sum()) != len(own)):
+                return False
     return True
 
 

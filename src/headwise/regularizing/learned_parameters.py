@@ -53,8 +53,8 @@ def _has_moved(parameter: Tensor, before: Fingerprint) -> bool:
 
 
 def _fingerprint(parameter: Tensor) -> Fingerprint:
-    values = parameter.detach().double()
-    return version_of(parameter), float(values.sum()), float(values.square().sum())
+    values = parameter.detach().double().flatten()
+    return version_of(parameter), float(values.sum()), float(torch.dot(values, values))
 
 
 def check_removable(
