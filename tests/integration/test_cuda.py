@@ -284,7 +284,7 @@ def test_captured_steps_of_a_study_give_the_losses_of_the_plain_loop(name):
         training = Training(task, model, optimizer, Accelerator(), 0, handle)
         training.clock.memory.peak = 1
         if captured:
-            training.graphs = StepGraphs(optimizer, torch.device("cuda", 0), handle.fitted if handle else [])
+            training.graphs = StepGraphs(optimizer, torch.device("cuda"), handle.fitted if handle else [])
         classes = torch.arange(64).cuda() % 4
         losses = [train_epoch(training, (images, classes), epoch, lambda *_: None).loss for epoch in (1, 2)]
         found.append(torch.tensor(losses))

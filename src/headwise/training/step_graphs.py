@@ -62,7 +62,9 @@ class StepGraphs:
         fitted: Sequence[FittedLayer] = (),
         record: Callable[[Callable[[], Any]], tuple[Any, Replay]] | None = None,
     ) -> None:
-        self.device, self.fitted, self.record = device, list(fitted), record or on_cuda
+        # with its number, as tensors name it
+        self.device = torch.empty(0, device=device).device
+        self.fitted, self.record = list(fitted), record or on_cuda
         self.keys: dict[Any, HeldKeys] = {}
         self.captured: dict[Any, Captured] = {}
         self.taken: Counter[Any] = Counter()
