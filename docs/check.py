@@ -25,6 +25,7 @@ GENERATED = (
     "citation.py",
     "quoted.py",
     "method_contract.py",
+    "judge_simulations.py",
 )
 
 

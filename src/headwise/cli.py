@@ -383,7 +383,21 @@ def audit(
     run(checkpoint, text=text, images=images, out=out)
 
 
-@app.command()
+class JudgeCommand(TyperCommand):
+    """The command `judge`, whose wrong options end with 5: the usual 2 would be the answer "equivalent"."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        """Read the options."""
+        try:
+            return super().make_context(*arguments, **named)
+        except Exception as error:
+            # errors of the command line carry their exit code, also where typer brings its own click
+            if hasattr(error, "exit_code"):
+                error.exit_code = error.exit_code and 5
+            raise
+
+
+@app.command(cls=JudgeCommand)
 def judge(
     table: Annotated[Path, typer.Argument(help="A table with one row per run: CSV, TSV, JSON or JSONL.")],
     metric: Annotated[str, typer.Option(help="The column to judge and its better direction: val_loss:lower.")],
@@ -406,7 +420,10 @@ def judge(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
 ) -> None:
-    """Accept or reject a change after each seed. Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided."""
+    """Accept or reject a change after each seed.
+
+    Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided within the budget, 5 an error.
+    """
     from headwise.judging.command import Request, main
 
     form = "json" if as_json else "markdown" if markdown else "line"

@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,16 @@ from headwise.judging.decision import (
     Rule,
     judge,
 )
-from headwise.judging.evidence import EFFECT, Sample, against_floor, e_value, half_width, interval, paired
+from headwise.judging.evidence import (
+    EFFECT,
+    Sample,
+    against_floor,
+    autocorrelation,
+    e_value,
+    half_width,
+    interval,
+    paired,
+)
 
 
 def by_integration(differences, null=0.0):
@@ -150,3 +160,29 @@ def test_what_cannot_be_judged_is_refused():
         judge([])
     with pytest.raises(ValueError, match="pair 2 has the difference nan"):
         judge([0.1, math.nan])
+
+
+def test_differences_that_depend_on_those_before_are_told():
+    rng = np.random.default_rng(0)
+    wandering = rng.normal(size=40).cumsum()
+    (note,) = judge(wandering - wandering.mean(), Rule(alpha=1e-9)).notes
+    assert "Draw at random, for each pair" in note
+    alternating = [0.1 * (-1) ** n for n in range(20)]
+    assert judge(alternating).notes == () and judge(wandering[:7], Rule(alpha=1e-9)).notes == ()
+    told = [autocorrelation(row) is not None for row in rng.normal(size=(2000, 12))]
+    assert 0.02 < np.mean(told) < 0.07
+
+
+def test_the_simulations_of_the_page_follow_the_same_decisions(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    import judge_simulations
+
+    rng = np.random.default_rng(1)
+    differences = rng.normal(size=(60, 14)) + rng.normal(size=(60, 1))
+    signs = {ACCEPT: 1, REJECT: -1}
+    for level in (0.05, 0.3):
+        mine = [signs.get(judge(row, Rule(higher=True, alpha=level)).answer, 0) for row in differences]
+        assert judge_simulations.looks(differences).answers(level).tolist() == mine
+        assert len(set(mine)) == 3
+    noise = judge_simulations.autocorrelated(rng, 0.6, 20000, 10)
+    assert np.mean(noise[:, 1:] * noise[:, :-1]) == pytest.approx(0.6, abs=0.02)

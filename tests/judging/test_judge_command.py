@@ -5,12 +5,15 @@ import json
 import random
 import subprocess
 import sys
+from importlib import resources
 
+import jsonschema
 import numpy as np
 import pytest
 
 from headwise.files.errors import StudyError
 from headwise.judging.command import Request, as_json, decided, line, markdown, run
+from headwise.judging.decision import judge
 from headwise.judging.floor import calibrate, read_floor
 from headwise.judging.ledger import Ledger, levels
 from headwise.judging.runs import read_pairs
@@ -68,6 +71,35 @@ def test_the_command_line_ends_with_the_code_and_prints_json(table):
     record = json.loads(done.stdout)
     assert record["schema"] == "headwise.judge/1" and record["answer"] == "go on" and record["exit_code"] == 3
     assert record["low"] < record["difference"] < record["high"] and "more" in record and record["pairs"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--metric", "val_lss:lower", "--candidate", "new"], "has no column 'val_lss'"),
+        (["--metric", METRIC, "--candidat", "new"], "No such option"),
+        (["--metric", METRIC, "--budget", "0"], "Invalid value"),
+    ],
+)
+def test_an_error_has_an_exit_code_that_is_no_answer(table, options, told):
+    command = [sys.executable, "-m", "headwise", "judge", str(table), "--baseline", "main", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 5 and done.stdout == "" and told in done.stderr, done
+    helped = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=120)
+    assert helped.returncode == 0 and "5 an error" in helped.stdout
+
+
+@pytest.mark.parametrize("options", [{}, {"margin": 0.01}, {"budget": 8}, {"candidate": "new"}])
+def test_the_json_is_that_of_the_shipped_schema(table, options):
+    schema = json.loads((resources.files("headwise.judging") / "judge.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    request = Request(table, METRIC, **{"candidate": "same", "baseline": "main", **options})
+    record = json.loads(as_json(found(request), request))
+    assert list(check.iter_errors(record)) == [] and set(record) == set(schema["properties"])
+    first = json.loads(as_json(judge([0.1]), request))
+    assert first["low"] is None and list(check.iter_errors(first)) == []
+    assert list(check.iter_errors(record | {"answer": "maybe"}))
 
 
 def test_judging_a_table_imports_neither_torch_nor_numpy(table):

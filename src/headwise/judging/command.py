@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headwise.files.errors import StudyError
-from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide
-from headwise.judging.evidence import paired
+from headwise.files.foreign_text import printable
+from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
 from headwise.judging.runs import Pairs, read_pairs
 
 # increased when a field of the JSON changes its meaning or goes
 SCHEMA = "headwise.judge/1"
+# the exit code of a command that could not be carried out; 1 and 2, as elsewhere, would be answers
+FAILED = 5
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
                 f"{request.candidate} and {request.baseline} have no seed in common. Run both with the same seeds, or "
                 "judge by a noise floor: --floor headwise-floor.json."
             )
-        return decide([paired(differences[:count]) for count in range(1, len(differences) + 1)], len(differences), rule)
+        return of_differences(differences, rule)
     from headwise.judging.floor import read_floor
 
     floor, runs = read_floor(request.floor, request.outcome[0]), list(pairs.candidate.values())
@@ -198,5 +201,13 @@ def markdown(decision: Decision, request: Request) -> str:
 
 
 def main(request: Request) -> None:
-    """Print the decision and end with its exit code."""
-    sys.exit(run(request))
+    """Print the decision and end with its exit code; an error ends with 5, which is no answer."""
+    try:
+        code = run(request)
+    except StudyError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        code = FAILED
+    except Exception:
+        traceback.print_exc()
+        code = FAILED
+    sys.exit(code)

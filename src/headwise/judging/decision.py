@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from headwise.judging.evidence import Sample, e_value, half_width, interval, paired
+from headwise.judging.evidence import Sample, autocorrelation, e_value, half_width, interval, paired
 
 ACCEPT, REJECT, EQUIVALENT, GO_ON, UNDECIDED = "accept", "reject", "equivalent", "go on", "undecided"
 # the exit code of each answer
@@ -86,6 +86,23 @@ def decide(samples: Sequence[Sample], pairs: int, rule: Rule) -> Decision:
     return Decision(answer, last.mean, low, high, pairs, evidence, more, rule)
 
 
+def of_differences(differences: Sequence[float], rule: Rule) -> Decision:
+    """Return the decision after these differences, looking after each."""
+    samples = [paired(differences[:count]) for count in range(1, len(differences) + 1)]
+    return decide(samples, len(differences), rule).noted(*order_notes(differences))
+
+
+def order_notes(differences: Sequence[float]) -> list[str]:
+    """Return the note that differences depend on those before them, if they do."""
+    found = autocorrelation(differences)
+    if found is None:
+        return []
+    return [
+        f"neighbouring differences are alike (autocorrelation {found:.2f}): wrong answers are more likely than alpha. "
+        "Draw at random, for each pair, which of its two runs comes first, or on which machine each runs"
+    ]
+
+
 def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
     """Return the decision about a candidate after its first pairs of runs, each pair with one seed.
 
@@ -120,7 +137,7 @@ def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
             break
     if decision is None:
         raise ValueError("there is no pair of runs to judge")
-    return decision
+    return decision.noted(*order_notes(seen))
 
 
 def _answer(low: float, high: float, rule: Rule) -> str:

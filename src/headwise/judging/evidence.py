@@ -17,12 +17,15 @@ is n₀·n₁/(n₀ + n₁), and ν is n₀ + n₁ - 2, with the pooled spread.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # The spread c of the prior on the effect size, in spreads of a difference: changes worth a run are of this order.
 EFFECT = 2.0
+# fewest differences whose order is tested
+FEWEST_FOR_ORDER = 8
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,17 @@ def half_width(sample: Sample, alpha: float) -> float:
     if ratio >= wide:
         return math.inf
     return sample.error * math.sqrt(nu * (ratio - 1) / (1 - ratio / wide))
+
+
+def autocorrelation(differences: Sequence[float]) -> float | None:
+    """Return the lag-1 autocorrelation if it is significant (one-sided, 5 %; Anderson 1942); None for fewer than 8."""
+    n = len(differences)
+    mean = math.fsum(differences) / n if n else 0.0
+    squares = math.fsum((d - mean) ** 2 for d in differences)
+    if n < FEWEST_FOR_ORDER or squares == 0:
+        return None
+    lagged = math.fsum((a - mean) * (b - mean) for a, b in itertools.pairwise(differences)) / squares
+    return lagged if lagged > (-1 + 1.645 * math.sqrt(n - 2)) / (n - 1) else None
 
 
 def interval(samples: Sequence[Sample], alpha: float) -> tuple[float, float]:
