@@ -76,7 +76,9 @@ def test_shift_and_scale_change_nothing_but_themselves():
 
 def test_before_a_spread_is_known_there_is_no_evidence():
     assert e_value(paired([3.0])) == 1 and half_width(paired([3.0]), 0.05) == math.inf
-    assert e_value(Sample(0.1, 0.0, 3, 2)) == math.inf and e_value(Sample(0.0, 0.0, 3, 2)) == 1
+    # the limit of small spreads: no evidence is infinite
+    assert e_value(Sample(0.1, 0.0, 3, 2)) == pytest.approx(13) == e_value(Sample(0.1, 1e-9, 3, 2))
+    assert e_value(Sample(0.0, 0.0, 3, 2)) == 1
     assert interval([paired([3.0])], 0.05) == (-math.inf, math.inf)
 
 
@@ -186,3 +188,19 @@ def test_the_simulations_of_the_page_follow_the_same_decisions(monkeypatch):
         assert len(set(mine)) == 3
     noise = judge_simulations.autocorrelated(rng, 0.6, 20000, 10)
     assert np.mean(noise[:, 1:] * noise[:, :-1]) == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e200])
+def test_the_unit_of_a_metric_changes_no_evidence(unit):
+    found = [judge([unit * d for d in DIFFERENCES[:count]]) for count in range(1, 9)]
+    plain = [judge(DIFFERENCES[:count]) for count in range(1, 9)]
+    assert [one.answer for one in found] == [one.answer for one in plain]
+    assert [one.evidence for one in found] == pytest.approx([one.evidence for one in plain], rel=1e-9)
+
+
+DIFFERENCES = [-1.2, 0.9, -1.5, 0.3, -1.1, 0.8, -1.3, 0.2]
+
+
+def test_a_forecast_from_one_pair_is_the_least_that_any_pairs_take():
+    assert judge([-0.1]).more == 3
+    assert judge([-0.1] * 3).answer == "go on" and judge([-0.1] * 4).answer == "accept"

@@ -10,15 +10,18 @@ from importlib import resources
 import jsonschema
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 
 from headwise.files.errors import StudyError
 from headwise.judging.command import Request, as_json, decided, line, markdown, run
 from headwise.judging.decision import judge
-from headwise.judging.floor import calibrate, read_floor
+from headwise.judging.floor import Floor, calibrate, read_floor
 from headwise.judging.ledger import Ledger, levels
 from headwise.judging.runs import read_pairs
+from headwise.results.digests import sealed
 
 METRIC = "val_loss:lower"
+FLOOR = Floor.__dataclass_fields__
 
 
 @pytest.fixture
@@ -45,7 +48,8 @@ def rows_of(path):
 
 
 def found(request):
-    pairs = read_pairs(request.table, "val_loss", request.candidate, request.baseline)
+    both = request.floor is None
+    pairs = read_pairs(request.table, "val_loss", request.candidate, request.baseline, needs_both=both)
     return decided(request, pairs, request.rule()).noted(*pairs.notes)
 
 
@@ -158,6 +162,45 @@ def test_an_edited_floor_is_refused(table, tmp_path):
         read_floor(path, "val_loss")
 
 
+# what tables hold
+
+
+def test_seeds_are_numbers_however_they_are_written(tmp_path):
+    rows = [{"arm": "new", "seed": s, "val_loss": 1.0 + n} for n, s in enumerate((0, 1, 2**53 + 1, "x"))]
+    rows += [{"arm": "main", "seed": s, "val_loss": 2.5} for s in (0.0, "01", str(2**53 + 1), "x")]
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(rows))
+    assert read_pairs(path, "val_loss", "new", "main").differences() == [-1.5, -0.5, 0.5, 1.5]
+
+
+def test_runs_that_did_not_finish_are_not_counted_and_told(tmp_path):
+    rows = [("arm", "seed", "val_loss", "state")]
+    rows += [("main", seed, 1 + seed, "COMPLETED") for seed in range(3)]
+    rows += [("new", 0, 0.5, "COMPLETED"), ("new", 1, 0.1, "TrialState.PRUNED"), ("new", 2, 0.2, "odd")]
+    pairs = read_pairs(written(tmp_path / "t.csv", rows), "val_loss", "new", "main")
+    assert pairs.differences() == [-0.5]
+    assert "not finished, and not counted: new with seed 2, whose state is odd" in pairs.notes
+    diverged = written(tmp_path / "t.csv", [*rows[:5], ("new", 1, 0.1, "diverged")])
+    with pytest.raises(StudyError, match=r"the state is diverged\. A run that diverged has no figure"):
+        read_pairs(diverged, "val_loss", "new", "main")
+
+
+def test_a_change_that_does_not_act_is_told(table):
+    rows = rows_of(table)
+    copies = [["copy", *row[1:]] for row in rows if row[0] == "main"]
+    decision = found(Request(written(table, [*rows, *copies]), METRIC, "copy", "main"))
+    assert decision.answer == "go on" and decision.more is None
+    assert any("the same figures with seeds 0, 1" in note and "does the change act?" in note for note in decision.notes)
+    with pytest.raises(StudyError, match="are both main"):
+        run(Request(table, METRIC, "main", "main"))
+
+
+def test_names_with_a_bar_keep_the_table_of_a_block(table):
+    rows = [["a|b" if cell == "new" else cell for cell in row] for row in rows_of(table)]
+    request = Request(written(table, rows), METRIC, "a|b", "main")
+    assert r"| change | `a\|b` against `main` |" in markdown(found(request), request)
+
+
 # the noise floor
 
 
@@ -201,15 +244,62 @@ def test_what_a_floor_does_not_describe_is_told(table, tmp_path, monkeypatch):
         read_floor(tmp_path / "none.json", "val_loss")
 
 
+def test_a_floor_without_spread_is_refused(tmp_path):
+    with pytest.raises(StudyError, match=r"all 5 runs of main have the figure 0\.9: a floor without spread"):
+        calibrate(tmp_path / "floor.json", "accuracy", "main", [0.9] * 5)
+
+
+@pytest.mark.parametrize("change", [{"values": [1.0] * 9}, {"values": ["a"] * 9}, {"values": 1}, {"measured": "x"}])
+def test_a_floor_that_was_edited_in_its_digest_too_is_no_floor(tmp_path, change):
+    path = tmp_path / "floor.json"
+    calibrate(path, "val_loss", "main", [3.20, 3.21, 3.19, 3.205, 3.195])
+    content = {name: value for name, value in json.loads(path.read_text()).items() if name in FLOOR}
+    path.write_text(json.dumps(sealed(content | change)))
+    with pytest.raises(StudyError, match="holds no figures of a baseline's runs"):
+        read_floor(path, "val_loss")
+
+
 # the ledger
+
+
+def test_another_question_about_a_candidate_gets_another_level(table, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    for baseline in ("main", "new"):
+        run(Request(table, METRIC, "same", baseline, ledger=path))
+    first, second = (json.loads(line)["alpha"] for line in path.read_text().splitlines())
+    assert second == levels([False], 0.05) < first
+
+
+def test_a_ledger_is_held_while_a_candidate_is_judged(table, tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    held = []
+
+    def judging(*args):
+        with pytest.raises(Timeout), FileLock(tmp_path / ".ledger.jsonl.lock", timeout=0):
+            raise AssertionError("the ledger is free")
+        held.append(True)
+        return decided(*args)
+
+    monkeypatch.setattr("headwise.judging.command.decided", judging)
+    run(Request(table, METRIC, "same", "main", ledger=path))
+    assert held
+
+
+@pytest.mark.parametrize("line", ['{"candidate": "a", "alp', "[]", '{"candidate": "a"}', "7"])
+def test_a_damaged_ledger_is_told_and_not_forgotten(table, tmp_path, line):
+    path = tmp_path / "ledger.jsonl"
+    run(Request(table, METRIC, "same", "main", ledger=path))
+    path.write_text(path.read_text() + line)
+    with pytest.raises(StudyError, match="line 2, is no line of a ledger"):
+        run(Request(table, METRIC, "new", "main", ledger=path))
 
 
 def test_a_candidate_keeps_its_level_and_acceptances_raise_the_next(table, tmp_path):
     path = tmp_path / "ledger.jsonl"
     assert run(Request(table, METRIC, "same", "main", ledger=path)) == 3
-    first = Ledger(path).open("same", 0.05)
+    first = Ledger(path, METRIC, "main").open("same", 0.05)
     assert run(Request(table, METRIC, "same", "main", ledger=path)) == 3
-    assert Ledger(path).open("same", 0.05) == first and len(path.read_text().splitlines()) == 1
+    assert Ledger(path, METRIC, "main").open("same", 0.05) == first and len(path.read_text().splitlines()) == 1
     assert levels([True], 0.05) > levels([False], 0.05)
     # the wealth of a sequence without a discovery is never more than was there
     assert sum(levels([False] * t, 0.05) for t in range(3000)) <= 0.025 + 1e-3
@@ -242,7 +332,16 @@ def test_false_discoveries_over_candidates_are_held():
             "A run that diverged has no figure",
         ),
         (lambda rows: [r for r in rows if r[0] != "new"], "has no run of 'new'. Its arms: main, same"),
-        (lambda rows: [r for r in rows if r[0] != "main"], "have no seed in common"),
+        (lambda rows: [r for r in rows if r[0] != "main"], "has no run of 'main'. Its arms: new, same"),
+        (lambda rows: [r for r in rows if r[:2] != ["main", "0"]][:4], "have no seed in common"),
+        (
+            lambda rows: [r[:2] + ["1_0"] if n == 2 else r for n, r in enumerate(rows)],
+            "val_loss is '1_0', which is not",
+        ),
+        (
+            lambda rows: [r[:2] + ["-1e300"] if n == 2 else r for n, r in enumerate(rows)],
+            "A run that diverged has no figure",
+        ),
     ],
 )
 def test_tables_that_cannot_be_judged_are_refused(table, change, message):

@@ -63,21 +63,31 @@ def run(request: Request) -> int:
     request.rule()
     if request.calibrate:
         return _calibrate(request, metric)
-    pairs = read_pairs(request.table, metric, request.candidate, request.baseline, request.arm, request.seed)
-    ledger = None
-    alpha = request.alpha
-    if request.ledger is not None:
-        from headwise.judging.ledger import Ledger
-
-        ledger = Ledger(request.ledger)
-        alpha = ledger.open(request.candidate, request.alpha)
-    decision = decided(request, pairs, request.rule(alpha)).noted(*pairs.notes)
-    if ledger is not None:
-        ledger.write(request.candidate, decision)
-        decision = decision.noted(f"level {alpha:.2g} of {request.alpha:g}", ledger.best())
+    if request.candidate == request.baseline:
+        raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
+    pairs = read_pairs(
+        *(request.table, metric, request.candidate, request.baseline, request.arm, request.seed),
+        needs_both=request.floor is None,
+    )
+    if request.ledger is None:
+        decision = decided(request, pairs, request.rule())
+    else:
+        decision = _by_ledger(request, request.ledger, pairs)
+    decision = decision.noted(*pairs.notes)
     forms = {"line": line, "json": as_json, "markdown": markdown}
     print(forms[request.form](decision, request))
     return decision.code
+
+
+def _by_ledger(request: Request, path: Path, pairs: Pairs) -> Decision:
+    from headwise.judging.ledger import Ledger
+
+    ledger = Ledger(path, request.metric, request.baseline)
+    with ledger.held():
+        alpha = ledger.open(request.candidate, request.alpha)
+        decision = decided(request, pairs, request.rule(alpha))
+        ledger.write(request.candidate, decision)
+        return decision.noted(f"level {alpha:.2g} of {request.alpha:g}", ledger.best())
 
 
 def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
@@ -106,6 +116,8 @@ def _calibrate(request: Request, metric: str) -> int:
 
     runs = read_pairs(request.table, metric, request.baseline, request.baseline, request.arm, request.seed)
     path = request.floor or FILE
+    for note in dict.fromkeys(runs.notes):
+        print(f"note: {note}")
     floor = calibrate(path, metric, request.baseline, list(runs.baseline.values()))
     print(
         f"{request.baseline}: {metric} {floor.mean:.6g}, spread {floor.spread:.3g} over {len(floor.values)} runs; "
@@ -189,9 +201,10 @@ def markdown(decision: Decision, request: Request) -> str:
     """Return a block for a pull request."""
     metric, higher = request.outcome
     confidence = f"{100 * (1 - decision.rule.alpha):.4g} %"
+    change, base, name = (text.replace("|", r"\|") for text in (request.candidate, request.baseline, metric))
     rows = [
-        ("change", f"`{request.candidate}` against `{request.baseline}`"),
-        ("metric", f"`{metric}`, {'higher' if higher else 'lower'} is better"),
+        ("change", f"`{change}` against `{base}`"),
+        ("metric", f"`{name}`, {'higher' if higher else 'lower'} is better"),
         (f"difference [{confidence}, valid at every look]", f"{number(decision.mean)} {interval(decision)}"),
         (_pairs(decision, request), str(decision.pairs)),
     ]

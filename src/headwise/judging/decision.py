@@ -149,8 +149,9 @@ def _answer(low: float, high: float, rule: Rule) -> str:
 
 def _more(last: Sample, rule: Rule) -> int | None:
     """Return the further pairs after which mean and spread, if they stay, decide; None beyond what is foreseen."""
-    if last.freedom < 1 or last.spread == 0:
-        return 2
+    if last.freedom < 1:
+        # the fewest that any differences take
+        last = replace(last, spread=0.0)
     for more in range(1, FORESEEN):
         then = replace(last, size=last.size + more, freedom=last.freedom + more)
         half = half_width(then, rule.alpha)

@@ -54,26 +54,30 @@ def paired(differences: Sequence[float]) -> Sample:
     """Return the sample of paired differences; raise ValueError for fewer than one."""
     n = len(differences)
     mean = math.fsum(differences) / n
-    squares = math.fsum((d - mean) ** 2 for d in differences)
-    return Sample(mean, math.sqrt(squares / (n - 1)) if n > 1 else math.nan, n, n - 1)
+    # squares of small differences would be 0, and of large ones infinite
+    length = math.hypot(*(d - mean for d in differences))
+    return Sample(mean, length / math.sqrt(n - 1) if n > 1 else math.nan, n, n - 1)
 
 
 def against_floor(candidate: Sequence[float], mean: float, spread: float, runs: int) -> Sample:
     """Return the sample of a candidate's runs against a baseline of `runs` earlier runs with this mean and spread."""
     n = len(candidate)
     own = math.fsum(candidate) / n
-    squares = math.fsum((x - own) ** 2 for x in candidate) + spread**2 * (runs - 1)
+    length = math.hypot(*(x - own for x in candidate), spread * math.sqrt(runs - 1))
     freedom = n + runs - 2
-    return Sample(own - mean, math.sqrt(squares / freedom), n * runs / (n + runs), freedom)
+    return Sample(own - mean, length / math.sqrt(freedom), n * runs / (n + runs), freedom)
 
 
 def e_value(sample: Sample, null: float = 0.0) -> float:
-    """Return the evidence against a mean of `null`; 1 where the spread is not known yet, infinite where it is 0."""
+    """Return the evidence against a mean of `null`; 1 where the spread is not known yet.
+
+    A spread of 0, as of few figures with few digits, is no proof: the evidence has a limit, which grows with the runs.
+    """
     if sample.freedom < 1:
         return 1.0
-    if sample.spread == 0:
-        return math.inf if sample.mean != null else 1.0
     wide, nu = 1 + sample.size * EFFECT**2, sample.freedom
+    if sample.spread == 0:
+        return 1.0 if sample.mean == null else math.exp(min(nu / 2 * math.log(wide), 700.0))
     x = ((sample.mean - null) / sample.error) ** 2 / nu
     log = -0.5 * math.log(wide) + (nu + 1) / 2 * (math.log1p(x) - math.log1p(x / wide))
     return math.exp(min(log, 700.0))
@@ -94,10 +98,11 @@ def autocorrelation(differences: Sequence[float]) -> float | None:
     """Return the lag-1 autocorrelation if it is significant (one-sided, 5 %; Anderson 1942); None for fewer than 8."""
     n = len(differences)
     mean = math.fsum(differences) / n if n else 0.0
-    squares = math.fsum((d - mean) ** 2 for d in differences)
-    if n < FEWEST_FOR_ORDER or squares == 0:
+    length = math.hypot(*(d - mean for d in differences))
+    if n < FEWEST_FOR_ORDER or length == 0:
         return None
-    lagged = math.fsum((a - mean) * (b - mean) for a, b in itertools.pairwise(differences)) / squares
+    scaled = [(d - mean) / length for d in differences]
+    lagged = math.fsum(a * b for a, b in itertools.pairwise(scaled))
     return lagged if lagged > (-1 + 1.645 * math.sqrt(n - 2)) / (n - 1) else None
 
 

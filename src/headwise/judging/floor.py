@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from headwise.files.durable import read_json, write_json
 from headwise.files.errors import StudyError
 from headwise.judging.evidence import Sample, against_floor
+from headwise.reporting.cell_values import figure_of
 from headwise.results.digests import broken_seal, sealed
 
 FILE = Path("headwise-floor.json")
@@ -80,14 +82,19 @@ def calibrate(path: Path, metric: str, baseline: str, values: Sequence[float]) -
     """Keep the figures of a baseline's runs as the noise floor and return it.
 
     Raises:
-        StudyError: for fewer than five runs. The fluctuation of one run's curve is no spread between runs: it lacks
-            what initial weights and the order of the data change.
+        StudyError: for figures that are all the same, and for fewer than five runs. The fluctuation of one run's curve
+            is no spread between runs: it lacks what initial weights and the order of the data change.
     """
     if len(values) < FEWEST:
         raise StudyError(
             f"a noise floor needs {FEWEST} runs of the baseline with different seeds, and there are {len(values)}. The "
             "fluctuation within one run's curve is no substitute: it lacks what initial weights and the order of the "
             "data change."
+        )
+    if len(set(values)) == 1:
+        raise StudyError(
+            f"all {len(values)} runs of {baseline} have the figure {values[0]:g}: a floor without spread accepts any "
+            "change. Do the runs read their seeds? Or choose a metric with more digits."
         )
     floor = Floor(metric, baseline, tuple(values), commit(), machine(), time.time())
     write_json(path, sealed(json.loads(json.dumps(asdict(floor)))))
@@ -107,10 +114,26 @@ def read_floor(path: Path, metric: str) -> Floor:
         )
     if why := broken_seal(content, required=True):
         raise StudyError(f"{path} {why}: its figures were edited. Measure the floor again with --calibrate.")
-    if content["metric"] != metric:
-        raise StudyError(f"{path} is the floor of {content['metric']}, not of {metric}.")
-    known = {name: content[name] for name in Floor.__dataclass_fields__}
-    return Floor(**known | {"values": tuple(known["values"])})
+    if content.get("metric") != metric:
+        raise StudyError(f"{path} is the floor of {content.get('metric')}, not of {metric}.")
+    return _checked(path, content)
+
+
+def _checked(path: Path, content: dict[str, Any]) -> Floor:
+    """Return the floor of a file whose digest is right, which anyone can compute."""
+    values = content.get("values")
+    figures = [figure_of(x) for x in values] if isinstance(values, list) else []
+    names = ("metric", "baseline", "commit", "machine")
+    measured = figure_of(content.get("measured"))
+    if (
+        len(figures) < FEWEST
+        or None in figures
+        or len(set(figures)) == 1
+        or measured is None
+        or not all(isinstance(content.get(name), str) for name in names)
+    ):
+        raise StudyError(f"{path} holds no figures of a baseline's runs. Measure the floor again with --calibrate.")
+    return Floor(values=tuple(x for x in figures if x is not None), measured=measured, **{n: content[n] for n in names})
 
 
 def commit() -> str:

@@ -6,23 +6,29 @@ LORD++ (Ramdas, Yang, Wainwright and Jordan 2017, arXiv 1710.00499): candidate t
 
 with the candidates τ_j that were accepted before and w₀ = α/2. The share of accepted candidates that are no better is
 then at most α on average, for independent candidates. A level is given to a candidate when it is first looked at, and
-stays. The p-value is 1 / (largest e-value), which looking does not spoil.
+stays. The p-value is 1 / (largest e-value), which looking does not spoil. A candidate that is judged by another metric
+or against another baseline is another entry: each question has its own chance of a false answer.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise.files.durable import append_line, read_lines
+from filelock import FileLock
+
+from headwise.files.durable import append_line, lines_of
+from headwise.files.errors import StudyError
 from headwise.judging.decision import ACCEPT, GO_ON, Decision
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One candidate: the level at which it is tested, and its answer so far."""
+    """One question: the level at which it is tested, and its answer so far."""
 
     candidate: str
     alpha: float
@@ -44,33 +50,56 @@ def _gamma(t: int) -> float:
 
 
 class Ledger:
-    """A file of JSON lines: the level of each candidate when it is first looked at, and each answer."""
+    """A file of JSON lines: the level of each candidate when it is first looked at, and each answer.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: of the file; it is made at the first answer.
+        metric, baseline: by which and against which candidates are judged.
+    """
 
-    def entries(self) -> dict[str, Entry]:
-        """Return the candidates in the order in which they were first looked at, with their last answers."""
-        found: dict[str, Entry] = {}
-        for line in read_lines(self.path) if self.path.exists() else []:
-            known = found.get(line["candidate"])
-            level = float(line["alpha"]) if known is None else known.alpha
-            found[line["candidate"]] = Entry(line["candidate"], level, line["answer"])
+    def __init__(self, path: Path, metric: str, baseline: str) -> None:
+        self.path, self.asked = path, (metric, baseline)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes waiting from the level to the answer: two candidates may not get one place."""
+        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+            yield
+
+    def entries(self) -> dict[tuple[str, ...], Entry]:
+        """Return the questions in the order in which they were first asked, with their last answers.
+
+        Raises:
+            StudyError: if a line is not one of a ledger.
+        """
+        found: dict[tuple[str, ...], Entry] = {}
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        for number, line in enumerate(lines_of(text), 1):
+            try:
+                record = json.loads(line)
+                question = tuple(str(record[name]) for name in ("candidate", "metric", "baseline"))
+                entry = Entry(question[0], float(record["alpha"]), str(record["answer"]))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise StudyError(
+                    f"{self.path}, line {number}, is no line of a ledger. Restore it, or delete it if it was cut off."
+                ) from None
+            known = found.get(question)
+            found[question] = entry if known is None else Entry(question[0], known.alpha, entry.answer)
         return found
 
     def open(self, candidate: str, alpha: float) -> float:
         """Return the level of a candidate: the one it was given at its first look, or that of the next."""
         entries = self.entries()
-        if candidate in entries:
-            return entries[candidate].alpha
-        return levels([entry.answer == ACCEPT for entry in entries.values()], alpha)
+        known = entries.get((candidate, *self.asked))
+        return levels([entry.answer == ACCEPT for entry in entries.values()], alpha) if known is None else known.alpha
 
     def write(self, candidate: str, decision: Decision) -> None:
         """Add an answer; one that repeats the last is not written again."""
-        known = self.entries().get(candidate)
+        known = self.entries().get((candidate, *self.asked))
         if known is None or known.answer != decision.answer:
-            record = {"candidate": candidate, "alpha": decision.rule.alpha, "answer": decision.answer}
-            append_line(self.path, json.loads(json.dumps(record | {"pairs": decision.pairs, "mean": decision.mean})))
+            metric, baseline = self.asked
+            record = {"candidate": candidate, "metric": metric, "baseline": baseline, "alpha": decision.rule.alpha}
+            append_line(self.path, record | {"answer": decision.answer, "pairs": decision.pairs, "mean": decision.mean})
 
     def best(self) -> str:
         """Return the sentence about accepted candidates, which were chosen for being high."""

@@ -6,14 +6,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headwise.files.errors import StudyError
+from headwise.reporting.cell_values import figure_of, is_missing, seed_of
+from headwise.reporting.run_states import RunState, state_columns, states_of
 from headwise.reporting.table_rows import Row, names_of, read_rows
 
 ARMS = ("arm", "method", "group", "config.arm", "config.method")
 SEEDS = ("seed", "config.seed", "run_seed")
+# figures beyond this are those of runs that diverged
+LARGEST = 1e100
 # seeds that a message lists
 SHOWN = 6
+# states of runs whose figures count
+ENDED = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,16 @@ class Pairs:
         return [value - self.baseline[seed] for seed, value in self.candidate.items() if seed in self.baseline]
 
 
-def read_pairs(path: Path, metric: str, candidate: str, baseline: str, arm: str = "", seed: str = "") -> Pairs:
+def read_pairs(
+    path: Path,
+    metric: str,
+    candidate: str,
+    baseline: str,
+    arm: str = "",
+    seed: str = "",
+    *,
+    needs_both: bool = True,
+) -> Pairs:
     """Return the runs of two arms of a table.
 
     Args:
@@ -42,6 +58,7 @@ def read_pairs(path: Path, metric: str, candidate: str, baseline: str, arm: str 
         metric: column of the metric.
         candidate, baseline: names of the two arms.
         arm, seed: columns of the arms and seeds; "": the usual names.
+        needs_both: whether the baseline must have runs.
 
     Raises:
         StudyError: if a column or the candidate is missing, a seed appears twice in an arm, or a figure is
@@ -52,14 +69,22 @@ def read_pairs(path: Path, metric: str, candidate: str, baseline: str, arm: str 
     arm_column, seed_column = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
     if metric not in names:
         raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
-    runs = {
-        name: _of_arm(path, [row for row in rows if str(row.values.get(arm_column)) == name], metric, seed_column)
-        for name in (candidate, baseline)
-    }
-    if not runs[candidate]:
-        arms = dict.fromkeys(str(row.values.get(arm_column)) for row in rows)
-        raise StudyError(f"{path} has no run of {candidate!r}. Its arms: {', '.join(arms)}.")
-    return Pairs(runs[candidate], runs[baseline], tuple(_notes(runs, candidate, baseline)))
+    states = states_of([row.values for row in rows], state_columns(names, (arm_column, seed_column, metric)))
+    runs: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
+    for name in (candidate, baseline):
+        own = [(row, state) for row, state in zip(rows, states) if str(row.values.get(arm_column)) == name]
+        if not own and (name == candidate or needs_both):
+            arms = dict.fromkeys(str(row.values.get(arm_column)) for row in rows)
+            raise StudyError(f"{path} has no run of {name!r}. Its arms: {', '.join(arms)}.")
+        ended = [(row, state) for row, state in own if state.kind in ENDED]
+        notes += [_left_out(name, row, state, seed_column) for row, state in own if state.kind not in ENDED]
+        runs[name] = _of_arm(path, ended, metric, seed_column)
+    return Pairs(runs[candidate], runs[baseline], (*notes, *_notes(runs, candidate, baseline)))
+
+
+def _left_out(name: str, row: Row, state: RunState, seed_column: str) -> str:
+    return f"not finished, and not counted: {name} with seed {row.values.get(seed_column)}, whose state is {state.text}"
 
 
 def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], option: str) -> str:
@@ -71,26 +96,37 @@ def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], op
     return found
 
 
-def _of_arm(path: Path, rows: list[Row], metric: str, seed_column: str) -> dict[str, float]:
+def _of_arm(path: Path, rows: list[tuple[Row, RunState]], metric: str, seed_column: str) -> dict[str, float]:
     runs: dict[str, float] = {}
-    for row in rows:
-        seed, written = str(row.values.get(seed_column, "")).strip(), row.values.get(metric)
+    for row, state in rows:
+        seed, written = _seed(row.values.get(seed_column)), row.values.get(metric)
         if not seed:
             raise StudyError(f"{path}, line {row.line}, has no seed. Give each run one.")
         if seed in runs:
             raise StudyError(
                 f"{path}, line {row.line}: seed {seed} appears twice in one arm. A run counts once: leave one out."
             )
-        try:
-            runs[seed] = float(written)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise StudyError(f"{path}, line {row.line}: {metric} is {written!r}, which is not a number.") from None
-        if not math.isfinite(runs[seed]):
+        figure = figure_of(written)
+        if figure is None and not _is_no_figure(written):
+            raise StudyError(f"{path}, line {row.line}: {metric} is {written!r}, which is not a number.")
+        if figure is None or abs(figure) > LARGEST or state.kind == "diverged":
+            what = f"the state is {state.text}" if state.kind == "diverged" else f"{metric} is {written}"
             raise StudyError(
-                f"{path}, line {row.line}: {metric} is {written}. A run that diverged has no figure: write the metric "
+                f"{path}, line {row.line}: {what}. A run that diverged has no figure: write the metric "
                 "of a model that has learned nothing, or judge the share of runs that diverge."
             )
+        runs[seed] = figure
     return runs
+
+
+def _seed(written: Any) -> str:
+    """Return a seed as text, the same for 3 and for 3.0, as pandas writes it; any other text as it is."""
+    number = seed_of(written)
+    return str(number) if number is not None else "" if written is None else str(written).strip()
+
+
+def _is_no_figure(written: Any) -> bool:
+    return is_missing(written) or (isinstance(written, float) and not math.isfinite(written))
 
 
 def _notes(runs: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterable[str]:
@@ -100,6 +136,9 @@ def _notes(runs: dict[str, dict[str, float]], candidate: str, baseline: str) -> 
             alone = [seed for seed in own if seed not in theirs]
             if alone:
                 yield f"without a partner, and not counted: {name} with seed {_listed(alone)}"
+        same = [seed for seed in mine if mine[seed] == other.get(seed)]
+        if candidate != baseline and len(same) > 1:
+            yield f"{candidate} and {baseline} have the same figures with seeds {_listed(same)}: does the change act?"
     for name, own in runs.items():
         known: dict[float, list[str]] = {}
         for seed, value in own.items():
