@@ -17,9 +17,12 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,6 +130,29 @@ def carry_out(part: Part, command: str, folder: Path, seconds: int) -> str:
     return "done" if status == 0 else f"failed with {status}"
 
 
+@contextmanager
+def shared_device(wanted: bool) -> Iterator[None]:
+    """Let the runs of a study share the device by NVIDIA's MPS, where its daemon can be started."""
+    control = shutil.which("nvidia-cuda-mps-control") if wanted else None
+    if control is None:
+        yield
+        return
+    folders = {name: str(OUT / "mps" / name) for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")}
+    for folder in folders.values():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    started = subprocess.run([control, "-d"], env={**os.environ, **folders}).returncode == 0
+    print(f"runs share the device by MPS: {'yes' if started else 'its daemon did not start'}", flush=True)
+    if started:
+        os.environ.update(folders)
+    try:
+        yield
+    finally:
+        if started:
+            subprocess.run([control], input="quit\n", text=True, env={**os.environ, **folders})
+            for name in folders:
+                os.environ.pop(name)
+
+
 def read_done(folder: Path) -> dict[str, dict[str, object]]:
     """Return how each part ended the last time it ran."""
     path = folder / DONE
@@ -171,7 +197,8 @@ def main() -> None:
             break
         begin = time.monotonic()
         command = (part.dry if options.dry else part.command).format(jobs=options.jobs, out=shlex.quote(str(folder)))
-        ended = carry_out(part, command, folder, min(part.seconds, left))
+        with shared_device(part.name.startswith("studies-") and not options.dry and options.jobs > 1):
+            ended = carry_out(part, command, folder, min(part.seconds, left))
         took = round(time.monotonic() - begin, 1)
         done[part.command] = {"name": part.name, "ended": ended, "seconds": took}
         (folder / DONE).write_text(json.dumps(done, indent=1))

@@ -1,6 +1,7 @@
 """The program of everything that a GPU is for, walked through at toy size on the CPU."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,26 @@ def test_a_part_over_its_time_is_stopped_and_told(tmp_path):
     stopped = run("--dry", "--out", str(tmp_path), "--only", "studies-blog-cifar10", "--seconds", "12")
     assert stopped.returncode == 0, stopped.stderr
     assert ended(tmp_path)["studies-blog-cifar10"] in ("stopped", "done")
+
+
+def test_runs_share_a_device_by_mps_where_there_is_one(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    calls = tmp_path / "calls"
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(
+        f'#!/bin/sh\necho "$* $CUDA_MPS_PIPE_DIRECTORY" >> {calls}\n[ -z "$1" ] && cat >> {calls}\nexit 0\n'
+    )
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(on_a_gpu, "OUT", tmp_path)
+    with on_a_gpu.shared_device(True):
+        assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == str(tmp_path / "mps" / "CUDA_MPS_PIPE_DIRECTORY")
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ and "by MPS: yes" in capfd.readouterr().out
+    assert calls.read_text().startswith("-d ") and calls.read_text().endswith("quit\n")
+    with on_a_gpu.shared_device(False):
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
 @pytest.mark.grid
