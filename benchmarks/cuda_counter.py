@@ -176,6 +176,9 @@ class Counter(FakeCuda):
         # So are stacked weights, or the gradient of them.
         if name.startswith("spectral_"):
             moved += _bytes(inputs[0])
+        # Rows of weights, and their gradients, are read for sums first.
+        if name in ("scaled_rows", "row_slopes"):
+            moved += _bytes(inputs[0]) * (2 if name == "row_slopes" else 1)
         kernels = OWN[name][0] if name in OWN else LAUNCHES.get(name, 1)
         self.kernels += kernels
         self.bytes += moved

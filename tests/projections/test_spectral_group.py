@@ -15,6 +15,7 @@ import headwise
 from headwise import QKClip, SigmaReparam, SpectralNorm
 from headwise.methods.reparametrization import reparametrize
 from headwise.projections import spectral_group
+from headwise.projections import together as together_
 from headwise.projections.block import Block
 from headwise.projections.leading import unit
 from headwise.projections.spectral import Spectral
@@ -25,7 +26,7 @@ METHODS = [SigmaReparam(), SigmaReparam(init="one"), SpectralNorm()]
 @pytest.fixture(autouse=True)
 def together(monkeypatch):
     """Compute together on CPUs too, as on CUDA, and count the groups."""
-    monkeypatch.setattr(spectral_group, "TOGETHER_ON", ("cpu",))
+    monkeypatch.setattr(together_, "TOGETHER_ON", ("cpu",))
     computed, compute = [], spectral_group.Group.compute
     monkeypatch.setattr(
         spectral_group.Group, "compute", lambda self, weights: computed.append(len(weights)) or compute(self, weights)
@@ -204,7 +205,7 @@ def test_two_forwards_may_be_differentiated_one_by_one_and_a_failed_one_leaves_n
     with pytest.raises(ZeroDivisionError):
         loss(net, 0)
     hook.remove()
-    assert spectral_group.current() is None
+    assert not together_._running.passes
 
 
 def test_evaluation_and_folding_have_the_bits_of_the_last_weights():

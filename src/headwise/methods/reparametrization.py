@@ -212,10 +212,15 @@ def matrices(site: Site, state: MethodState, who: str, layers: str) -> list[tupl
     return [*_of_site(site), *(_outside_attention(site, who) if layers == "all" and state.first else ())]
 
 
+def chains(states: Iterable[MethodState]) -> list[parametrize.ParametrizationList]:
+    """Return the lists of parametrizations that `put_on` made, each with the weight it computes from."""
+    found = [_chain(module, name) for state in states for module, name in state.kept("parts")]
+    return [chain for chain in found if chain is not None]
+
+
 def spectrals(states: Iterable[MethodState]) -> list[Spectral]:
     """Return the `Spectral` parametrizations that `put_on` added."""
-    chains = [_chain(module, name) for state in states for module, name in state.kept("parts")]
-    return [chain[0] for chain in chains if chain is not None and isinstance(chain[0], Spectral)]
+    return [chain[0] for chain in chains(states) if isinstance(chain[0], Spectral)]
 
 
 def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | None:

@@ -10,7 +10,8 @@ from headwise.core.method_state import MethodState
 from headwise.core.site import Site
 from headwise.methods.reparametrization import LAYERS, put_on, refusal, spectrals, take_off
 from headwise.projections.spectral import Spectral, iterate_all
-from headwise.projections.spectral_group import begin, end
+from headwise.projections.spectral_group import computed_together
+from headwise.projections.together import Pass, begin
 
 
 class SigmaReparam(Method):
@@ -60,4 +61,5 @@ class SigmaReparam(Method):
         iterate_all(spectrals(state for _, state in fits))
 
     def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
-        return partial(end, begin(spectrals(state for _, state in fits)))
+        members = spectrals(state for _, state in fits)
+        return begin(Pass(members, partial(computed_together, members)))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from headwise.borders import in_transform
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
-from headwise.methods.reparametrization import LAYERS, put_on, refusal, take_off
+from headwise.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
+from headwise.projections import together
 from headwise.projections.block import Block, multiply_, whole
+from headwise.projections.together import Pass, begin, is_plain, taken
+from headwise.projections.weight_rows import RowGroup, computed_together
 
 
 class WeightNorm(Method):
@@ -49,6 +56,11 @@ class WeightNorm(Method):
     def fold(self, site: Site, state: MethodState) -> None:
         take_off(state, folded=True)
 
+    def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
+        found = chains(state for _, state in fits)
+        pairs = [(chain[0], chain) for chain in found if isinstance(chain[0], Normed)]
+        return begin(Pass([member for member, _ in pairs], partial(computed_together, pairs)))
+
 
 class Normed(nn.Module):
     """A parametrization that computes gain·v / ‖v‖ for each output row v of a weight.
@@ -74,7 +86,18 @@ class Normed(nn.Module):
         return torch.linalg.vector_norm(at_least_fp32(weight), dim=others, keepdim=True)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the reparametrized weight, in the shape and dtype of the plain one."""
+        """Return the reparametrized weight, in the shape and dtype of the plain one.
+
+        On CUDA the first layer of a forward of the whole model computes the weights of all.
+        """
+        stackable = weight.device.type in together.TOGETHER_ON and not (self.axis and weight.dim() > 2)
+        if torch.compiler.is_compiling() or not stackable or not is_plain(weight) or in_transform():
+            return self.traced(weight)
+        computed = taken(self, weight)
+        return RowGroup([self], self.axis).compute([weight])[0] if computed is None else computed
+
+    def traced(self, weight: Tensor) -> Tensor:
+        """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
         # In the weight's own dtype, like a plain parameter; autocast rounds it later, in the layer.
         with torch.autocast(weight.device.type, enabled=False):
             norms = self._norms(weight)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from headwise.borders import in_transform, own_parameters
+from headwise.borders import in_transform
 from headwise.core.precision import at_least_fp32
 from headwise.files.errors import LEAVE_OUT
 from headwise.projections.block import Block, multiply_, whole
 from headwise.projections.leading import leading, unit
 from headwise.projections.sharded import sharded
-from headwise.projections.spectral_group import Group, Tiling, current, dot_of, groups_of, stacked
+from headwise.projections.spectral_group import Group, Tiling, dot_of, groups_of, stacked
+from headwise.projections.together import is_plain, plain_original, taken
 
 # Vectors are stale if so many power iterations find a sigma that is larger by more than this share.
 LOOKED_AHEAD, STALE = 8, 0.01
@@ -129,12 +130,7 @@ class Spectral(nn.Module):
     def plain_weight(self) -> nn.Parameter | None:
         """Return the parametrized weight if it is a plain parameter with all of its numbers on one device."""
         chain = None if self._chain is None else self._chain()
-        if chain is None or sharded(chain, "original"):
-            return None
-        weight = own_parameters(chain).get("original")
-        if not isinstance(weight, nn.Parameter) or not _is_plain(weight) or weight.is_meta or weight.is_inference():
-            return None
-        return weight
+        return plain_original(chain)
 
     def _matrices(self, weight: Tensor) -> list[Tensor]:
         """Return each block as (outputs, inputs)."""
@@ -160,10 +156,9 @@ class Spectral(nn.Module):
 
         On CUDA the first layer of a forward of the whole model computes the weights of all.
         """
-        if torch.compiler.is_compiling() or self.tiling is None or not _is_plain(weight) or in_transform():
+        if torch.compiler.is_compiling() or self.tiling is None or not is_plain(weight) or in_transform():
             return self.traced(weight)
-        running = current()
-        computed = None if running is None else running.take(self, weight)
+        computed = taken(self, weight)
         return Group([self], [self.tiling]).compute([weight])[0] if computed is None else computed
 
     def traced(self, weight: Tensor) -> Tensor:
@@ -294,11 +289,6 @@ def iterate_all(spectrals: Iterable[Spectral]) -> None:
             chain = None if spectral._chain is None else spectral._chain()
             assert isinstance(chain, ParametrizationList)
             spectral.iterate(chain.original)
-
-
-def _is_plain(weight: Tensor) -> bool:
-    """Return whether a weight is no wrapper around other tensors, such as a shard, with operators of its own."""
-    return not hasattr(weight, "__tensor_flatten__")
 
 
 def _covers(block: Block, size: int) -> bool:

@@ -8,9 +8,7 @@ gamma ⟨G, W⟩ / sigma.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,9 +17,8 @@ from torch import Tensor, nn
 from headwise.borders import copy_all_, version_of
 from headwise.core.kernels import kernels_run_on, operator
 from headwise.core.precision import at_least_fp32
-
-# Elsewhere the weights of a layer are computed when it runs: stacking them would only copy memory.
-TOGETHER_ON = ("cuda",)
+from headwise.projections import together
+from headwise.projections.together import Computed, matrix_of, parted
 
 
 class Tiling(NamedTuple):
@@ -50,11 +47,6 @@ class Member(Protocol):
 
     def traced(self, weight: Tensor) -> Tensor:
         """Return the reparametrized weight by operators that can be differentiated twice."""
-
-
-def matrix_of(weight: Tensor) -> Tensor:
-    """Return a weight as a matrix; the kernel of a convolution counts as inputs."""
-    return weight.flatten(1) if weight.dim() > 2 else weight
 
 
 def stacked(weights: Sequence[Tensor], tilings: Sequence[Tiling]) -> Tensor:
@@ -152,7 +144,7 @@ class _Computed(torch.autograd.Function):
         stack = stacked(weights, group.tilings)
         if stack.device.type == "cuda":
             flat, sigma, norm = spectral_scale(stack, a, b, gamma, group.tilings[0].axis, group.counts())
-            made = _like(flat, weights)
+            made = parted(flat, weights)
         else:
             sigma, norm = dot_of(stack, a, b)
             ratio = ratio_of(gamma, sigma, norm)
@@ -182,12 +174,12 @@ class _Computed(torch.autograd.Function):
                 flat, inner = spectral_slopes(
                     above, stack, a, b, gamma, sigma, norm, group.tilings[0].axis, group.counts()
                 )
-                slopes = _like(flat, weights)
+                slopes = parted(flat, weights)
             else:
                 # of the form in PyTorch: the ratio, aᵀ·S·b and the norm
                 slope, inner = slopes_of(above, stack, a, b, gamma, sigma)
                 inner = inner * norm / sigma if gammas else inner
-                slopes = _like(_flat(slope, group.tilings[0].axis, group.counts()), weights)
+                slopes = parted(_flat(slope, group.tilings[0].axis, group.counts()), weights)
         parts = inner.to(gammas[0].dtype).split(group.counts()) if gammas else ()
         return (None, None, *slopes, *parts)
 
@@ -221,11 +213,6 @@ def slopes_of(above: Tensor, stack: Tensor, a: Tensor, b: Tensor, ratio: Tensor,
     outer = a.to(g.dtype) * (inner / dot).unsqueeze(1)
     slope = torch.baddbmm(g, outer.unsqueeze(2), b.to(g.dtype).unsqueeze(1), alpha=-1)
     return slope.mul_(ratio.view(-1, 1, 1)).to(stack.dtype), inner
-
-
-def _like(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([weight.numel() for weight in weights])
-    return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
 
 
 def _flat(stack: Tensor, axis: int, counts: list[int]) -> Tensor:
@@ -318,7 +305,7 @@ def groups_of(spectrals: Iterable[Member]) -> list[tuple[Group, list[nn.Paramete
     found: dict[Any, tuple[list[Member], list[Tiling], list[nn.Parameter]]] = {}
     for spectral in spectrals:
         weight = spectral.plain_weight()
-        if spectral.tiling is None or weight is None or weight.device.type not in TOGETHER_ON:
+        if spectral.tiling is None or weight is None or weight.device.type not in together.TOGETHER_ON:
             continue
         matrix, gamma = matrix_of(weight), spectral.gamma
         key = (
@@ -337,51 +324,7 @@ def groups_of(spectrals: Iterable[Member]) -> list[tuple[Group, list[nn.Paramete
     return [(Group(spectrals, tilings), weights) for spectrals, tilings, weights in found.values()]
 
 
-class Pass:
-    """One forward of the whole model: the weights of all layers, computed when the first of them is read."""
-
-    def __init__(self, spectrals: Iterable[Member]) -> None:
-        self.spectrals = list(spectrals)
-        self.made: dict[bool, dict[int, tuple[nn.Parameter, int, Tensor]]] = {}
-
-    def take(self, spectral: Member, weight: Tensor) -> Tensor | None:
-        """Return the computed weight of a parametrization, or None if it is none of the group's."""
-        # Reentrant checkpointing runs layers without gradients within a forward that has them.
-        graph = torch.is_grad_enabled()
-        if graph not in self.made:
-            self.made[graph] = {}
-            for group, weights in groups_of(self.spectrals):
-                made = group.compute(weights)
-                for one, parameter, value in zip(group.spectrals, weights, made, strict=True):
-                    self.made[graph][id(one)] = parameter, version_of(parameter), value
-        known, version, computed = self.made[graph].get(id(spectral), (None, 0, None))
-        # Replicas of a model and functional calls bring weights of their own, and a forward may change the model's.
-        return computed if known is weight and version_of(weight) == version else None
-
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.passes: list[Pass] = []
-
-
-_running = _Running()
-
-
-def begin(spectrals: Iterable[Member]) -> Pass:
-    """Begin a forward of the whole model in this thread."""
-    begun = Pass(spectrals)
-    # Ctrl-C ends a forward without a call of `end`.
-    _running.passes[:] = [one for one in _running.passes if one.spectrals[:1] != begun.spectrals[:1]] + [begun]
-    return begun
-
-
-def end(begun: Pass) -> None:
-    """End a forward, which frees its weights for all but the graph."""
-    # A forward that failed inside another one's layer has been removed with it.
-    with suppress(ValueError):
-        del _running.passes[_running.passes.index(begun) :]
-
-
-def current() -> Pass | None:
-    """Return the innermost forward that runs in this thread."""
-    return _running.passes[-1] if _running.passes else None
+def computed_together(spectrals: Iterable[Member]) -> Iterator[Computed]:
+    """Compute the weights of those that can be computed together now."""
+    for group, weights in groups_of(spectrals):
+        yield group.spectrals, weights, group.compute(weights)  # type: ignore[misc]  # members are modules
