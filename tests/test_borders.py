@@ -275,36 +275,32 @@ def test_a_tensor_from_outside_can_be_changed_outside_of_transforms():
     assert counter == 1
 
 
+class Listed(borders.DispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 @canary("asks_for_a_number", "moves", "writes")
 def test_a_mode_tells_what_an_operator_does():
-    seen = []
-
-    class Listed(borders.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Listed():
+    with Listed() as listed:
         float(torch.zeros(()).add_(1))
         torch.zeros(2).to("meta")
-    assert borders.asks_for_a_number in seen and borders.moves in seen
-    assert [str(func) for func in seen if borders.writes(func)] == ["aten.add_.Tensor"]
+    assert borders.asks_for_a_number in listed.seen and borders.moves in listed.seen
+    assert [str(func) for func in listed.seen if borders.writes(func)] == ["aten.add_.Tensor"]
 
 
 @canary("without_modes")
 def test_a_mode_does_not_see_what_runs_without_modes():
-    seen = []
-
-    class Listed(borders.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Listed():
+    with Listed() as listed:
         torch.zeros(2)
         with borders.without_modes():
             torch.ones(2)
-    assert seen == [torch.ops.aten.zeros.default]
+    assert listed.seen == [torch.ops.aten.zeros.default]
 
 
 @canary("in_transform")
