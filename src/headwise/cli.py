@@ -399,8 +399,16 @@ class JudgeCommand(TyperCommand):
 
 @app.command(cls=JudgeCommand)
 def judge(
-    table: Annotated[Path, typer.Argument(help="A table with one row per run: CSV, TSV, JSON or JSONL.")],
-    metric: Annotated[str, typer.Option(help="The column to judge and its better direction: val_loss:lower.")],
+    metric: Annotated[
+        str, typer.Option(help="The column, or the script's figure, and its better direction: val_loss:lower.")
+    ],
+    table: Annotated[Path | None, typer.Argument(help="A table with one row per run: CSV, TSV, JSON or JSONL.")] = None,
+    script: Annotated[
+        str | None, typer.Option(help="Instead of a table: the command that trains once; pairs run until they decide.")
+    ] = None,
+    change: Annotated[
+        str, typer.Option(help="The candidate of --script: changed arguments (lr=3e-4), or a method.")
+    ] = "",
     candidate: Annotated[str, typer.Option(help="The arm that has the change.")] = "candidate",
     baseline: Annotated[str, typer.Option(help="The arm that lacks it.")] = "baseline",
     margin: Annotated[float, typer.Option(min=0, help="Differences up to this size count as none.")] = 0.0,
@@ -417,6 +425,13 @@ def judge(
     ledger: Annotated[
         Path | None, typer.Option(help="A file of all candidates; false discoveries over them are held at alpha.")
     ] = None,
+    arguments: Annotated[
+        str, typer.Option(help="How --script takes arguments: argparse, hydra, environment, yaml:PATH.")
+    ] = "argparse",
+    out: Annotated[Path | None, typer.Option(help="Folder of --script's runs. Default: results/judge/NAME.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
 ) -> None:
@@ -424,7 +439,7 @@ def judge(
 
     Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided within the budget, 5 an error.
     """
-    from headwise.judging.command import Request, main
+    from headwise.judging.command import Request, main, script_of
 
     form = "json" if as_json else "markdown" if markdown else "line"
     options: dict[str, Any] = {
@@ -433,8 +448,9 @@ def judge(
         "calibrate": calibrate,
         "floor": floor,
         "ledger": ledger,
+        "script": script_of(script, change, metric, arguments, out, timeout),
     }
-    main(Request(table, metric, candidate, baseline, margin, alpha, budget, form=form, **options))
+    main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
 
 
 @app.command()

@@ -69,8 +69,8 @@ OPTIONS = {
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--help --images --out --text",
-    "judge": "--alpha --arm --baseline --budget --calibrate --candidate --floor --help --json --ledger --margin "
-    "--markdown --metric --seed-column",
+    "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --floor --help --json "
+    "--ledger --margin --markdown --metric --out --script --seed-column --timeout",
     "replay": "--help",
 }
 

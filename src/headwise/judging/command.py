@@ -8,12 +8,15 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwise.files.errors import StudyError
 from headwise.files.foreign_text import printable
 from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
 from headwise.judging.runs import Pairs, read_pairs
+
+if TYPE_CHECKING:
+    from headwise.judging.script import Script
 
 # increased when a field of the JSON changes its meaning or goes
 SCHEMA = "headwise.judge/1"
@@ -25,7 +28,8 @@ FAILED = 5
 class Request:
     """The options of the command line."""
 
-    table: Path
+    # None: the runs of a script
+    table: Path | None
     # as written: name:lower or name:higher
     metric: str
     candidate: str
@@ -39,6 +43,7 @@ class Request:
     floor: Path | None = None
     ledger: Path | None = None
     form: str = "line"
+    script: Script | None = None
 
     @property
     def outcome(self) -> tuple[str, bool]:
@@ -61,33 +66,58 @@ def run(request: Request) -> int:
     """Print the decision and return its exit code."""
     metric, _ = request.outcome
     request.rule()
+    _check(request)
     if request.calibrate:
         return _calibrate(request, metric)
     if request.candidate == request.baseline:
         raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
-    pairs = read_pairs(
-        *(request.table, metric, request.candidate, request.baseline, request.arm, request.seed),
-        needs_both=request.floor is None,
-    )
-    if request.ledger is None:
-        decision = decided(request, pairs, request.rule())
-    else:
-        decision = _by_ledger(request, request.ledger, pairs)
-    decision = decision.noted(*pairs.notes)
+    decision = _judged(request) if request.ledger is None else _by_ledger(request, request.ledger)
     forms = {"line": line, "json": as_json, "markdown": markdown}
     print(forms[request.form](decision, request))
     return decision.code
 
 
-def _by_ledger(request: Request, path: Path, pairs: Pairs) -> Decision:
+def _check(request: Request) -> None:
+    if (request.table is None) == (request.script is None):
+        raise StudyError("Give either a table with one row per run, or --script and --change.")
+    of_tables = {
+        "--baseline": request.baseline != "baseline",
+        "--floor": request.floor,
+        "--calibrate": request.calibrate,
+        "--arm": request.arm,
+        "--seed-column": request.seed,
+    }
+    given = [name for name, value in of_tables.items() if value]
+    if request.script is not None and given:
+        raise StudyError(f"{given[0]} belongs to a table. Judge the table that --script leaves in its --out.")
+
+
+def _by_ledger(request: Request, path: Path) -> Decision:
     from headwise.judging.ledger import Ledger
 
     ledger = Ledger(path, request.metric, request.baseline)
     with ledger.held():
         alpha = ledger.open(request.candidate, request.alpha)
-        decision = decided(request, pairs, request.rule(alpha))
+        decision = _judged(request, alpha)
         ledger.write(request.candidate, decision)
         return decision.noted(f"level {alpha:.2g} of {request.alpha:g}", ledger.best())
+
+
+def _judged(request: Request, alpha: float | None = None) -> Decision:
+    """Return the decision about a script's runs or a table's, at the request's level or another one."""
+    rule = request.rule(alpha)
+    if request.script is not None:
+        from headwise.judging.script import judge_script
+
+        return judge_script(request.script, rule)
+    pairs = _read(request, request.candidate, needs_both=request.floor is None)
+    return decided(request, pairs, rule).noted(*pairs.notes)
+
+
+def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs:
+    assert request.table is not None
+    names = candidate, request.baseline, request.arm, request.seed
+    return read_pairs(request.table, request.outcome[0], *names, needs_both=needs_both)
 
 
 def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
@@ -114,7 +144,7 @@ def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
 def _calibrate(request: Request, metric: str) -> int:
     from headwise.judging.floor import FILE, calibrate
 
-    runs = read_pairs(request.table, metric, request.baseline, request.baseline, request.arm, request.seed)
+    runs = _read(request, request.baseline)
     path = request.floor or FILE
     for note in dict.fromkeys(runs.notes):
         print(f"note: {note}")
@@ -124,6 +154,15 @@ def _calibrate(request: Request, metric: str) -> int:
         f"kept in {path}"
     )
     return 0
+
+
+def script_of(command: str | None, change: str, metric: str, *options: Any) -> Script | None:
+    """Return the script of the options, or None without one."""
+    if command is None:
+        return None
+    from headwise.judging.script import Script
+
+    return Script(command, change, metric, *options)
 
 
 def line(decision: Decision, request: Request) -> str:
