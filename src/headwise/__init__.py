@@ -36,6 +36,7 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.sharpness",
+    "judge": "judging.from_python",
     "run": "training.script_run",
     "Run": "training.script_run",
 }
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from headwise.core.schedule import VShape as VShape
     from headwise.core.site import Site as Site
     from headwise.hosts.finding import sites as sites
+    from headwise.judging.from_python import judge as judge
     from headwise.methods import *  # noqa: F403
     from headwise.methods.text import parse as parse
     from headwise.regularizing.handle import Regularized as Regularized

@@ -1,8 +1,9 @@
-"""The contract of a method as one call, `check_method(MyMethod)`, for built-in and third-party methods."""
+"""Assertions for tests: `check_method(MyMethod)` for the contract of a method, `assert_not_worse` for two arms' runs."""
 
 from headwise.testing.contract import check_method
+from headwise.testing.judged import assert_not_worse
 
-__all__ = ["check_method"]
+__all__ = ["assert_not_worse", "check_method"]
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,75 @@
+"""The door from Python: `headwise.judge` of a table, of pairs of figures, or of differences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headwise.judging.decision import Decision, Rule
+from headwise.judging.decision import judge as judge_differences
+from headwise.judging.runs import read_pairs
+
+DIRECTIONS = ("lower", "higher")
+
+
+def judge(
+    source: str | os.PathLike[str] | Iterable[float] | Iterable[tuple[float, float]],
+    *,
+    metric: str = "",
+    candidate: str = "candidate",
+    baseline: str = "baseline",
+    better: str = "lower",
+    margin: float = 0.0,
+    alpha: float = 0.05,
+    budget: int | None = None,
+) -> Decision:
+    """Return whether a change is accepted after these paired runs; ask as often as you like, the error rate holds.
+
+    An iterator is read only until it decides: one that trains a pair at each step stops early. Keep a list of all
+    differences and pass it again after each run to use it in your own loop.
+
+    Args:
+        source: path of a table with one row per run; or pairs (candidate, baseline), one for each seed; or their
+            differences, candidate minus baseline.
+        metric: for a table, the column to judge.
+        candidate, baseline: for a table, the names of the two arms.
+        better: lower or higher.
+        margin: in the unit of the metric; differences within it count as none. 0: no answer is "equivalent".
+        alpha: probability of a wrong answer over all looks together.
+        budget: the most pairs; None: no limit.
+
+    Returns:
+        The decision: `answer`, `mean`, `low`, `high`, `pairs`, `evidence`, `more`, `notes` and the exit `code`.
+
+    Raises:
+        ValueError: if there is no pair, a figure is not finite, or an argument is invalid.
+        StudyError: if a table lacks a column or an arm, or holds a seed twice.
+
+    Example:
+        >>> import headwise
+        >>> pairs = [(3.11, 3.20), (3.13, 3.21), (3.09, 3.19), (3.12, 3.20), (3.10, 3.19)]
+        >>> decision = headwise.judge(pairs, better="lower")
+        >>> decision.answer, decision.pairs
+        ('accept', 4)
+    """
+    if better not in DIRECTIONS:
+        raise ValueError(f"better must be lower or higher, got {better!r}")
+    rule = Rule(margin=margin, alpha=alpha, budget=budget, higher=better == "higher")
+    if not isinstance(source, (str, os.PathLike)):
+        return judge_differences(_differences(source), rule)
+    if not metric:
+        raise ValueError("metric must name the column of the table to judge, such as metric='val_loss'")
+    pairs = read_pairs(Path(source), metric, candidate, baseline)
+    return judge_differences(pairs.differences(), rule).noted(*pairs.notes)
+
+
+def _differences(source: Iterable[Any]) -> Iterator[float]:
+    for number, one in enumerate(source, 1):
+        if isinstance(one, (tuple, list)):
+            if len(one) != 2:
+                raise ValueError(f"pair {number} has {len(one)} figures: give (candidate, baseline)")
+            yield float(one[0]) - float(one[1])
+        else:
+            yield float(one)

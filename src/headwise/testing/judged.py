@@ -1,0 +1,72 @@
+"""An assertion about a metric over seeds: the candidate is not worse than the baseline by more than a margin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from headwise.judging.decision import FORESEEN
+from headwise.judging.evidence import Sample, half_width, paired
+
+Figures = Mapping[int, float] | Sequence[float]
+
+
+def assert_not_worse(
+    candidate: Figures, baseline: Figures, *, margin: float, better: str = "lower", alpha: float = 0.05
+) -> None:
+    """Pass if runs show that a candidate is not worse than a baseline by more than a margin.
+
+    Too few runs to tell fail: an assertion that passes for lack of evidence holds nothing. The interval is that of
+    `headwise judge`, so runs may be added until it passes.
+
+    Args:
+        candidate, baseline: the metric by seed, or in the same order of seeds.
+        margin: the largest loss that you accept, above 0, in the unit of the metric.
+        better: lower or higher.
+        alpha: probability of passing a candidate that is worse by more.
+
+    Raises:
+        AssertionError: with the difference, its interval, and about how many more pairs would show it.
+        ValueError: if the seeds differ, or an argument is invalid.
+
+    Example:
+        >>> from headwise.testing import assert_not_worse
+        >>> main = [3.20, 3.21, 3.19, 3.20, 3.19]
+        >>> assert_not_worse([3.20, 3.22, 3.18, 3.20, 3.19], main, margin=0.05)
+    """
+    if better not in ("lower", "higher"):
+        raise ValueError(f"better must be lower or higher, got {better!r}")
+    if not margin > 0:
+        raise ValueError(f"margin must be above 0, got {margin!r}: no number of runs shows that nothing is lost")
+    sign = 1 if better == "lower" else -1
+    sample = paired([sign * (mine - other) for mine, other in _pairs(candidate, baseline)])
+    half = half_width(sample, alpha)
+    if sample.mean + half < margin:
+        return
+    verdict = "is worse" if sample.mean - half > margin else "is not shown to be no worse"
+    told = f"the candidate {verdict} by more than {margin:g}: it loses {sample.mean:.4g}"
+    raise AssertionError(f"{told} [{sample.mean - half:.4g}, {sample.mean + half:.4g}]{_more(sample, margin, alpha)}")
+
+
+def _pairs(candidate: Figures, baseline: Figures) -> list[tuple[float, float]]:
+    if isinstance(candidate, Mapping) and isinstance(baseline, Mapping):
+        if candidate.keys() != baseline.keys():
+            only = sorted(candidate.keys() ^ baseline.keys())
+            raise ValueError(f"seeds {', '.join(map(str, only))} have a run in one arm only: run both arms with each")
+        return [(candidate[seed], baseline[seed]) for seed in candidate]
+    if isinstance(candidate, Mapping) or isinstance(baseline, Mapping):
+        raise ValueError("give both arms by seed, or both as sequences in the same order of seeds")
+    if len(candidate) != len(baseline) or not candidate:
+        raise ValueError(f"there are {len(candidate)} runs and {len(baseline)}: give one of each arm for every seed")
+    return list(zip(candidate, baseline, strict=True))
+
+
+def _more(sample: Sample, margin: float, alpha: float) -> str:
+    """Return about how many more pairs would show it if mean and spread stay; "" if none would."""
+    if sample.freedom < 1:
+        return "; one pair shows nothing: run at least four"
+    for more in range(1, FORESEEN):
+        then = replace(sample, size=sample.size + more, freedom=sample.freedom + more)
+        if sample.mean + half_width(then, alpha) < margin:
+            return f"; about {more} more pairs would show it"
+    return ""

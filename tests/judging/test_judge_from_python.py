@@ -1,0 +1,81 @@
+"""Judging from Python: a table, pairs, differences, an iterator that trains; and the assertion for tests."""
+
+import csv
+import random
+
+import pytest
+
+import headwise
+from headwise.testing import assert_not_worse
+
+PAIRS = [(3.11, 3.20), (3.13, 3.21), (3.09, 3.19), (3.12, 3.20), (3.10, 3.19)]
+
+
+def test_a_table_pairs_and_differences_are_judged_alike(tmp_path):
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(("arm", "seed", "loss"))
+        for seed, (mine, other) in enumerate(PAIRS):
+            writer.writerows([("new", seed, mine), ("main", seed, other)])
+    found = headwise.judge(path, metric="loss", candidate="new", baseline="main")
+    assert found.answer == "accept" and found == headwise.judge(PAIRS)
+    assert found == headwise.judge(mine - other for mine, other in PAIRS)
+    assert headwise.judge(PAIRS, better="higher").answer == "reject"
+    assert headwise.judge(PAIRS[:2], budget=2).answer == "undecided"
+
+
+def test_an_iterator_that_trains_stops_when_it_is_decided():
+    trained = []
+
+    def train():
+        for pair in PAIRS:
+            trained.append(pair)
+            yield pair
+
+    assert headwise.judge(train()).pairs == len(trained) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (PAIRS, {"better": "smaller"}, "better must be lower or higher, got 'smaller'"),
+        ([(1.0, 2.0, 3.0)], {}, "pair 1 has 3 figures"),
+        ([], {}, "no pair of runs"),
+        ("runs.csv", {}, "metric must name the column"),
+        (PAIRS, {"margin": -1.0}, "margin must be"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(source, options, message):
+    with pytest.raises(ValueError, match=message):
+        headwise.judge(source, **options)
+
+
+def test_a_candidate_that_is_as_good_passes_and_others_say_why():
+    draws = random.Random(0)
+    main = [draws.gauss(3.2, 0.1) for _ in range(10)]
+    near = [value + draws.gauss(0, 0.01) for value in main]
+    assert_not_worse(near, main, margin=0.05)
+    assert_not_worse(dict(enumerate(near)), dict(enumerate(main)), margin=0.05)
+    with pytest.raises(AssertionError, match=r"is worse by more than 0.05: it loses 0\.\d+ \[0\.\d+, 0\.\d+\]$"):
+        assert_not_worse([value + 0.2 for value in near], main, margin=0.05)
+    assert_not_worse([value + 0.2 for value in near], main, margin=0.05, better="higher")
+    with pytest.raises(AssertionError, match=r"not shown to be no worse by more than 0\.05.*about \d+ more pairs"):
+        assert_not_worse(near[:3], main[:3], margin=0.05)
+    with pytest.raises(AssertionError, match="run at least four"):
+        assert_not_worse(near[:1], main[:1], margin=0.05)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "options", "message"),
+    [
+        ([1.0], [1.0, 2.0], {}, "there are 1 runs and 2"),
+        ({0: 1.0, 1: 1.0}, {0: 1.0}, {}, "seeds 1 have a run in one arm only"),
+        ({0: 1.0}, [1.0], {}, "both arms by seed, or both as sequences"),
+        ([1.0], [1.0], {"margin": 0.0}, "margin must be above 0"),
+        ([1.0], [1.0], {"better": "less"}, "better must be"),
+    ],
+)
+def test_an_assertion_without_pairs_or_margin_is_refused(candidate, baseline, options, message):
+    with pytest.raises(ValueError, match=message):
+        assert_not_worse(candidate, baseline, **{"margin": 0.1, **options})
