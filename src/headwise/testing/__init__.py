@@ -1,4 +1,4 @@
-"""Assertions for tests: `check_method(MyMethod)` for a method's contract, `assert_not_worse` for the runs of two arms."""
+"""Assertions for tests: `check_method(MyMethod)` for a method's contract, `assert_not_worse` for runs of two arms."""
 
 from headwise.testing.contract import check_method
 from headwise.testing.judged import assert_not_worse
