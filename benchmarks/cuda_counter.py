@@ -81,6 +81,7 @@ from fake_cuda import FakeCuda, believe_in_cuda  # noqa: E402
 from training_models import LAYERS, MODELS  # noqa: E402
 
 import headwise  # noqa: E402
+from headwise.attention.overlap import rows_of_a_strip  # noqa: E402
 from headwise.core.method import REGISTRY  # noqa: E402
 from headwise.statistics import figures_by_kernels  # noqa: E402
 
@@ -113,6 +114,8 @@ OWN = {
 }
 # How often they read or write as many bytes as the output has before or after attention, which does not overlap.
 PASSES = {"attend_with_lse_backward": 4}
+# of queries in the kernels of the overlap of heads
+OVERLAP_BLOCK = 128
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # Kernels of our other operators, where they are more than one.
@@ -170,6 +173,7 @@ class Counter(FakeCuda):
         moved += sum(_bytes(x) for x in outputs if not any(x is y for y in inputs) or name.endswith("_"))
         moved *= READS.get(name, 1)
         flops, rate = _products(name, args, inputs, outputs)
+        apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
         # The values, and the gradient, are read for sums of chunks first.
         if name == "moved_rows_backward" or (name == "moved_rows" and (args[5] or args[0] is args[1])):
             moved += _bytes(args[0])
@@ -180,11 +184,13 @@ class Counter(FakeCuda):
         if name in ("scaled_rows", "row_slopes"):
             moved += _bytes(inputs[0]) * (2 if name == "row_slopes" else 1)
         kernels = OWN[name][0] if name in OWN else LAUNCHES.get(name, 1)
+        if name == "head_overlap":
+            kernels, flops, rate, strips, apart, strip = _overlap(args[0], args[1], args[6], args[8])
+            moved, self.largest = moved + strips, max(self.largest, strip)
         self.kernels += kernels
         self.bytes += moved
         self.flops += flops
         self.largest = max(self.largest, *(x.numel() * x.element_size() for x in (*inputs, *outputs)))
-        apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
         self.bytes += apart
         self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
         return out
@@ -232,6 +238,25 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
             0.5 if causal else 1
         ), ATTENTION * share
     return 0, rate
+
+
+def _overlap(q: Tensor, k: Tensor, causal: bool, slopes: bool) -> tuple[int, float, float, int, int, int]:
+    """Return the kernels of the overlap of heads, their products and rate, the bytes of strips that are moved during
+    these and apart from them, and the bytes of one strip."""
+    batch, heads, queries, size = q.shape
+    keys, rows = k.shape[2], rows_of_a_strip(batch * heads, max(queries, k.shape[2]), queries, 2)
+    # Of each query with each other over all keys that both see; blocks of 128 recompute the weights of both sides, and
+    # for the gradients those of one.
+    products = q[..., 0].numel() * queries * keys / (3 if causal else 1)
+    each = 2 + 4 * size / OVERLAP_BLOCK + (2 + 2 * size / OVERLAP_BLOCK if slopes else 0)
+    # Gram matrices are written, then read and written, then read; sums over heads, in fp32, are written and read; the
+    # gradients of logits, half of them under causality, are written and read.
+    grams, sums = 2 * q[..., 0].numel() * queries, 4 * batch * queries * queries
+    logits = int(2 * q[..., 0].numel() * keys * (0.5 if causal else 1)) if slopes else 0
+    during = grams + sums + (grams + logits if slopes else 0)
+    strip = 2 * batch * heads * rows * max(queries, keys)
+    kernels = (4 if slopes else 2) * -(-queries // rows) + 2
+    return kernels, products * each, ATTENTION * 0.45, during, 2 * grams + sums + logits, strip
 
 
 def _tile(size: int) -> int:

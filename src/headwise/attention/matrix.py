@@ -47,9 +47,22 @@ class MatrixReadings:
         """Return A z for z (B, H, N, D), in the dtype of z."""
         return self.weights.to(z.dtype) @ z
 
+    def overlap(self) -> Tensor:
+        """Return the sum over pairs of heads of ‖A_iᵀA_j‖² of each sample, (B,) in fp32 or wider."""
+        return overlap_of(at_least_fp32(self.weights), self.call.real_queries())
+
     def weights_at(self, positions: Tensor) -> Tensor:
         """Return the weights of the queries at `positions` (B, n), as (B, H, n, N)."""
         return rows_at(self.weights, positions)
+
+
+def overlap_of(a: Tensor, real: Tensor | None) -> Tensor:
+    """Return Σ_{i<j} ‖A_iᵀA_j‖² (B,) over pairs of heads of weights (B, H, T, N), over the queries `real` (B|1, T)."""
+    if real is not None:
+        a = a.masked_fill(~real[:, None, :, None], 0.0)
+    # One product per head instead of one per pair of heads.
+    grams = a @ a.mT
+    return (grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))) / 2
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:

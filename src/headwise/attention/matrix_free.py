@@ -14,6 +14,7 @@ from headwise.attention.dropped_elements import attend_dropped
 from headwise.attention.edited_logits import attend_edited, edits_run
 from headwise.attention.flash_rows import attend_with_lse
 from headwise.attention.matrix import rows_at
+from headwise.attention.overlap import head_overlap, overlap_runs
 from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
 from headwise.core.call import Call, Dropping, LogitEdit
@@ -430,6 +431,15 @@ class MatrixFreeReadings:
         q, k = self.q.to(z.dtype), self.k.to(z.dtype)
         out = fused(q, k, z, attn_mask=mask, is_causal=causal, scale=self.call.scale)
         return out if share is None else out * share.unsqueeze(-1).to(z.dtype)
+
+    def overlap(self) -> Tensor | None:
+        """Return the sum over pairs of heads of ‖A_iᵀA_j‖² of each sample, (B,), or None without a kernel."""
+        if not overlap_runs(self.q, self.k):
+            return None
+        call = self.call
+        return head_overlap(
+            self.q, self.k, self.lse(), self.mask, call.real_queries(), call.sinks, self.causal, call.scale
+        )
 
     def weights_at(self, positions: Tensor) -> Tensor:
         """Return the weights of the queries at `positions` (B, n), as (B, H, n, N) in the dtype of the queries."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention.element_draw import Drawn
+from headwise.attention.matrix import overlap_of
 from headwise.core.masked import allowed_keys, masked_logits
 from headwise.core.precision import at_least_fp32
 
@@ -77,6 +78,23 @@ def dropped_by_matrix(
     a = p if renormalize else p * kept * drawn.scale()
     out = torch.matmul(a, at_least_fp32(_by_head(v, q))).to(v.dtype)
     return out, lse.masked_fill(empty, 0.0)
+
+
+def overlap_by_matrix(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    real: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """Return what `head_overlap` returns."""
+    s, empty = _logits(q, k, mask, causal, scale)
+    total = s.logsumexp(-1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.to(s.dtype)[None, :, None, None])
+    return overlap_of((s - total).exp().masked_fill(empty[..., None], 0.0), real)
 
 
 def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

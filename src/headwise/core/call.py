@@ -474,6 +474,13 @@ class RowReadings(Protocol):
         """Return A z for z (B, H, N, D), in the dtype of z."""
         ...
 
+    def overlap(self) -> Tensor | None:
+        """Return the sum over pairs of heads of ‖A_iᵀA_j‖² of each sample, (B,), or None if that needs the matrix.
+
+        Queries that are not real do not count.
+        """
+        ...
+
     def weights_at(self, positions: Tensor) -> Tensor:
         """Return the weights of the queries at `positions` (B, n), different ones, as (B, H, n, N)."""
         ...

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attention.matrix import rows_at
+from headwise.attention.matrix import overlap_of, rows_at
 from headwise.core.call import Call, RowReadings
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
@@ -26,12 +26,12 @@ class Decorrelation(Method):
     samples and layers: the blog specifies neither a reduction nor a coefficient, and its term already grows with the
     number of pairs, so with a mean one strength suits any depth (`AttentionNormPenalty`, a tiny term, is summed).
     Padded queries and keys do not count. Computed exactly as ½(‖Σ G_h‖² - Σ‖G_h‖²) with G_h = A_h·A_hᵀ, which needs the
-    weights of all queries. Two settings estimate it without bias and without the matrix, with new numbers in each pass:
-    `rows=n` reads n real queries of each sample, drawn without replacement, and weights their pairs; of a causal call,
-    the first n/2 queries are always read, because the fewer keys queries see, the more they add. `probes=n` draws n
-    random signs per head and key. With 12 heads of random queries and keys, the standard error of one sample from
-    `rows=128` was 9 % of the value for 1,024 causal tokens, and 0.1 % for 197 without a mask; a batch averages over its
-    samples.
+    weights of all queries, on CUDA in strips. Two settings estimate it without bias and without the matrix, with new
+    numbers in each pass: `rows=n` reads n real queries of each sample, drawn without replacement, and weights their
+    pairs; of a causal call, the first n/2 queries are always read, because the fewer keys queries see, the more they
+    add. `probes=n` draws n random signs per head and key. With 12 heads of random queries and keys, the standard error
+    of one sample from `rows=128` was 9 % of the value for 1,024 causal tokens, and 0.1 % for 197 without a mask; a
+    batch averages over its samples.
     """
 
     strength: float = 1.0
@@ -68,18 +68,15 @@ class Decorrelation(Method):
         if self.rows is not None:
             positions, drawn = self._drawn(call)
             return self._penalize(self._of_rows(at_least_fp32(rows_at(a, positions)), drawn, call), call)
-        a = only_real_rows(at_least_fp32(a), call)
-        # One product per head instead of one per pair of heads.
-        grams = a @ a.mT
-        total = grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))
-        return self._penalize(total / 2, call)
+        return self._penalize(overlap_of(at_least_fp32(a), call.real_queries()), call)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
         if self.rows is not None:
             positions, drawn = self._drawn(call)
             return self._penalize(self._of_rows(rows.weights_at(positions), drawn, call), call)
         if self.probes is None:
-            return NotImplemented
+            total = rows.overlap()
+            return NotImplemented if total is None else self._penalize(total, call)
         return self._penalize(self._estimate(at_least_fp32(rows.attend(self._signs(call))), call), call)
 
     def _drawn(self, call: Call) -> tuple[Tensor, Tensor | None]:

@@ -42,6 +42,11 @@ def _logits(query: Any, key: Any, *_: Any, **__: Any) -> int:
     return 2 * math.prod(query) * int(key[2])
 
 
+def _overlap(query: Any, key: Any, *others: Any, **__: Any) -> int:
+    # Gradients take as many products of T rows with T rows over N keys again.
+    return 2 * math.prod(query[:3]) * int(query[2]) * int(key[2]) * (2 if others[-1] else 1)
+
+
 def _own() -> dict[Any, Callable[..., int]]:
     """Return the counts of headwise's own operators, in which a counter sees no product.
 
@@ -57,6 +62,7 @@ def _own() -> dict[Any, Callable[..., int]]:
         ours.attend_dropped_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.attend_edited: _forward,
         ours.attend_edited_backward: lambda *args, **rest: _of_saved(args[2], **rest),
+        ours.head_overlap: _overlap,
         ours.largest_logits: _logits,
     }
 
