@@ -35,6 +35,7 @@ from headwise.comparing.claim_check import canonical_claims, canonical_premises
 from headwise.experiments.study import Study
 from headwise.pages.formats import unit_named
 from headwise.reporting.plain_tables import study_csv
+from headwise.results.analysis import on_their_scales, scales_of
 from headwise.results.analysis_record import (
     SIGNS,
     Analysis,
@@ -51,6 +52,7 @@ from headwise.results.claims import (
     amount_in_words,
     by_amount,
     claimed,
+    constant,
     judged_claims,
     judged_tests,
     premised,
@@ -69,6 +71,7 @@ CHANGED, TABLE = "changed_verdicts.md", "table.csv"
 # rounding errors of a difference of two shares in double and in single precision
 DOUBLE, SINGLE = 2.0**-50, 2.0**-23
 # what a test compares, in which direction
+JUDGED = ("margin", "refutes", "power", "seeds_needed", "verdict", "why")
 ASKED = ("arm", "against", "outcome", "against_outcome", "says")
 
 
@@ -158,12 +161,18 @@ def levelled(study: Kept, analysis: Analysis, test: JudgedTest, old: JudgedTest 
     decision = same(estimate, criteria) if test.says == "same" else directed(estimate, SIGNS[test.says], criteria)
     if test.by is not None:
         decision = by_amount(test, decision)
+    same_in_all = test.level is not None and estimate.low == estimate.high
     ours = (
         old.ours
-        if old and old.ours
+        if old and old.ours and not same_in_all
         else f"{outcome.label} of {test.arm} {unit.number((estimate.mean or 0) + (test.level or 0))}, compared with "
         f"{unit.number(test.level)} {unit.name}".rstrip()
-        + f": {unit.number(estimate.mean, signed=True)} {unit.interval(estimate.low, estimate.high, signed=True)}"
+        + f": {unit.number(estimate.mean, signed=True)} {unit.difference}".rstrip()
+        + (
+            f", {constant(estimate.pairs)}"
+            if same_in_all
+            else f" {unit.interval(estimate.low, estimate.high, signed=True)}"
+        )
     )
     if test.by is not None and (amount := amount_in_words(test, unit)) not in ours:
         ours += f", {amount}"
@@ -193,7 +202,8 @@ def _estimate_of(mean: Interval, level: float) -> Estimate | None:
     if mean.mean is None or mean.low is None or mean.high is None:
         return None
     degrees, middle = max(mean.n - 1, 1), mean.mean - level
-    error = (mean.high - mean.low) / 2 / float(stats.t.ppf(0.975, degrees))
+    # an interval that was cut off at an end of its scale has its full length on the other side
+    error = max(mean.high - mean.mean, mean.mean - mean.low) / float(stats.t.ppf(0.975, degrees))
     half = float(stats.t.ppf(0.95, degrees)) * error
     p = float(2 * stats.t.sf(abs(middle) / error, degrees)) if error else float(middle == 0)
     ends = (mean.low - level, mean.high - level, middle - half, middle + half)
@@ -219,9 +229,11 @@ def judged_again(
             same_test = old_test is not None and all(getattr(old_test, name) == getattr(test, name) for name in ASKED)
             other_scale = test.scale not in ("", study.study.scale)
             lost = (not by_seed and _needs_values(test)) or "was not recorded" in test.why
-            settled_tests.append(
-                levelled(study, analysis, test, old_test if same_test else None) if lost and not other_scale else test
-            )
+            if lost:
+                kept = levelled(study, analysis, test, old_test if same_test and not other_scale else None)
+                # a test of another scale has its figures, and no verdict on them
+                test = kept.model_copy(update={name: getattr(test, name) for name in JUDGED}) if other_scale else kept
+            settled_tests.append(test)
         return settled_tests
 
     lost = all_diverged(study)
@@ -271,7 +283,8 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
         arms.append(arm.model_copy(update={"differences": judged, "divergence": tests.get(arm.label, arm.divergence)}))
     again = {(one.axis, one.outcome): one for one in trends(study, analysis.outcomes)}
     all_trends = [again.get((one.axis, one.outcome), one) if one.step is not None else one for one in analysis.trends]
-    rates = critical_rates(study)
+    rates, scales = critical_rates(study), scales_of(study, analysis.outcomes.values())
+    arms = [on_their_scales(arm, scales) for arm in arms]
     judged_analysis = analysis.model_copy(update={"arms": arms, "trends": all_trends, "critical_rates": rates})
     return judged_analysis.model_copy(update={"answer": answer(judged_analysis)})
 

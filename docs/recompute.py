@@ -76,20 +76,30 @@ class Family:
         rest = np.delete(self.others, arm, axis=1).max(axis=1, initial=0.0)
         return float((np.maximum(own, rest) >= deviates_squared(shifted)[0] * (1 - 1e-7)).mean())
 
-    def agrees(self, arm: int, low: float, high: float) -> bool:
-        """Return whether an interval is this arm's: the test excludes values just outside its ends, but not inside."""
+    def agrees(self, arm: int, low: float, high: float, scale: tuple[float, float] = (-np.inf, np.inf)) -> bool:
+        """Return whether an interval is this arm's: the test excludes values just outside its ends, but not inside.
+
+        An interval that reaches beyond the scale of differences ends there.
+        """
         column = self.table[np.isfinite(self.table[:, arm]), arm]
         spread = column.std(ddof=1)
         if spread <= 1e-12 * max(1.0, abs(column.mean())):
             return bool(np.isclose(low, column.mean()) and np.isclose(high, column.mean()))
         if max(2.0 ** (1 - len(column)), 0 if len(column) <= MOST else 1 / (DRAWN + 1)) >= LEVEL:
             half = stats.t.ppf(1 - LEVEL / 2 / self.table.shape[1], len(column) - 1) * spread / np.sqrt(len(column))
-            return bool(np.allclose((low, high), (column.mean() - half, column.mean() + half), rtol=1e-6))
+            ends = np.clip((column.mean() - half, column.mean() + half), *scale)
+            return bool(np.allclose((low, high), ends, rtol=1e-6))
         step = CLOSE * (high - low)
         return all(
-            self.p(arm, end - way * step) >= LEVEL > self.p(arm, end + way * step)
-            for end, way in ((low, -1), (high, 1))
+            self.p(arm, end - way * step) >= LEVEL
+            and (bool(np.isclose(end, last, rtol=1e-9)) or self.p(arm, end + way * step) < LEVEL)
+            for end, way, last in ((low, -1, scale[0]), (high, 1, scale[1]))
         )
+
+
+def scale_of(outcome: dict) -> tuple[float, float]:
+    """Return the ends of an outcome's scale: those of shares and of their gaps, none of anything else."""
+    return (-np.inf, np.inf) if outcome["unit"] != "%" else (-1.0 if outcome["kind"] == "gap" else 0.0, 1.0)
 
 
 def verdict_of(family: Family, arm: int, p: float, better: bool | None, equivalent: bool) -> str:
@@ -127,7 +137,8 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
         table = np.array(rows, dtype=float)
         if name == "diverged" or not np.isfinite(table).any():
             continue
-        family = Family(table)
+        family, (lowest, highest) = Family(table), scale_of(outcome)
+        scale = lowest - highest, highest - lowest
         for at, arm in enumerate(arms):
             stored = arm["differences"].get(name)
             if not stored or not stored["n"] or stored.get("copies"):
@@ -145,7 +156,7 @@ def mismatches(folder: Path) -> tuple[int, list[str]]:
                     else verdict_of(family, at, p, outcome["higher_is_better"], equal)
                 ),
                 "interval": (stored["low"] is None and p >= LEVEL)
-                or (stored["low"] is not None and family.agrees(at, stored["low"], stored["high"])),
+                or (stored["low"] is not None and family.agrees(at, stored["low"], stored["high"], scale)),
             }
             count += len(checks)
             wrong += [
@@ -435,7 +446,16 @@ def _checks(folder: Path, analysis: dict, figures: dict, values: dict | None, te
         test,
         np.array([(0.0 if ours is None else ours[seed]) - (0.0 if other is None else other[seed]) for seed in seeds])
         - beyond(test),
+        _ends(analysis, test),
     )
+
+
+def _ends(analysis: dict, test: dict) -> tuple[float, float]:
+    """Return where the differences of a test end."""
+    low, high = scale_of(analysis["outcomes"][test["outcome"]])
+    other = analysis["outcomes"][test["against_outcome"] or test["outcome"]]
+    least, most = scale_of(other) if test["level"] is None else (test["level"], test["level"])
+    return low - most - beyond(test), high - least - beyond(test)
 
 
 def beyond(test: dict) -> float:
@@ -443,14 +463,14 @@ def beyond(test: dict) -> float:
     return (test.get("by") or 0.0) * (-1 if test["says"] == "lower" else 1)
 
 
-def _column(test: dict, column: np.ndarray) -> dict[str, bool]:
+def _column(test: dict, column: np.ndarray, ends: tuple[float, float] = (-np.inf, np.inf)) -> dict[str, bool]:
     family = Family(column[:, None])
     scale = abs(column).max()
     checks = {
         "n": len(column) == test["n"],
         "mean": bool(np.isclose(column.mean(), test["mean"], rtol=1e-6, atol=1e-9 * (1 + scale))),
     }
-    checks["interval"] = family.agrees(0, test["low"], test["high"])
+    checks["interval"] = family.agrees(0, test["low"], test["high"], ends)
     # a test of kept intervals, moved by an amount that was stated later, has no p
     if test["says"] != "same" and test["p"] is not None:
         checks["p"] = bool(np.isclose(family.p(0, 0.0), test["p"], atol=1e-9))
@@ -484,6 +504,7 @@ def _inside(analysis: dict, test: dict, table: np.ndarray) -> dict[str, bool]:
     inner = sign * table[:, 1:-1]
     gains = np.concatenate([inner - sign * table[:, [0]], inner - sign * table[:, [-1]]], axis=1)
     family, many = Family(gains), inner.shape[1]
+    low, high = scale_of(analysis["outcomes"][test["outcome"]])
     best = max(range(many), key=lambda at: min(family.mean[at], family.mean[many + at]))
     column = min((best, many + best), key=lambda at: family.mean[at])
     # an interval is on one side of 0 if the flips exclude 0
@@ -494,7 +515,7 @@ def _inside(analysis: dict, test: dict, table: np.ndarray) -> dict[str, bool]:
     return {
         "n": len(table) == test["n"],
         "mean": bool(np.isclose(family.mean[column], test["mean"], rtol=1e-6, atol=1e-9)),
-        "interval": family.agrees(column, test["low"], test["high"]),
+        "interval": family.agrees(column, test["low"], test["high"], (low - high, high - low)),
         "p": bool(np.isclose(family.p(column, 0.0), test["p"], atol=1e-9)),
         "verdict": test["verdict"] == ("as published" if shown else "contrary" if contrary else "undecided"),
     }
@@ -546,6 +567,7 @@ def _from_values(folder: Path, analysis: dict, values: dict | None, test: dict) 
                 test,
                 np.array([ours[seed] - (other[seed] if test["level"] is None else test["level"]) for seed in seeds])
                 - beyond(test),
+                _ends(analysis, test),
             )
             if seeds
             else {}

@@ -8,7 +8,9 @@ from scipy import stats
 from study_analysis.test_claims import study
 
 from headwise.results.analysis import analyse_study
+from headwise.results.claims import judge
 from headwise.results.differences import paired_differences, unpaired_difference
+from headwise.results.records import Claim, ClaimTest
 
 
 def test_the_interval_of_a_mean_share_stays_between_0_and_1():
@@ -62,3 +64,41 @@ def test_the_unpaired_difference_is_welchs_for_all_arms(sizes, arms):
 def test_constant_values_differ_surely_or_not_at_all(ours, p):
     found = unpaired_difference(ours, [0.5, 0.5], 2)
     assert found["p"] == found["p_corrected"] == p and found["low"] == found["high"] == found["mean"] == ours[0] - 0.5
+
+
+def test_the_interval_of_a_difference_of_shares_stays_between_minus_1_and_1():
+    rare, common = [0.0, 0.0, 0.0, 0.0, 0.0, 0.7], [1.0, 1.0, 1.0, 1.0, 1.0, 0.9]
+    figures = {"baseline": rare, "A()": common}
+    entry = analyse_study(study(figures, margin=0.1)).arms[1].differences["test/accuracy"]
+    assert 0 < entry.low < entry.mean < entry.high == 1 and entry.within == 1
+    reverse = analyse_study(study({"baseline": common, "A()": rare})).arms[1].differences["test/accuracy"]
+    assert (reverse.low, reverse.high) == (-1, pytest.approx(-entry.low))
+    # losses have no such end, and a rate above 1 is no share
+    loss = analyse_study(study(figures, outcome="test/loss")).arms[1].differences["test/loss"]
+    assert loss.high > 1 and loss.mean == entry.mean
+    rates = {"baseline": [0.0, 0.1, 0.2, 0.0, 0.1, 0.2], "A()": [0.9, 1.4, 1.2, 1.3, 0.9, 1.3]}
+    entry = analyse_study(study(rates)).arms[1].differences["test/accuracy"]
+    assert entry.high > entry.mean > 1
+
+
+def test_claims_on_shares_have_intervals_on_the_scale_of_their_differences():
+    rare, common = [0.0, 0.0, 0.0, 0.0, 0.0, 0.7], [1.0, 1.0, 1.0, 1.0, 1.0, 0.9]
+    against = ClaimTest(arm="A()", against="baseline", outcome="test/accuracy", says="higher")
+    level = ClaimTest(arm="A()", outcome="test/accuracy", says="higher", level=0.2)
+    by = ClaimTest(arm="A()", against="baseline", outcome="test/accuracy", says="higher", by=0.25)
+    tests = judge(study({"baseline": rare, "A()": common}), Claim(text="", tests=(against, level, by))).tests
+    assert [test.high for test in tests] == pytest.approx([1, 0.8, 0.75])
+    assert [test.inner_high for test in tests] == pytest.approx([1, 0.8, 0.75])
+    assert "+100.00]" in tests[0].ours and "+80.00]" in tests[1].ours
+    assert "+100.00]" in tests[2].ours
+
+
+def test_figures_that_are_the_same_in_every_seed_have_no_interval_in_words():
+    level = ClaimTest(arm="A()", outcome="test/accuracy", says="higher", level=0.2)
+    against = ClaimTest(arm="A()", against="baseline", outcome="test/accuracy", says="higher")
+    claim = Claim(text="", tests=(level, against))
+    first, second = judge(study({"baseline": [0.25] * 8, "A()": [0.5] * 8}), claim).tests
+    assert first.ours.endswith("compared with 20.00 %: +30.00 points, the same in all 8 seeds")
+    assert second.ours.endswith("baseline 25.00 %: +25.00 points, the same in all 8 seeds")
+    varied, _ = judge(study({"baseline": [0.25] * 8, "A()": [0.5] * 7 + [0.51]}), claim).tests
+    assert varied.ours.endswith("]") and "[" in varied.ours

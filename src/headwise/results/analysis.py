@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from headwise.files.provenance import distinct_environments
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Cell, DamagedRun, Difference, Interval, RunCounts
@@ -16,10 +18,12 @@ from headwise.results.doubts import baseline_doubts
 from headwise.results.folder import StudyFolder, read_study
 from headwise.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
 from headwise.results.records import DIVERGED, EnvironmentRecord, Outcome
+from headwise.results.scales import Scale, scale_of
 from headwise.results.trend import trends
 
 # the baseline again under another name
 CONTROL = "same"
+AnyInterval = TypeVar("AnyInterval", bound=Interval)
 
 
 def analyse(folder: str | Path) -> Analysis:
@@ -36,7 +40,8 @@ def analyse_study(study: StudyFolder) -> Analysis:
         for name, one in outcomes.items()
     }
     tests, missing = divergence_tests(study), study.missing()
-    arms = [_arm(study, label, outcomes, compared) for label in study.arms]
+    scales = scales_of(study, outcomes.values())
+    arms = [on_their_scales(_arm(study, label, outcomes, compared), scales) for label in study.arms]
     results = [run.result for run in study.runs.values() if run.result]
     origins = [result.model_dump(include={"commit", "versions", "hardware"}) for result in results]
     analysis = Analysis(
@@ -137,7 +142,8 @@ def _arm(
             missing=[seed for arm, seed in study.missing() if arm == label],
         ),
         metrics={
-            name: _mean(outcomes[name], [one for one in values if one is not None]) for name, values in figures.items()
+            name: (share if name == DIVERGED else interval)([one for one in values if one is not None])
+            for name, values in figures.items()
         },
         costs={
             name.removeprefix("cost/"): _median([one for run in runs if (one := run.metric(name)) is not None])
@@ -147,12 +153,27 @@ def _arm(
     )
 
 
-def _mean(outcome: Outcome, values: list[float]) -> Interval:
-    """Return the mean with its interval, which for a share ends where shares do."""
-    mean = share(values) if outcome.name == DIVERGED else interval(values)
-    if outcome.unit != "%" or outcome.kind == "gap" or mean.low is None or mean.high is None:
-        return mean
-    return mean.model_copy(update={"low": max(0.0, mean.low), "high": min(1.0, mean.high)})
+def scales_of(study: StudyFolder, outcomes: Iterable[Outcome]) -> dict[str, Scale]:
+    """Return the scale of every outcome's figures, by name."""
+    return {
+        one.name: scale_of(one, (study.figure(arm, seed, one.name) for arm in study.arms for seed in study.seeds))
+        for one in outcomes
+    }
+
+
+def on_their_scales(arm: ArmAnalysis, scales: dict[str, Scale]) -> ArmAnalysis:
+    """Return an arm whose intervals, of means and of differences, end where their figures do."""
+    means = {name: _on_scale(one, scales[name]) for name, one in arm.metrics.items()}
+    differences = {name: _on_scale(one, scales[name].minus(scales[name])) for name, one in arm.differences.items()}
+    return arm.model_copy(update={"metrics": means, "differences": differences})
+
+
+def _on_scale(record: AnyInterval, scale: Scale) -> AnyInterval:
+    low, high = scale.clipped(record.mean, record.low, record.high)
+    ends: dict[str, float | None] = {"low": low, "high": high}
+    if isinstance(record, Difference) and record.within is not None:
+        ends["within"] = min(record.within, scale.high)
+    return record.model_copy(update=ends)
 
 
 def _median(values: list[float]) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headwise.results.critical_rates import by_seed, is_of_rates
 from headwise.results.records import CRITICAL_RATE, DIVERGED, AxisRecord, ClaimTest, Outcome
+from headwise.results.scales import ENDLESS, Scale, scale_of
 from headwise.results.trend import slopes
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Figures:
     means: NDArray[np.float64]
     # the values of an axis in their order
     values: tuple[float, ...] = ()
+    # where the differences end
+    scale: Scale = ENDLESS
 
 
 def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | str:
@@ -44,7 +47,7 @@ def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | s
     for name in filter(None, (test.outcome, test.against_outcome)):
         if not _recorded(study, name):
             return f"outcome {name} was not recorded"
-    return _along(study, test, axis, outcome) if axis else _between(study, test)
+    return _along(study, test, axis, outcome) if axis else _between(study, test, outcome)
 
 
 def diverged_pairs(study: StudyFolder, test: ClaimTest) -> tuple[list[bool], list[bool]] | str:
@@ -99,23 +102,27 @@ def _critical(study: StudyFolder, test: ClaimTest) -> Figures | str:
     return _paired(table if test.level is None else np.column_stack([table, np.full(len(table), test.level)]))
 
 
-def _between(study: StudyFolder, test: ClaimTest) -> Figures:
+def _between(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures:
     import numpy as np
 
     table = _table(study, [test.arm], test.outcome)
+    scale = scale_of(outcome, table[np.isfinite(table)])
     if test.level is not None:
-        other = np.full_like(table, test.level)
+        other, others = np.full_like(table, test.level), Scale(test.level, test.level)
     else:
-        other = _table(study, [test.against], test.against_outcome or test.outcome) + test.beyond
-    return _paired(np.concatenate([table, other], axis=1))
+        name = test.against_outcome or test.outcome
+        other = _table(study, [test.against], name)
+        ends = scale_of(study.study.outcome(name), other[np.isfinite(other)])
+        other, others = other + test.beyond, Scale(ends.low + test.beyond, ends.high + test.beyond)
+    return _paired(np.concatenate([table, other], axis=1), scale.minus(others))
 
 
-def _paired(table: Table) -> Figures:
+def _paired(table: Table, scale: Scale = ENDLESS) -> Figures:
     import numpy as np
 
     pairs = table[np.isfinite(table).all(axis=1)]
     means = pairs.mean(axis=0) if len(pairs) else np.full(2, np.nan)
-    return Figures((table[:, 0] - table[:, 1])[:, None], means)
+    return Figures((table[:, 0] - table[:, 1])[:, None], means, scale=scale)
 
 
 def _along(study: StudyFolder, test: ClaimTest, axis: AxisRecord, outcome: Outcome) -> Figures | str:
@@ -136,4 +143,5 @@ def _along(study: StudyFolder, test: ClaimTest, axis: AxisRecord, outcome: Outco
     inner = sign * table[:, 1:-1]
     # gains of every inner value over the first, then over the last
     gains = np.concatenate([inner - sign * table[:, [0]], inner - sign * table[:, [-1]]], axis=1)
-    return Figures(gains, means, values)
+    ends = scale_of(outcome, complete.ravel())
+    return Figures(gains, means, values, ends.minus(ends))

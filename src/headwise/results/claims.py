@@ -222,7 +222,8 @@ def _judged_number(
         why = Decision("not testable here", f"it is judged at the scale {test.scale!r} alone")
         if test.says == "inside":
             return _judged(test, why)
-        return _judged(test, why, estimated[0], ours=_ours(test, outcome, figures, estimated[0]))
+        one = _on_scale(estimated[0], figures)
+        return _judged(test, why, one, ours=_ours(test, outcome, figures, one))
     criteria = Criteria(
         ALPHA, unit_named(outcome.unit), _step(test, figures, test.effect), _margin(study, test, figures)
     )
@@ -240,9 +241,9 @@ def _judged_number(
             criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
         # what lies outside a wide margin lies outside a narrower one too
         elif same(one, criteria).verdict != "contrary":
-            return _judged(
-                test, Decision("undecided", wide), one, ours=_ours(test, outcome, figures, one), margin=criteria.margin
-            )
+            one = _on_scale(one, figures)
+            ours = _ours(test, outcome, figures, one)
+            return _judged(test, Decision("undecided", wide), one, ours=ours, margin=criteria.margin)
     if test.says == "same":
         decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
     else:
@@ -252,6 +253,8 @@ def _judged_number(
             decision = decision._replace(why=decision.why + margin_note)
         if test.by is not None:
             decision = within_allowance(test, one, by_amount(test, decision), effect)
+    # power and numbers of seeds are of the whole interval
+    one = _on_scale(one, figures)
     fields: dict[str, Any] = {
         "ours": _ours(test, outcome, figures, one),
         "margin": None if test.along_axis else criteria.margin,
@@ -260,6 +263,14 @@ def _judged_number(
         (equal,) = equivalence(JointIntervals(figures.columns), criteria.margin)
         one = one._replace(p=equal.p)
     return _judged(test, decision, one, **fields, refutes=jointly.verdict in AGAINST)
+
+
+def _on_scale(estimate: Estimate, figures: Figures) -> Estimate:
+    """Return an estimate whose intervals end where the differences do."""
+    clipped = figures.scale.clipped
+    low, high = clipped(estimate.mean, estimate.low, estimate.high)
+    inner_low, inner_high = clipped(estimate.mean, estimate.inner_low, estimate.inner_high)
+    return estimate._replace(low=low, high=high, inner_low=inner_low, inner_high=inner_high)
 
 
 def by_amount(test: ClaimTest, decision: Decision) -> Decision:
@@ -296,6 +307,7 @@ def _inside(
     first, last = _first_and_last(estimates)
     decision = inside(first, last, criteria)
     best = max(range(len(first)), key=lambda at: min(_or_least(first[at].mean), _or_least(last[at].mean)))
+    first, last = ([_on_scale(one, figures) for one in gains] for gains in (first, last))
     smaller = min((first[best], last[best]), key=lambda one: _or_least(one.mean))
     words = f"{outcome.label} is best inside at {figures.values[1 + best]:g}"
     if first[best].mean is not None:
@@ -380,6 +392,11 @@ def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimat
     return words + f"{_difference(difference, outcome)}, {amount_in_words(test, unit)}"
 
 
+def constant(seeds: int) -> str:
+    """Return the words for a figure without spread, which has no interval."""
+    return f"the same in all {seeds:,} seeds"
+
+
 def amount_in_words(test: ClaimTest, unit: Unit) -> str:
     """Return what a difference must exceed or lie below."""
     return f"to {'exceed' if test.says == 'higher' else 'lie below'} {unit.number(test.beyond, signed=True)}"
@@ -395,6 +412,8 @@ def _other(test: ClaimTest) -> str:
 def _difference(estimate: Estimate, outcome: Outcome) -> str:
     unit = unit_named(outcome.unit)
     words = f"{unit.number(estimate.mean, signed=True)} {unit.difference}".strip()
+    if estimate.pairs > 1 and estimate.low is not None and estimate.low == estimate.high:
+        return f"{words}, {constant(estimate.pairs)}"
     return f"{words} {unit.interval(estimate.low, estimate.high, signed=True)}".strip()
 
 
