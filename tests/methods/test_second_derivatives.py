@@ -5,6 +5,7 @@ import torch
 from naive import PADDING, qkv
 
 from headwise.methods import AttentionNormPenalty, AttentionSink, DropAttention, DropKey, EntropyPenalty, ZLoss
+from headwise.methods.nuclear_decay import nuclear_norm
 from headwise.testing.calls import attend_with
 
 METHODS = (
@@ -33,3 +34,21 @@ def test_second_derivatives_are_those_of_the_textbook(method, settings):
         curvature(method, "fast", **settings), curvature(method, "textbook", **settings), strict=True
     ):
         torch.testing.assert_close(found, right, rtol=1e-8, atol=1e-10)
+
+
+def test_second_derivatives_of_nuclear_norms_are_those_of_singular_values():
+    torch.manual_seed(0)
+    # two heads, three rows of each, as queries and keys have them
+    factors = [torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    directions = [torch.randn_like(factor) for factor in factors]
+
+    def curved(norms):
+        slopes = torch.autograd.grad(norms.square().sum(), factors, create_graph=True)
+        # along the gradient itself, constant singular vectors would do
+        along = sum((slope * direction).sum() for slope, direction in zip(slopes, directions, strict=True))
+        return torch.autograd.grad(along, factors)
+
+    a, b = factors
+    right = curved(torch.linalg.svdvals(a.mT @ b)[:, :3].sum(1))
+    for found, expected in zip(curved(nuclear_norm(a, b)), right, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)

@@ -328,3 +328,32 @@ def test_operators_of_stacked_weights_have_the_shapes_that_they_announce():
     ]
     for operator, arguments in calls:
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("places", [("cpu",), ()], ids=["together", "alone"])
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_vectors_that_move_after_the_forward_give_no_wrong_gradients(method, places, monkeypatch):
+    monkeypatch.setattr(spectral_group, "TOGETHER_ON", places)
+
+    def slopes(between):
+        torch.manual_seed(0)
+        net, loss = of_transformers(gpt2)
+        handle = headwise.regularize(net, method)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                # so that the vectors do not fit any more
+                parameter.add_(0.2 * torch.randn(parameter.shape))
+        value = loss(net, 1) + handle.loss()
+        between(handle)
+        value.backward()
+        return [parameter.grad for parameter in net.parameters()]
+
+    right = slopes(lambda handle: None)
+    if places:
+        # computed from a copy of the vectors
+        assert all(map(torch.equal, slopes(lambda handle: handle.after_step()), right))
+    else:
+        with pytest.raises(
+            RuntimeError, match=r"singular vector.*changed in place.*after_step\(\), after the backward"
+        ):
+            slopes(lambda handle: handle.after_step())

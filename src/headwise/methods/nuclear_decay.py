@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise import projections
+from headwise.borders import in_transform
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
 from headwise.core.site import Site
@@ -60,9 +62,36 @@ def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
     """Return the nuclear norms (H,) of Aᵀ·B for factors (H, d, C), (H, d, C'), with subgradient U·Vᵀ."""
     # QR and SVD do not support half precision.
     with torch.autocast(a.device.type, enabled=False):
+        if torch.compiler.is_compiling() or in_transform():
+            return _by_vectors(a, b, *singular_vectors(a, b))
+        norms: Tensor = _NuclearNorm.apply(a, b)
+        return norms
+
+
+def _by_vectors(a: Tensor, b: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    # ⟨U·Vᵀ, Aᵀ·B⟩ is the norm, and for constant U and V its gradient is the norm's subgradient.
+    return ((a @ u) * (b @ v)).sum((-1, -2))
+
+
+class _NuclearNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         u, v = singular_vectors(a, b)
-        # ⟨U·Vᵀ, Aᵀ·B⟩ is the norm, and for constant U and V its gradient is the norm's subgradient.
-        return ((a @ u) * (b @ v)).sum((-1, -2))
+        ctx.save_for_backward(a, b, u, v)
+        return _by_vectors(a, b, u, v)
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, u, v = ctx.saved_tensors
+        above = above[:, None, None]
+        with torch.autocast(above.device.type, enabled=False):
+            if not torch.is_grad_enabled():
+                return above * ((b @ v) @ u.mT), above * ((a @ u) @ v.mT)
+            # A second derivative is asked for, in which U and V are no constants.
+            wide = a.double(), b.double()
+            _, *slopes = norms_by_products(*(x @ x.mT for x in wide))
+            of_a, of_b = ((slope @ x).to(x0.dtype) for slope, x, x0 in zip(slopes, wide, (a, b), strict=True))
+            return above * of_a, above * of_b
 
 
 @torch.no_grad()

@@ -152,17 +152,19 @@ class _Computed(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             ctx.group, ctx.tensors, ctx.many = group, tensors, many
             ctx.vectors, ctx.sizes = (a, b), (gamma, sigma, norm)
-            ctx.versions = [version_of(x) for x in tensors]
+            # The vectors of a single block are no copy, and `after_step` writes them.
+            ctx.versions = [version_of(x) for x in (*tensors, a, b)]
             ctx.set_materialize_grads(False)
         return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         group, weights, gammas = ctx.group, ctx.tensors[: ctx.many], ctx.tensors[ctx.many :]
-        if [version_of(x) for x in ctx.tensors] != ctx.versions:
+        if [version_of(x) for x in (*ctx.tensors, *ctx.vectors)] != ctx.versions:
             raise RuntimeError(
-                "a weight or a gamma of a reparametrized layer was changed in place between its forward and its "
-                "backward, which needs the value that the forward had: step the optimizer after the backward"
+                "a weight, a gamma or a singular vector of a reparametrized layer was changed in place between its "
+                "forward and its backward, which needs the value that the forward had: step the optimizer, and call "
+                "after_step(), after the backward"
             )
         given = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
         if torch.is_grad_enabled():
