@@ -416,6 +416,10 @@ def judge(
     budget: Annotated[int | None, typer.Option(min=1, help="The most pairs of runs.")] = None,
     arm: Annotated[str, typer.Option(help="The column of the arms. Default: arm, method or group.")] = "",
     seed_column: Annotated[str, typer.Option(help="The column of the seeds. Default: seed.")] = "",
+    target: Annotated[
+        float | None, typer.Option(help="Judge the steps to this value of the metric; the table holds curves.")
+    ] = None,
+    step: Annotated[str, typer.Option(help="The column of the steps for --target. Default: step.")] = "",
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
     ] = False,
@@ -448,6 +452,8 @@ def judge(
         "calibrate": calibrate,
         "floor": floor,
         "ledger": ledger,
+        "target": target,
+        "step": step,
         "script": script_of(script, change, metric, arguments, out, timeout),
     }
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))

@@ -70,7 +70,7 @@ OPTIONS = {
     "studies": "--help",
     "audit": "--help --images --out --text",
     "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --floor --help --json "
-    "--ledger --margin --markdown --metric --out --script --seed-column --timeout",
+    "--ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",
     "replay": "--help",
 }
 

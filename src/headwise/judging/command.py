@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.files.errors import StudyError
 from headwise.files.foreign_text import printable
+from headwise.judging.curves import Target
 from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
 from headwise.judging.runs import Pairs, read_pairs
 
@@ -44,6 +45,23 @@ class Request:
     ledger: Path | None = None
     form: str = "line"
     script: Script | None = None
+    target: float | None = None
+    step: str = ""
+
+    @property
+    def goal(self) -> Target | None:
+        """Return the target whose steps are judged, if any."""
+        return None if self.target is None else Target(self.target, self.outcome[1], self.step)
+
+    @property
+    def higher(self) -> bool:
+        """Return whether a higher figure is better: of steps to a target, a lower one always is."""
+        return self.target is None and self.outcome[1]
+
+    @property
+    def figure(self) -> str:
+        """Return what is judged: the metric, or the steps to its target."""
+        return self.outcome[0] if self.target is None else f"steps to {self.outcome[0]} {self.target:g}"
 
     @property
     def outcome(self) -> tuple[str, bool]:
@@ -57,18 +75,17 @@ class Request:
         """Return what is asked."""
         level = self.alpha if alpha is None else alpha
         try:
-            return Rule(margin=self.margin, alpha=level, budget=self.budget, higher=self.outcome[1])
+            return Rule(margin=self.margin, alpha=level, budget=self.budget, higher=self.higher)
         except ValueError as error:
             raise StudyError(f"--{error}") from None
 
 
 def run(request: Request) -> int:
     """Print the decision and return its exit code."""
-    metric, _ = request.outcome
     request.rule()
     _check(request)
     if request.calibrate:
-        return _calibrate(request, metric)
+        return _calibrate(request)
     if request.candidate == request.baseline:
         raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
     decision = _judged(request) if request.ledger is None else _by_ledger(request, request.ledger)
@@ -82,6 +99,7 @@ def _check(request: Request) -> None:
         raise StudyError("Give either a table with one row per run, or --script and --change.")
     of_tables = {
         "--baseline": request.baseline != "baseline",
+        "--target": request.target is not None,
         "--floor": request.floor,
         "--calibrate": request.calibrate,
         "--arm": request.arm,
@@ -95,7 +113,7 @@ def _check(request: Request) -> None:
 def _by_ledger(request: Request, path: Path) -> Decision:
     from headwise.judging.ledger import Ledger
 
-    ledger = Ledger(path, request.metric, request.baseline)
+    ledger = Ledger(path, request.metric if request.target is None else request.figure, request.baseline)
     with ledger.held():
         alpha = ledger.open(request.candidate, request.alpha)
         decision = _judged(request, alpha)
@@ -117,7 +135,7 @@ def _judged(request: Request, alpha: float | None = None) -> Decision:
 def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs:
     assert request.table is not None
     names = candidate, request.baseline, request.arm, request.seed
-    return read_pairs(request.table, request.outcome[0], *names, needs_both=needs_both)
+    return read_pairs(request.table, request.outcome[0], *names, needs_both=needs_both, target=request.goal)
 
 
 def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
@@ -136,14 +154,15 @@ def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
         return of_differences(differences, rule)
     from headwise.judging.floor import read_floor
 
-    floor, runs = read_floor(request.floor, request.outcome[0]), list(pairs.candidate.values())
+    floor, runs = read_floor(request.floor, request.figure), list(pairs.candidate.values())
     samples = [floor.sample(runs[:count]) for count in range(1, len(runs) + 1)]
     return decide(samples, len(runs), rule).noted(f"by the noise floor of {len(floor.values)} runs", *floor.notes(runs))
 
 
-def _calibrate(request: Request, metric: str) -> int:
+def _calibrate(request: Request) -> int:
     from headwise.judging.floor import FILE, calibrate
 
+    metric = request.figure
     runs = _read(request, request.baseline)
     path = request.floor or FILE
     for note in dict.fromkeys(runs.notes):
@@ -172,7 +191,7 @@ def line(decision: Decision, request: Request) -> str:
 
 def sentence(decision: Decision, request: Request) -> str:
     """Return what was found, in words."""
-    metric, _ = request.outcome
+    metric = request.figure
     change = f"{number(decision.mean)} {interval(decision)} in {metric}"
     told = f"{request.candidate} against {request.baseline}: {change}, {decision.pairs} {_pairs(decision, request)}"
     if decision.answer == EQUIVALENT:
@@ -205,7 +224,7 @@ def interval(decision: Decision) -> str:
 
 def record(decision: Decision, request: Request) -> dict[str, Any]:
     """Return the decision as plain values; None where a number is infinite."""
-    metric, higher = request.outcome
+    metric, higher = request.figure, request.higher
 
     def plain(value: float) -> float | None:
         return value if math.isfinite(value) else None
@@ -238,7 +257,7 @@ def as_json(decision: Decision, request: Request) -> str:
 
 def markdown(decision: Decision, request: Request) -> str:
     """Return a block for a pull request."""
-    metric, higher = request.outcome
+    metric, higher = request.figure, request.higher
     confidence = f"{100 * (1 - decision.rule.alpha):.4g} %"
     change, base, name = (text.replace("|", r"\|") for text in (request.candidate, request.baseline, metric))
     rows = [

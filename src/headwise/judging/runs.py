@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.errors import StudyError
+from headwise.judging.curves import Target
 from headwise.reporting.cell_values import figure_of, is_missing, seed_of
 from headwise.reporting.run_states import RunState, state_columns, states_of
 from headwise.reporting.table_rows import Row, names_of, read_rows
@@ -50,6 +51,7 @@ def read_pairs(
     seed: str = "",
     *,
     needs_both: bool = True,
+    target: Target | None = None,
 ) -> Pairs:
     """Return the runs of two arms of a table.
 
@@ -59,6 +61,7 @@ def read_pairs(
         candidate, baseline: names of the two arms.
         arm, seed: columns of the arms and seeds; "": the usual names.
         needs_both: whether the baseline must have runs.
+        target: the table holds curves, and the figure of a run is the step at which it reaches the target.
 
     Raises:
         StudyError: if a column or the candidate is missing, a seed appears twice in an arm, or a figure is
@@ -69,6 +72,8 @@ def read_pairs(
     arm_column, seed_column = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
     if metric not in names:
         raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
+    if target is not None:
+        rows = target.steps_of(path, rows, metric, (arm_column, seed_column), (candidate, baseline))
     states = states_of([row.values for row in rows], state_columns(names, (arm_column, seed_column, metric)))
     runs: dict[str, dict[str, float]] = {}
     notes: list[str] = []
