@@ -37,6 +37,9 @@ FORMS = (
     "DropAttention(unit='element')",
     "Decorrelation(probes=4)",
     "Decorrelation(rows=16)",
+    "EntropyPenalty(rows=128)",
+    "AttentionNormPenalty(rows=128)",
+    "Disagreement(on='position', rows=16)",
 )
 COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens

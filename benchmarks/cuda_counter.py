@@ -172,6 +172,9 @@ class Counter(FakeCuda):
         moved = sum(_bytes(x) for x in {id(x): x for x in inputs}.values() if x.device.type == "cuda")
         moved += sum(_bytes(x) for x in outputs if not any(x is y for y in inputs) or name.endswith("_"))
         moved *= READS.get(name, 1)
+        if name == "gather":
+            # The rows that are not asked for are not read.
+            moved = min(moved, _bytes(args[2]) + 2 * _bytes(outputs[0]))
         flops, rate = _products(name, args, inputs, outputs)
         apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
         # The values, and the gradient, are read for sums of chunks first.

@@ -38,6 +38,9 @@ VARIANTS = [
     "Decorrelation(strength=10.0, probes=5)",
     "Decorrelation(strength=10.0, rows=4)",
     "Disagreement(on='position', strength=1.0)",
+    "Disagreement(on='position', strength=10.0, rows=4)",
+    "EntropyPenalty(strength=10.0, rows=4)",
+    "AttentionNormPenalty(strength=1000.0, rows=4)",
     "Disagreement(on='values', strength=1.0)",
     "Disagreement(on='output', strength=1.0, flatten=True)",
     "ReAttention(norm='none')",
@@ -90,7 +93,9 @@ def compare(methods: list[Method], kind: str, dtype: torch.dtype = torch.float32
 def fused_expected(method: Method, kind: str) -> bool:
     text = repr(method)
     needs = ("detach_normalizer", "head_mean", '"position"', 'norm="batch"')
-    if any(word in text for word in needs) or text == "Decorrelation(strength=1000.0)":
+    if "rows=4" not in text and any(word in text for word in needs):
+        return False
+    if text == "Decorrelation(strength=1000.0)":
         return False
     if text.startswith(("StableSoftmax", "SoftCap")):
         # The kernels that edit logits run on CUDA; tests/kernels/test_triton_edited.py interprets them.
@@ -280,6 +285,9 @@ def test_an_instance_holds_its_settings_and_nothing_else(method: Method) -> None
         ("Decorrelation()", False, False),
         ("Decorrelation(probes=3)", False, True),
         ("Decorrelation(rows=3)", False, True),
+        ("EntropyPenalty(rows=3)", False, True),
+        ("AttentionNormPenalty(rows=3)", False, True),
+        ("Disagreement(on='position', rows=3)", False, True),
         ("DropHead()", False, True),
         ("NeuTRENO()", True, False),
     ],

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention.softmax import logits, normalize
 from headwise.core.call import Call
+from headwise.core.masked import rows_at
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
 
@@ -55,6 +56,14 @@ class MatrixReadings:
         """Return the weights of the queries at `positions` (B, n), as (B, H, n, N)."""
         return rows_at(self.weights, positions)
 
+    def at(self, positions: Tensor) -> MatrixReadings:
+        """Return the readings of the queries at `positions` (B, n)."""
+        return MatrixReadings(
+            self.call.at(positions, rows_at(self.call.q, positions)),
+            rows_at(self.logits, positions),
+            rows_at(self.weights, positions),
+        )
+
 
 def overlap_of(a: Tensor, real: Tensor | None) -> Tensor:
     """Return Σ_{i<j} ‖A_iᵀA_j‖² (B,) over pairs of heads of weights (B, H, T, N), over the queries `real` (B|1, T)."""
@@ -63,11 +72,6 @@ def overlap_of(a: Tensor, real: Tensor | None) -> Tensor:
     # One product per head instead of one per pair of heads.
     grams = a @ a.mT
     return (grams.sum(1).square().sum((1, 2)) - grams.square().sum((1, 2, 3))) / 2
-
-
-def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows of x (B, H, T, D) at `positions` (B, n), as (B, H, n, D)."""
-    return x.gather(2, positions[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 # The stages that see rows of the matrix.

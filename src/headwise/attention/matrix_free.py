@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +15,11 @@ from torch.nn.functional import logsigmoid
 from headwise.attention.dropped_elements import attend_dropped
 from headwise.attention.edited_logits import attend_edited, edits_run
 from headwise.attention.flash_rows import attend_with_lse
-from headwise.attention.matrix import rows_at
 from headwise.attention.overlap import head_overlap, overlap_runs
 from headwise.attention.row_statistics import attend_rows
 from headwise.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
 from headwise.core.call import Call, Dropping, LogitEdit
-from headwise.core.masked import masked_logits
+from headwise.core.masked import mask_at, masked_logits, rows_at
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
 
@@ -182,6 +183,8 @@ def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
         return None
     if not read_without_matrix(call, active, readings):
         return None
+    # The gradients of rows that were read are added to those of these queries.
+    edits.q = readings.q
     out = readings.output()
     if out is not None and not edits.of_weights and edits.edit is None and call.dropout == 0:
         call.layer.ran.row_statistics = True
@@ -444,18 +447,53 @@ class MatrixFreeReadings:
     def weights_at(self, positions: Tensor) -> Tensor:
         """Return the weights of the queries at `positions` (B, n), as (B, H, n, N) in the dtype of the queries."""
         # The scale costs less on the queries.
-        s = (rows_at(self.q, positions) * self.call.scale) @ self.k.transpose(-1, -2)
+        s = (self._queries_at(positions) * self.call.scale) @ self.k.transpose(-1, -2)
         mask = self.mask
         if self.causal:
             s = s.masked_fill_(torch.arange(self.call.keys, device=s.device) > positions[:, None, :, None], -torch.inf)
         if mask is None and self.call.sinks is None:
             return s.softmax(-1)
-        if mask is not None:
-            mask = mask[(None,) * (4 - mask.dim())]
-            if mask.shape[2] > 1:
-                mask = rows_at(mask.expand(len(positions), *mask.shape[1:]), positions)
+        mask = mask_at(mask, False, positions, self.call.keys)
         allowed = mask if mask is not None and mask.dtype == torch.bool else None
         return normalize(masked_logits(at_least_fp32(s), mask, allowed), self.call.sinks, empty=mask is not None)
+
+    def at(self, positions: Tensor) -> MatrixFreeReadings:
+        """Return the readings of the queries at `positions` (B, n), computed from these alone."""
+        call = copy.copy(self.call)
+        call.mask, call.causal = self.mask, self.causal
+        part = call.at(positions, self._queries_at(positions))
+        # Only the statistics are wanted: the fewer values, the less is computed with them.
+        part.v = part.v[..., :16].detach()
+        readings = MatrixFreeReadings(part, part.q, self.k, None)
+        readings.one_reader = False
+        return readings
+
+    def _queries_at(self, positions: Tensor) -> Tensor:
+        self.q, rows = _ReadAt.apply(self.q, positions)
+        return rows
+
+
+class _ReadAt(torch.autograd.Function):
+    """Return q and its rows at `positions`, (B, H, T, D) and (B, H, n, D).
+
+    Whatever uses q later hands its gradient to this node, which adds those of the rows to it: autograd would make a
+    tensor as large as q for them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(positions)
+        return q.view_as(q), rows_at(q, positions)
+
+    @staticmethod
+    def backward(ctx: Any, of_q: Tensor, of_rows: Tensor) -> tuple[Tensor, None]:
+        (positions,) = ctx.saved_tensors
+        # In the order of q in memory, as the sum is contiguous: heads are often within the rows.
+        inner = of_q.transpose(1, 2).is_contiguous()
+        to, of, dim = (of_q.transpose(1, 2), of_rows.transpose(1, 2), 1) if inner else (of_q, of_rows, 2)
+        index = positions[:, :, None, None] if inner else positions[:, None, :, None]
+        total = to.scatter_add(dim, index.expand(of.shape), of.to(to.dtype))
+        return total.transpose(1, 2) if inner else total, None
 
 
 def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:

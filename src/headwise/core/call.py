@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -354,12 +355,13 @@ class Call:
             real = real & allowed.any(2).any(1)
         return real
 
-    def penalize(self, method: object, value: Tensor, per: str = "query") -> None:
+    def penalize(self, method: object, value: Tensor, per: str = "query", times: Tensor | None = None) -> None:
         """Add the mean of `value` to the loss: over real queries of (B, H, T) or (B, T), or over samples of (B, ...).
 
         With `per="query of sample"` the real queries of each sample are averaged first, then the samples, so that short
         samples count as much as long ones. The handle's `loss()` divides sums by counts over all processes, so that
-        padding and unequal shards are weighted correctly.
+        padding and unequal shards are weighted correctly. `times` says how many real queries each row stands for where
+        only some were read, (B, T), or (T,) in a call that is not a block and whose queries are all real.
         """
         value = at_least_fp32(value)
         if per == "sample":
@@ -368,9 +370,15 @@ class Call:
             weight = torch.full((), float(count), device=value.device)
         else:
             value = value.mean(1) if value.dim() == 3 else value
-            share = self._shares(value, within_samples=per == "query of sample")
-            # Padded rows may hold any value, NaN included.
-            total, weight = (value.masked_fill(share == 0, 0.0) * share).sum(), share.sum()
+            if times is None:
+                times = self._shares(value, within_samples=per == "query of sample")
+            if times is None or times.dim() == 1:
+                total = value.sum() if times is None else (value * times).sum()
+                weight = torch.full((), float(value.shape[0] * self.queries), device=value.device)
+            else:
+                # Padded rows may hold any value, NaN included.
+                times = times.expand_as(value)
+                total, weight = (value.masked_fill(times == 0, 0.0) * times).sum(), times.sum()
         if (layers := self.layer.state_of(method).layers) > 1:
             total = total / layers
         self.penalties.append((total, weight))
@@ -386,9 +394,14 @@ class Call:
         # Cloned: set() writes the next step's strength into the same tensor, possibly before backward reads it.
         self.norms.append((at_least_fp32(squares), at_least_fp32(count), strength.clone()))
 
-    def _shares(self, value: Tensor, within_samples: bool) -> Tensor:
-        """Return the weight of each query in a mean, (B, t); the weights of all blocks add up to those of the call."""
+    def _shares(self, value: Tensor, within_samples: bool) -> Tensor | None:
+        """Return the weight of each query in a mean, (B, t), or None if all are 1.
+
+        The weights of all blocks add up to those of the call.
+        """
         real = self.real_queries_at_hand()
+        if real is None and not within_samples:
+            return None
         share = torch.ones_like(value) if real is None else real.to(value.dtype).expand_as(value)
         if not within_samples:
             return share
@@ -417,6 +430,14 @@ class Call:
     def first_values(self) -> Tensor | None:
         """Return the values (B, H, N, Dv) of the stack's first self attention in this forward, or None on that site."""
         return self.layer.first_values(self)
+
+    def at(self, positions: Tensor, q: Tensor) -> Call:
+        """Return this whole call with only the queries q at `positions` (B, n); penalties of either are of both."""
+        part = copy.copy(self)
+        part.q, part.mask = q, masked.mask_at(self.mask, self.causal, positions, self.keys)
+        part.queries, part.causal, part.whole, part.positions = positions.shape[1], False, self, positions
+        part._allowed_known = False
+        return part
 
     def block(self, queries: slice) -> Call:
         """Return the call restricted to a block of queries; its random draws are part of the whole call's."""
@@ -482,5 +503,9 @@ class RowReadings(Protocol):
         ...
 
     def weights_at(self, positions: Tensor) -> Tensor:
-        """Return the weights of the queries at `positions` (B, n), different ones, as (B, H, n, N)."""
+        """Return the weights of the queries at `positions` (B, n) as (B, H, n, N)."""
+        ...
+
+    def at(self, positions: Tensor) -> RowReadings:
+        """Return the readings of the queries at `positions` (B, n) of a whole call, computed from these alone."""
         ...

@@ -12,6 +12,25 @@ from torch import Tensor
 CHUNK = 128
 
 
+def rows_at(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the rows of x (B, H, T, D) at `positions` (B, n), as (B, H, n, D)."""
+    return x.gather(2, positions[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def mask_at(mask: Tensor | None, causal: bool, positions: Tensor, keys: int) -> Tensor | None:
+    """Return the mask of the queries at `positions` (B, n), (B, H|1, n, N), with causality in it; None for all keys."""
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+        if mask.shape[2] > 1:
+            mask = rows_at(mask.expand(len(positions), *mask.shape[1:]), positions)
+    if not causal:
+        return mask
+    seen = torch.arange(keys, device=positions.device) <= positions[:, None, :, None]
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, -torch.inf)
+
+
 def mean_over_all(v: Tensor, keys: int) -> Tensor:
     """Return the mean of v (B, H, N, D) over all keys, (B, H, 1, D)."""
     # The gradient of a sum is an expanded view, that of a mean a copy. A long sum may overflow in half precision.

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attention.matrix import overlap_of, rows_at
+from headwise.attention.matrix import overlap_of
 from headwise.core.call import Call, RowReadings
+from headwise.core.masked import rows_at
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.real_tokens import key_counts, only_real_rows, query_counts
+from headwise.methods.sampled_rows import check_rows
 
 
 class Decorrelation(Method):
@@ -48,12 +50,8 @@ class Decorrelation(Method):
 
     def check(self) -> None:
         self.require(self.strength >= 0, f"strength must be at least 0, got {self.strength}")
-        for name, least in (("probes", 1), ("rows", 2)):
-            number = getattr(self, name)
-            whole = isinstance(number, int) and not isinstance(number, bool) and number >= least
-            self.require(
-                number is None or whole, f"{name} must be a whole number from {least}, or None, got {number!r}"
-            )
+        check_rows(self, self.probes, name="probes")
+        check_rows(self, self.rows, least=2)
         self.require(self.probes is None or self.rows is None, "give probes or rows, not both")
 
     def draws(self) -> bool:

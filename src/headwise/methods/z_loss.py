@@ -15,7 +15,7 @@ class ZLoss(Method):
     strength · mean(L²) over real queries and heads, summed over layers, with L the log-sum-exp of the logits of the
     keys. The logits are those that enter the softmax: with masks, position biases, soft-caps and edits of other
     methods. The logit of a sink, which does not depend on queries and keys, is left out. It limits drift of the logits'
-    level and not their spread.
+    level and not their spread. Fused attention computes L anyway, so drawn rows would save nothing.
     """
 
     strength: float = 1e-4

@@ -41,13 +41,15 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
             squares = squares + (others - squares.detach())
     # A call without real queries adds 0 to sum and count.
     counts = counts.clamp(min=1)
-    means = (sums[:plain] * world / counts[:plain]).sum()
-    if plain == len(entries):
+    means = (sums[:plain] * world / counts[:plain]).sum() if plain else None
+    if means is not None and plain == len(entries):
         return means
     strengths = strengths_on([e.strength for e in entries if e.strength is not None], device)
     norms = (strengths * squares.sqrt() / counts[plain:]).sum()
-    # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
-    return means + norms + (world - 1) * (norms - norms.detach())
+    if world > 1:
+        # Each process holds only its part of a norm's gradient, and gradients are averaged: it counts `world` times.
+        norms = norms + (world - 1) * (norms - norms.detach())
+    return norms if means is None else means + norms
 
 
 def of_weights(fitted: list[FittedLayer], device: torch.device) -> Tensor | None:
