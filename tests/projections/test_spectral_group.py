@@ -333,7 +333,7 @@ def test_operators_of_stacked_weights_have_the_shapes_that_they_announce():
 @pytest.mark.parametrize("places", [("cpu",), ()], ids=["together", "alone"])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_vectors_that_move_after_the_forward_give_no_wrong_gradients(method, places, monkeypatch):
-    monkeypatch.setattr(spectral_group, "TOGETHER_ON", places)
+    monkeypatch.setattr(together_, "TOGETHER_ON", places)
 
     def slopes(between):
         torch.manual_seed(0)
