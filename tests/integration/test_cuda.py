@@ -12,6 +12,8 @@ from small_models import HOSTS, fresh
 import headwise
 from headwise import methods as shelf
 from headwise.attention.largest_logits import largest_logits
+from headwise.attention.overlap import head_overlap
+from headwise.attention.second_derivatives import overlap_by_matrix
 from headwise.core.method import REGISTRY
 from headwise.core.random_draws import normal, uniform
 from headwise.statistics import Queries, Reading, RowFigures
@@ -230,6 +232,22 @@ def test_the_kernel_of_the_largest_logit_gives_that_of_the_matrix(size, causal, 
     # a head that its norms keep below a number is not read, and says no more than that
     below = largest_logits(q, k, mask, causal, size**-0.5, real, enough=1e4)
     assert ((below >= got) & (below <= 1e4)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("size", "causal"), [(64, True), (80, False), (256, True)])
+def test_the_kernels_of_the_overlap_of_heads_give_that_of_the_matrix_and_its_gradients(size, causal, dtype):
+    q, k = (torch.randn(2, 700, 4, size, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(2))
+    real = torch.arange(700, device="cuda") < torch.tensor([[700], [333]], device="cuda")
+    wide = [x.detach().double().requires_grad_() for x in (q, k)]
+    want = overlap_by_matrix(*wide, None, real, None, causal, size**-0.5)
+    s = wide[0].detach() @ wide[1].detach().mT * size**-0.5
+    seen = torch.ones(s.shape[-2:], dtype=torch.bool, device="cuda")
+    lse = s.masked_fill(~(seen.tril() if causal else seen), float("-inf")).logsumexp(-1)
+    got = head_overlap(q, k, lse.float(), None, real, None, causal, size**-0.5)
+    torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=0)
+    for have, right in zip(torch.autograd.grad(got.sum(), (q, k)), torch.autograd.grad(want.sum(), wide), strict=True):
+        assert (have.double() - right).norm() <= (1e-4 if dtype == torch.float32 else 1e-2) * right.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

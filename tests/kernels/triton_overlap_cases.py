@@ -22,8 +22,8 @@ CASES = {
     # name: (batch, heads, groups, queries, keys, size, mask, causal, dtype, which queries count, sinks, strips)
     "all keys": (2, 3, 1, 37, 37, 32, "none", False, "float32", False, False, False),
     "causal": (1, 2, 1, 70, 70, 32, "none", True, "float32", False, False, False),
-    "causal, in strips": (2, 2, 1, 290, 290, 16, "none", True, "float32", False, False, True),
-    "in strips": (1, 2, 1, 290, 41, 16, "none", False, "float32", True, False, True),
+    "causal, in strips": (1, 2, 1, 160, 160, 16, "none", True, "float32", False, False, True),
+    "in strips": (1, 2, 1, 140, 290, 16, "none", False, "float32", True, False, True),
     "causal, fewer queries than keys": (1, 2, 1, 5, 40, 16, "none", True, "float32", False, False, False),
     "causal, more queries than keys": (1, 2, 1, 70, 5, 16, "none", True, "float32", False, False, False),
     "boolean mask": (2, 2, 1, 20, 33, 32, "bool", False, "float32", False, False, False),

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from headwise.attention.triton_tiles import head_of, inside, mask_tile, padded, place, precision, readable, tile
 
-# Programs that fill a large GPU.
-PROGRAMS = 264
+# Programs that fill a large GPU: their registers leave room for one on each multiprocessor.
+PROGRAMS = 132
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def slopes_kernel(
         if EXACT:
             rounded = rounded.to(tl.float32)
         dq += tl.dot(rounded, k.to(rounded.dtype), input_precision=PRECISION)
-    dq_at += split * SPLIT_STEP + (at * T + start) * D
+    dq_at += split.to(tl.int64) * SPLIT_STEP + (at * T + start) * D
     written = (i[:, None] < ROWS) & (d[None, :] < D)
     tl.store(dq_at + i[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty), mask=written)
 
