@@ -10,6 +10,8 @@ from small_models import HOSTS, fresh
 import headwise
 from headwise import InterleavedHeads, QKRates, SpectralCap
 from headwise.core.site import Site
+from headwise.methods import qk_rates
+from headwise.projections import together
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.9),
@@ -161,6 +163,55 @@ def test_latent_attention_has_the_rates_of_the_second_algorithm(q_lora_rank):
         if q_lora_rank:
             close("q_a_proj.weight", lambda w: w, rate["dq"])
         assert torch.equal(now["o_proj.weight"], stepped["o_proj.weight"])
+
+
+HALF = {"rtol": 2e-2, "atol": 1e-3}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("host", ["llama", "fused", "a layer at a time"])
+def test_stacked_layers_take_the_steps_of_each_alone(host, dtype, monkeypatch):
+    made = []
+    for where in (("cpu",), ()):
+        monkeypatch.setattr(together, "TOGETHER_ON", where)
+        monkeypatch.setattr(qk_rates, "STACKED", 1 if host == "a layer at a time" else 1 << 26)
+        net = (fresh(HOSTS["llama"]) if host == "llama" else model()).to(dtype)
+        stacks, scale = [], QKRates._scale_together
+        monkeypatch.setattr(
+            QKRates,
+            "_scale_together",
+            lambda self, states, scale=scale, all=stacks: all.append(states) or scale(self, states),
+        )
+        handle = headwise.regularize(net, QKRates(rate=0.5))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (HOSTS["llama"].run(net) if host == "llama" else net(ids())).square().mean().backward()
+            optimizer.step()
+            handle.after_step()
+        monkeypatch.setattr(QKRates, "_scale_together", scale)
+        assert [len(states) for states in stacks] == (
+            [] if not where else [1] * 6 if host == "a layer at a time" else [2] * 3
+        )
+        made.append({**dict(net.named_parameters()), **dict(net.named_buffers())})
+    for name, value in made[0].items():
+        torch.testing.assert_close(value, made[1][name], **({} if dtype == torch.float32 else HALF))
+
+
+def test_stacked_layers_at_rate_one_keep_the_bits_of_the_first_step(monkeypatch):
+    monkeypatch.setattr(together, "TOGETHER_ON", ("cpu",))
+    net, plain = model(), model()
+    handle = headwise.regularize(net, QKRates())
+    for one in (net, plain):
+        one(ids()).square().mean().backward()
+        torch.optim.SGD(one.parameters(), lr=0.1).step()
+    handle.after_step()
+    wanted = dict(plain.named_parameters())
+    # but for rows whose norms have other bits in a stack
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(p, wanted[name], rtol=1e-6, atol=1e-7)
+    values = net.layers[0].c_attn.weight[48:]
+    assert torch.equal(values, plain.layers[0].c_attn.weight[48:])
 
 
 def test_weights_loaded_between_steps_are_no_step():

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise import projections
+from headwise.borders import copy_all_
 from headwise.core.call import Call
 from headwise.core.method import Method
 from headwise.core.method_state import MethodState
+from headwise.core.precision import at_least_fp32
 from headwise.core.site import Site
 from headwise.methods.reparametrization import hold, release
-from headwise.projections import ProjectionError
+from headwise.projections import ProjectionError, together
 from headwise.projections.adapted import MERGE, is_adapted
-from headwise.projections.block import overwrite_, whole
+from headwise.projections.block import as_rows, overwrite_, whole
 from headwise.projections.latent import Piece, piece_of
 from headwise.projections.latent import pieces as latent_pieces
+from headwise.projections.together import is_plain
+
+# The largest number of elements of stacked weights.
+STACKED = 1 << 26
 
 
 class QKRates(Method):
@@ -73,33 +83,164 @@ class QKRates(Method):
             state.buffer(f"before_{index}", whole(getattr(module, name).detach()).clone())
         for kind, factor in _factors(state.kept("pieces"), _current).items():
             state.buffer(f"start_{kind}", factor, saved=True)
+        state.keep("layout", _layout(state))
+        # whether a forward of the whole model has copied the weights
+        state.keep("noted", False)
 
     def unbuild(self, site: Site, state: MethodState) -> None:
         release(state)
 
+    def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
+        noted = [state for site, state in fits if site.module.training and _stackable(state)]
+        if noted:
+            targets = [getattr(*of).detach() for state in noted for of in state.kept("parameters")]
+            copy_all_([old for state in noted for old in _before(state)], targets)
+        for state in noted:
+            state.keep("noted", True)
+
+        def end() -> None:
+            for state in noted:
+                state.keep("noted", False)
+
+        return end
+
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         # The weights before a step are those of the last forward, even if others were loaded since the last step.
         state = call.state(self)
-        for index, (module, name) in enumerate(state.kept("parameters")):
-            state.tensor(f"before_{index}").copy_(getattr(module, name).detach())
+        if not state.kept("noted"):
+            for (module, name), old in zip(state.kept("parameters"), _before(state), strict=True):
+                old.copy_(getattr(module, name).detach())
         return q, k, v
 
-    @torch.no_grad()
     def after_step(self, site: Site, state: MethodState) -> None:
+        self.after_steps([(site, state)])
+
+    @torch.no_grad()
+    def after_steps(self, fits: Sequence[tuple[Site, MethodState]]) -> None:
+        groups: dict[Any, list[MethodState]] = {}
+        for _, state in fits:
+            if _stackable(state):
+                old = _before(state)
+                groups.setdefault((state.kept("layout"), old[0].dtype, old[0].device), []).append(state)
+            else:
+                self._scale_alone(state)
+        for states in groups.values():
+            # Stacking all layers of a large model at once would take as much memory again.
+            many = max(1, STACKED // sum(old.numel() for old in _before(states[0])))
+            for first in range(0, len(states), many):
+                self._scale_together(states[first : first + many])
+
+    def _scale_alone(self, state: MethodState) -> None:
         parameters, pieces = state.kept("parameters"), state.kept("pieces")
-        before = {
-            (id(module), name): state.tensor(f"before_{index}") for index, (module, name) in enumerate(parameters)
-        }
+        before = {(id(module), name): old for (module, name), old in zip(parameters, _before(state), strict=True)}
         factors = _factors(pieces, lambda module, name: before[id(module), name])
         rates = {kind: self.rate * factor / state.tensor(f"start_{kind}") for kind, factor in factors.items()}
-        for index, (module, name) in enumerate(parameters):
+        for (module, name), old in zip(parameters, _before(state), strict=True):
             parameter = getattr(module, name).detach()
-            now, old = whole(parameter), state.tensor(f"before_{index}")
+            now = whole(parameter)
             by_row = _by_row(pieces, rates, module, name, now)
             after = torch.where(by_row == 1, now, old + by_row * (now - old)).to(now.dtype)
             overwrite_(parameter, after)
             # Needed if the layer does not run before the next step.
             old.copy_(after)
+
+    def _scale_together(self, states: list[MethodState]) -> None:
+        """Do the same for layers of one layout, stacked, so that a model takes no more kernels than a layer."""
+        layout: Layout = states[0].kept("layout")
+        targets = [getattr(*of).detach() for state in states for of in state.kept("parameters")]
+        olds = [old for state in states for old in _before(state)]
+        now, old = layout.stacked(targets, olds)
+        norm = {}
+        for kind, (index, heads, first, stop) in layout.heads.items():
+            rows = old[index].transpose(1, 1 + layout.axes[index])[:, first:stop]
+            norm[kind] = torch.linalg.vector_norm(rows.unflatten(1, (heads, -1)), dim=(2, 3))
+        groups = norm["q"].unflatten(1, (norm["k"].shape[1], -1))
+        against = torch.cat([norm["k"].unsqueeze(2).expand_as(groups).flatten(1), groups.amax(2)], 1)
+        start = torch.cat([state.tensor(f"start_{kind}") for state in states for kind in "qk"]).view_as(against)
+        factors = against.reciprocal()
+        rates = (factors if self.rate == 1 else self.rate * factors) / start
+        # The share of the old numbers in the new ones: exactly 0 at a rate of 1, and of rows in no head.
+        shares = F.pad(1 - rates, (0, 1))[:, layout.table(now[0].device)]
+        for new, before, axis, share in zip(now, old, layout.axes, shares.split(layout.rows(), 1), strict=True):
+            new.lerp_(before, share.view(len(states), *[-1 if i == axis else 1 for i in range(new.dim() - 1)]))
+        after = [new[index] for index in range(len(states)) for new in now]
+        copy_all_([*targets, *olds], [*after, *after])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the heads of queries and keys lie in the parameters of a layer.
+
+    Attributes:
+        shapes, axes: of each parameter, and the axis of its rows.
+        heads: for "q" and "k" the index of the weight, the number of heads, the first row and the one after the last.
+        owners: for the rows of all parameters the index of their head, queries first; -1 for none.
+    """
+
+    shapes: tuple[torch.Size, ...]
+    axes: tuple[int, ...]
+    heads: dict[str, tuple[int, int, int, int]] = field(compare=False)
+    owners: tuple[int, ...]
+
+    def stacked(self, *each: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield each parameter (layers, *shape) of those of several layers, in fp32 or wider; all from one copy."""
+        sizes = [shape.numel() for shape in self.shapes]
+        full = at_least_fp32(torch.cat([x.flatten() for tensors in each for x in tensors]))
+        for rows in full.view(len(each), -1, sum(sizes)).unbind():
+            yield [part.unflatten(1, shape) for part, shape in zip(rows.split(sizes, 1), self.shapes, strict=True)]
+
+    def rows(self) -> list[int]:
+        """Return the number of rows of each parameter."""
+        return [shape[axis] for shape, axis in zip(self.shapes, self.axes, strict=True)]
+
+    def table(self, device: torch.device) -> Tensor:
+        """Return the owners, with as many as there are heads for none."""
+        return _table(self.owners, sum(heads for _, heads, *_ in self.heads.values()), device)
+
+
+@lru_cache(maxsize=64)
+def _table(owners: tuple[int, ...], none: int, device: torch.device) -> Tensor:
+    return torch.tensor([none if owner < 0 else owner for owner in owners]).to(device)
+
+
+def _layout(state: MethodState) -> Layout | None:
+    """Return the layout of a layer, or None for latent attention and for heads whose rows are not in order."""
+    pieces, parameters = state.kept("pieces"), state.kept("parameters")
+    if set(pieces) != {"q", "k"}:
+        return None
+    index = {(id(module), name): i for i, (module, name) in enumerate(parameters)}
+    shapes = tuple(getattr(*of).shape for of in parameters)
+    axes, heads, first = [0] * len(parameters), {}, 0
+    for kind, piece in pieces.items():
+        at, rows = index[id(piece.weight[0]), piece.weight[1]], as_rows(piece.rows.cpu())
+        if not isinstance(rows, slice):
+            return None
+        axes[at], heads[kind] = piece.axis, (at, len(piece.rows), rows.start, rows.stop)
+    owners = [torch.full((shape[axis],), -1) for shape, axis in zip(shapes, axes, strict=True)]
+    for kind in "qk":
+        piece = pieces[kind]
+        for owner, rows in ((piece.weight, piece.rows), (piece.bias, piece.bias_rows)):
+            if owner is not None and rows is not None:
+                owners[index[id(owner[0]), owner[1]]][rows.cpu()] = torch.arange(first, first + len(rows))[:, None]
+        first += len(piece.rows)
+    return Layout(shapes, tuple(axes), heads, tuple(torch.cat(owners).tolist()))
+
+
+def _stackable(state: MethodState) -> bool:
+    """Return whether the layer's parameters can be stacked with others' now: plain, of one dtype, on CUDA."""
+    if state.kept("layout") is None:
+        return False
+    parameters = [getattr(*of) for of in state.kept("parameters")]
+    return (
+        all(is_plain(x) for x in parameters)
+        and len({(x.dtype, x.device) for x in parameters}) == 1
+        and parameters[0].device.type in together.TOGETHER_ON
+    )
+
+
+def _before(state: MethodState) -> list[Tensor]:
+    """Return the parameters of a layer before the step."""
+    return [state.tensor(f"before_{index}") for index in range(len(state.kept("parameters")))]
 
 
 def _pieces(site: Site) -> dict[str, Piece]:
