@@ -9,6 +9,12 @@ import headwise
 from headwise import InterleavedHeads, QKClip, SigmaReparam, SpectralCap, SpectralNorm, WeightNorm
 from headwise.methods import spectral_cap
 from headwise.methods.spectral_cap import cut_by_signs, cut_by_values
+from headwise.projections import together
+
+
+def alone_by_signs(matrix, limit):
+    """Cut one matrix by products."""
+    return cut_by_signs(matrix[None], limit)[0]
 
 
 def capped(weight, limit):
@@ -42,16 +48,16 @@ def test_products_of_matrices_cut_as_the_decomposition_does(shape, limit):
     low = full[:, :1] @ torch.randn(1, shape[1], generator=generator)
     for weight in (full, low, torch.zeros(shape), torch.eye(*shape) * min(limit, 2.0)):
         exact = capped(weight.double(), limit)
-        found = cut_by_signs(weight, limit)
+        found = alone_by_signs(weight, limit)
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-7 * float(torch.linalg.matrix_norm(exact, 2)))
         if torch.linalg.matrix_norm(weight, 2) < limit:
             assert torch.equal(found, weight)
         # what is cut is not cut again, but for the rounding of the result
-        torch.testing.assert_close(cut_by_signs(found, limit), found, rtol=1e-6, atol=1e-6 * limit)
+        torch.testing.assert_close(alone_by_signs(found, limit), found, rtol=1e-6, atol=1e-6 * limit)
 
 
 def test_a_model_is_cut_alike_by_both(monkeypatch):
-    for how in (cut_by_values, cut_by_signs):
+    for how in (cut_by_values, alone_by_signs):
         net = model()
         handle = headwise.regularize(net, SpectralCap(limit=0.5))
         monkeypatch.setattr(spectral_cap, "cut_by_values", how)
@@ -62,6 +68,25 @@ def test_a_model_is_cut_alike_by_both(monkeypatch):
             wanted = found
     assert all(torch.equal(p, wanted[n]) for n, p in found.items() if "c_" not in n)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("stacked", [1, 1 << 25])
+@pytest.mark.parametrize("host", ["own", "llama"])
+def test_stacked_matrices_are_cut_like_each_alone(host, stacked, monkeypatch):
+    monkeypatch.setattr(spectral_cap, "STACKED", stacked)
+    cut, found = [], []
+    signs = spectral_cap.cut_by_signs
+    monkeypatch.setattr(spectral_cap, "cut_by_signs", lambda x, limit: cut.append(len(x)) or signs(x, limit))
+    for where in (("cpu",), ()):
+        monkeypatch.setattr(together, "TOGETHER_ON", where)
+        net = fresh(HOSTS[host])
+        handle = headwise.regularize(net, SpectralCap(limit=0.1, layers="all"))
+        HOSTS[host].run(net)
+        handle.after_step()
+        found.append(dict(net.named_parameters()))
+    assert max(cut) == 1 if stacked == 1 else max(cut) >= 4
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-5, atol=1e-6)
 
 
 def test_what_lies_below_the_limit_keeps_its_bits():
