@@ -376,11 +376,18 @@ def audit(
     text: Annotated[Path | None, typer.Option(help="A text file for the statistics of activations.")] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of images for the statistics of activations.")] = None,
     out: Annotated[Path | None, typer.Option(help="File of the report (HTML; the JSON is written next to it).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="Exit with 3 if there is an alert of these names (commas between), or any.")
+    ] = None,
 ) -> None:
-    """Read the health of every head of a checkpoint from its weights and, if given, from data."""
-    from headwise.auditing.command import run
+    """Read the health of every head of a checkpoint from its weights and, if given, from data.
 
-    run(checkpoint, text=text, images=images, out=out)
+    Exit code: 0, or 3 for an alert of --fail-on; 1 and 2 are errors.
+    """
+    from headwise.auditing.command import command
+
+    command(checkpoint, text, images, out, as_json=as_json, fail_on=fail_on or ())
 
 
 class JudgeCommand(TyperCommand):

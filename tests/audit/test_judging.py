@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from headwise.auditing.audit import WeightThresholds, audit
 from headwise.auditing.page import markdown
 from headwise.auditing.result import distances, worst_heads
+from headwise.files.errors import StudyError
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE
@@ -169,3 +172,24 @@ def test_without_a_terminal_no_bar_is_drawn_even_where_colours_are_asked_for(tmp
     )
     run(f"{tmp_path / 'plain.py'}:build")
     assert "reading layers" not in capfd.readouterr().err
+
+
+def test_an_alert_that_is_asked_for_has_its_exit_code(checked, tmp_path, monkeypatch, capsys):
+    from headwise.auditing import command
+
+    found = checked(silence)
+    names = {alert["alert"] for alert in found.alerts}
+    assert "dead_head" in names and "not_finite" not in names
+    monkeypatch.setattr(command, "audit", lambda *_, **__: found)
+    for asked in (["dead_head"], ["not_finite,dead_head"], ["any"]):
+        with pytest.raises(SystemExit) as end:
+            command.command("built.py:build", None, None, tmp_path / "audit.html", as_json=True, fail_on=asked)
+        assert end.value.code == 3
+        printed = json.loads(capsys.readouterr().out)
+        assert {alert["alert"] for alert in printed["alerts"]} == names
+        assert json.loads((tmp_path / "audit.json").read_text()) == printed
+    # without being asked, or for another alert, it is no failure
+    command.command("built.py:build", None, None, None)
+    command.command("built.py:build", None, None, None, fail_on=["not_finite"])
+    with pytest.raises(StudyError, match=r"--fail-on dead_haed: there is no such alert. Alerts: entropy_.*any"):
+        command.command("built.py:build", None, None, None, fail_on=["dead_haed"])

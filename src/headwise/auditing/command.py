@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from headwise.auditing.audit import audit
 from headwise.auditing.page import Audit, files_of, lead, most_worrying
 from headwise.auditing.records import place_of
 from headwise.auditing.result import SCORE, AuditResult
+from headwise.files.errors import StudyError
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
+from headwise.statistics.alert_remedies import REMEDIES
 
 ALERTS = 10
 
@@ -40,6 +43,36 @@ def show(audit: AuditResult, console: Any) -> None:
         console.print(text(f"note: {note}", style="dim"))
 
 
+# the exit code of an audit that found an alert of --fail-on
+ALERTED = 3
+ANY = "any"
+
+
+def command(
+    checkpoint: str,
+    text: Path | None,
+    images: Path | None,
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    fail_on: Sequence[str] = (),
+) -> None:
+    """Audit as `run` does, print text or JSON, and exit with 3 if there is an alert of these names, or any.
+
+    Raises:
+        StudyError: if there is no alert of a name.
+    """
+    named = [name for part in fail_on for name in part.split(",") if name]
+    unknown = [name for name in named if name not in (*REMEDIES, ANY)]
+    if unknown:
+        raise StudyError(f"--fail-on {unknown[0]}: there is no such alert. Alerts: {', '.join((*REMEDIES, ANY))}.")
+    found = run(checkpoint, text=text, images=images, out=out, quiet=as_json)
+    if as_json:
+        print(found.to_json())
+    if any(alert["alert"] in named or ANY in named for alert in found.alerts):
+        sys.exit(ALERTED)
+
+
 def _worst(audit: AuditResult) -> Any:
     table = _table("The worst heads", "head", "score", "why")
     for head in audit.worst():
@@ -62,8 +95,15 @@ def _table(title: str, *columns: str) -> Any:
     return table
 
 
-def run(checkpoint: str, text: Path | None = None, images: Path | None = None, out: Path | None = None) -> Audit:
-    """Audit a checkpoint, print the result, write the report to `out`, and return the audit.
+def run(
+    checkpoint: str,
+    text: Path | None = None,
+    images: Path | None = None,
+    out: Path | None = None,
+    *,
+    quiet: bool = False,
+) -> Audit:
+    """Audit a checkpoint, print the result unless quiet, write the report to `out`, and return the audit.
 
     Raises:
         StudyError: if the report's files exist and were not written by headwise.
@@ -96,8 +136,9 @@ def run(checkpoint: str, text: Path | None = None, images: Path | None = None, o
             progress=lambda done, of: bar.update(task, completed=done, total=of),
             command=shlex.join(arguments),
         )
-    show(result, console)
-    if out is not None:
-        for path in result.write(out):
+    if not quiet:
+        show(result, console)
+    for path in result.write(out) if out is not None else ():
+        if not quiet:
             console.print(f"written: {path}", soft_wrap=True)
     return result
