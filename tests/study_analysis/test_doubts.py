@@ -9,6 +9,8 @@ from report.synthetic_study import write_study
 from study_analysis.test_claims import study
 from study_analysis.test_copies import table
 
+from headwise.reporting.numbers import study_of_numbers
+from headwise.reporting.rebuild import rebuild
 from headwise.results.analysis import analyse, analyse_study
 from headwise.results.table import print_table
 
@@ -68,3 +70,44 @@ def test_a_loss_that_falls_to_the_end_is_told(tmp_path, name):
 @pytest.mark.parametrize("losses", [CONVERGED, STRAIGHT[:5], [1.0] * 12, [1, 2, 3, 4, 5, 6, 7], [*CONVERGED, 0.7, 0.8]])
 def test_a_loss_that_has_fallen_or_has_too_few_points_is_not(tmp_path, losses):
     assert not of_curves(tmp_path / "study", losses)
+
+
+def of_steps(folder, losses, column="train/loss"):
+    """Return the warnings of a table with a row per step, whose runs have this loss, moved a little by each."""
+    rows = [f"run,arm,seed,step,{column},accuracy"]
+    for at, (arm, seed) in enumerate((arm, seed) for arm in ("plain", "drop") for seed in range(6)):
+        rows += [
+            f"r{at},{arm},{seed},{10 * step},{loss + at / 977},{0.8 + at / 991}" for step, loss in enumerate(losses)
+        ]
+    (folder / "steps.csv").write_text("\n".join(rows) + "\n")
+    study_of_numbers(folder / "steps.csv", ("accuracy:higher",), "plain", folder / "out")
+    return [words for words in analyse(folder / "out").warnings if "not trained out" in words]
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("loss", "train loss"),
+        ("train_loss", "train loss"),
+        ("metrics.eval_loss", "validation loss"),
+        ("val/loss", "validation loss"),
+        ("test/loss", "test loss"),
+    ],
+)
+def test_a_loss_that_falls_to_the_end_of_a_table_of_steps_is_told(tmp_path, column, name):
+    (told,) = of_steps(tmp_path, STRAIGHT, column)
+    assert told.startswith("plain is not trained out") and f"of the whole fall of its {name}." in told
+
+
+def test_a_loss_of_a_table_that_has_fallen_is_not_told_and_other_columns_are_no_losses(tmp_path):
+    assert not of_steps(tmp_path, CONVERGED)
+    assert not of_steps(tmp_path, STRAIGHT, "penalty")
+    # the curves are those of the table that was read last
+    assert of_steps(tmp_path, STRAIGHT) and not of_steps(tmp_path, CONVERGED)
+
+
+def test_the_page_of_a_table_of_steps_draws_its_curves_over_steps(tmp_path):
+    of_steps(tmp_path, STRAIGHT)
+    page = rebuild(tmp_path / "out").read_text()
+    assert "every step" in page and "every epoch" not in page and "not trained out" in page
+    assert (tmp_path / "out" / "epochs.csv").read_text().startswith("arm,")

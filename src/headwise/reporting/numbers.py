@@ -7,6 +7,7 @@ unchanged; for other tools the user names the columns.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.core.settings import suggest
-from headwise.files.durable import read_json, write_json
+from headwise.files.durable import read_json, write_bytes, write_json
 from headwise.files.errors import StudyError
 from headwise.files.ownership import REPORT, STUDY, claim, plain_folder
 from headwise.reporting.cell_values import figure_of, is_missing, same_value, seed_of
@@ -39,6 +40,8 @@ from headwise.results.stored import checked_study
 
 # largest number of faults of a kind that are listed by row
 LISTED = 5
+# the file of a run's curves
+CURVES = "metrics.jsonl"
 # the name of a run's folder
 HASH = re.compile(r"[0-9a-f]{12}")
 
@@ -310,6 +313,8 @@ def _write(
         identity = digest_of(config)[:12]
         folder = plain_folder(plain_folder(out / "runs") / identity)
         write_json(folder / "config.json", config)
+        if cell.row.losses:
+            write_bytes(folder / CURVES, _curves(cell.row))
         result = RunResult(
             format=2,
             status="diverged" if cell.diverged else "finished",
@@ -341,13 +346,22 @@ def _write(
     write_json(study_file, sealed_study(record).model_dump(mode="json"))
 
 
+def _curves(row: Row) -> bytes:
+    """Return the losses of a run, from a table with a row per step, as the lines of a study's curves."""
+    by_step: dict[int, dict[str, float]] = {}
+    for step, name, value in row.losses:
+        by_step.setdefault(step, {})[name] = value
+    lines = [{"epoch": at, "step": step, "metrics": found} for at, (step, found) in enumerate(by_step.items(), 1)]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
 def _remove_runs(out: Path, runs: Sequence[RunEntry]) -> None:
     """Remove the runs of an earlier version of the table, and nothing else."""
     for entry in runs:
         folder = out / "runs" / entry.hash
         if not HASH.fullmatch(entry.hash) or folder.is_symlink():
             continue
-        for name in ("config.json", RESULT):
+        for name in ("config.json", CURVES, RESULT):
             (folder / name).unlink(missing_ok=True)
         # it stays if somebody put files there
         with contextlib.suppress(OSError):

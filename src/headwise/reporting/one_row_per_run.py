@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from headwise.reporting.cell_values import figure_of
-from headwise.reporting.table_columns import ARMS, RUNS, SEEDS, STEPS, plain
+from headwise.reporting.table_columns import ARMS, FIGURES, RUNS, SEEDS, STEPS, plain
 from headwise.reporting.table_rows import Row, names_of
 
+# what tools call the evaluations whose losses tell whether a training was long enough
+EVALUATIONS = {"train": "train", "training": "train", "test": "test"}
+EVALUATIONS |= dict.fromkeys(("eval", "val", "valid", "validation"), "validation")
+LOSS = re.compile(rf"(?:({'|'.join(EVALUATIONS)})[/_.])?loss")
 # columns of run names, and the names that contain arm and seed: plain-3, plain_seed3, "DropHead(p=0.1), seed 3"
 RUN_NAMES = ("run_name", "run", "name", "mlflow.runname")
 NAMED = re.compile(
@@ -38,7 +44,7 @@ def named_by_run(rows: list[Row], columns_named: bool) -> tuple[list[Row], list[
 
 
 def last_of_each_run(rows: list[Row], columns: Sequence[str]) -> list[Row]:
-    """Return the last row of each run if a table has a row per step, as trackio's tables do.
+    """Return the last row of each run, with the losses of all, if a table has a row per step, as trackio's tables do.
 
     `columns` are those of arm and seed that the user named.
     """
@@ -50,10 +56,26 @@ def last_of_each_run(rows: list[Row], columns: Sequence[str]) -> list[Row]:
     parts = [name for name in names.values() if name in columns or plain(name) in (*ARMS, *SEEDS)]
     parts = [name for name in parts if all(row.values.get(name) not in ("", None) for row in rows)]
     last_rows: dict[tuple[str, ...], Row] = {}
+    losses: dict[tuple[str, ...], list[tuple[int, str, float]]] = {}
     for row in sorted(rows, key=lambda row: figure_of(row.values.get(step)) or 0.0):
         key = tuple(str(row.values.get(name)) for name in (run, *parts))
         earlier = last_rows.get(key)
         # a row contains only what was logged at its step, so earlier values remain valid
         values = {name: value for name, value in earlier.values.items() if value not in ("", None)} if earlier else {}
-        last_rows[key] = Row(row.line, values | {n: v for n, v in row.values.items() if v not in ("", None)})
-    return sorted(last_rows.values(), key=lambda row: row.line)
+        logged = {name: value for name, value in row.values.items() if value not in ("", None)}
+        losses.setdefault(key, []).extend(_losses(logged, figure_of(row.values.get(step))))
+        last_rows[key] = Row(row.line, values | logged)
+    with_losses = (replace(row, losses=tuple(losses[key])) for key, row in last_rows.items())
+    return sorted(with_losses, key=lambda row: row.line)
+
+
+def _losses(logged: dict[str, Any], step: float | None) -> list[tuple[int, str, float]]:
+    """Return the losses among the values logged at a step, under our names for them."""
+    found = []
+    for column, text in logged.items():
+        name = next((column[len(before) :] for before in FIGURES if column.lower().startswith(before)), column)
+        part = LOSS.fullmatch(name.lower())
+        value = figure_of(text)
+        if part is not None and value is not None and step is not None:
+            found.append((int(step), f"{EVALUATIONS[part.group(1) or 'train']}/loss", value))
+    return found

@@ -49,7 +49,7 @@ def runs_csv(study: StudyFolder) -> str:
 def epochs_csv(study: StudyFolder) -> str:
     """Return a CSV of one row per run and epoch (of a script, per point of its curves) with its figures, unrounded."""
     # a line of a script is one or several points of its curves, and no epoch
-    unit = "point" if study.study.of_script else "epoch"
+    unit = "point" if study.study.by_step else "epoch"
     runs = [run for arm in study.arms for run in study.of(arm)]
     names = list(dict.fromkeys(name for run in runs for line in run.epochs for name in line.metrics))
     rows: list[list[Any]] = [["arm", "seed", "run", unit, "phase", "step", "learning_rate", "seconds", *names]]

@@ -266,7 +266,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     outcomes = {kind: study.study.outcome(f"test/{kind}") for kind in quantities}
     units = {kind: unit_of(analysis.outcomes.get(one.name, one)) for kind, one in outcomes.items()}
     series = {
-        (label, kind): _series(stored[label], kind, held_out, units[kind].factor, study.study.of_script)
+        (label, kind): _series(stored[label], kind, held_out, units[kind].factor, study.study.by_step)
         for label in study.arms
         for kind in quantities
     }
@@ -291,7 +291,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
 
 def _moment(study: StudyFolder) -> str:
     """Return what a point of a curve belongs to: a script logs steps, whose epochs are not known."""
-    return "step" if study.study.of_script else "epoch"
+    return "step" if study.study.by_step else "epoch"
 
 
 def _roles(study: StudyFolder) -> list[tuple[str, str]]:
@@ -308,10 +308,10 @@ def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, 
         point
         for run in runs
         if run.status == "diverged"
-        for point in _points(run, kind, unit.factor, study.study.of_script)
+        for point in _points(run, kind, unit.factor, study.study.by_step)
     ]
     if not rows and not broken:
-        ended = "was logged" if study.study.of_script else "ended"
+        ended = "was logged" if study.study.by_step else "ended"
         return prose([f"{title}: no {_moment(study)} of a run {ended} with a finite figure."], kind="note")
     return figure(
         curves(rows, x=_moment(study), y=title, domain=domain, broken=broken),
@@ -332,11 +332,11 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _place(line: EpochLine, of_script: bool) -> int:
-    return line.step if of_script and line.step is not None else line.epoch
+def _place(line: EpochLine, by_step: bool) -> int:
+    return line.step if by_step and line.step is not None else line.epoch
 
 
-def _series(runs: Runs, kind: str, held_out: str, factor: float, of_script: bool) -> list[dict[str, Any]]:
+def _series(runs: Runs, kind: str, held_out: str, factor: float, by_step: bool) -> list[dict[str, Any]]:
     rows = []
     for split in (held_out, "train"):
         by_moment: dict[int, list[float]] = {}
@@ -344,7 +344,7 @@ def _series(runs: Runs, kind: str, held_out: str, factor: float, of_script: bool
             for line in run.epochs if run.status == "finished" else ():
                 value = line.metrics.get(f"{split}/{kind}")
                 if value is not None and math.isfinite(value):
-                    by_moment.setdefault(_place(line, of_script), []).append(value * factor)
+                    by_moment.setdefault(_place(line, by_step), []).append(value * factor)
         for moment, values in sorted(by_moment.items()):
             mean = interval(values, bootstrap_from=math.inf)
             row = {"x": moment, "split": split, "dashed": split == "train"}
@@ -352,9 +352,9 @@ def _series(runs: Runs, kind: str, held_out: str, factor: float, of_script: bool
     return rows
 
 
-def _points(run: RunFolder, kind: str, factor: float, of_script: bool) -> list[dict[str, Any]]:
+def _points(run: RunFolder, kind: str, factor: float, by_step: bool) -> list[dict[str, Any]]:
     points = [
-        (_place(line, of_script), value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))
+        (_place(line, by_step), value) for line in run.epochs if _finite(value := line.metrics.get(f"train/{kind}"))
     ]
     divergence = run.result.divergence if run.result else None
     title = f"seed {run.seed}, diverged at step {divergence.step if divergence else '?'}"

@@ -26,10 +26,14 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?", re.IGNORECASE | re.ASCII
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table; `line` is its line in an editor, where the heading is line 1."""
+    """One row of a table; `line` is its line in an editor, where the heading is line 1.
+
+    `losses` are those of the run's earlier rows and of this one, in the order of their steps: step, name and value.
+    """
 
     line: int
     values: dict[str, Any]
+    losses: tuple[tuple[int, str, float], ...] = ()
 
 
 def is_table(path: Path) -> bool:

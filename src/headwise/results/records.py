@@ -264,6 +264,11 @@ class StudyRecord(Record):
     notes: list[str] = []
 
     @property
+    def by_step(self) -> bool:
+        """Return whether points of its curves are of steps, whose epochs are not known: of a script, or of a table."""
+        return self.of_script or self.kind == "numbers"
+
+    @property
     def of_script(self) -> bool:
         """Return whether the runs are those of the user's own training script."""
         return {"script", "arguments"} <= self.settings.keys()
