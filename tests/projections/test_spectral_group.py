@@ -9,10 +9,11 @@ import torch
 from methods.weight_hosts import ids, loss_of, model
 from small_models import _llama
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import QKClip, SigmaReparam, SpectralNorm
+from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm
 from headwise.methods.reparametrization import reparametrize
 from headwise.projections import spectral_group
 from headwise.projections import together as together_
@@ -357,3 +358,22 @@ def test_vectors_that_move_after_the_forward_give_no_wrong_gradients(method, pla
             RuntimeError, match=r"singular vector.*changed in place.*after_step\(\), after the backward"
         ):
             slopes(lambda handle: handle.after_step())
+
+
+@pytest.mark.parametrize("places", [("cpu",), ()], ids=["together", "alone"])
+@pytest.mark.parametrize("method", [*METHODS, WeightNorm()], ids=repr)
+def test_second_derivatives_leave_out_frozen_weights(method, places, monkeypatch):
+    monkeypatch.setattr(together_, "TOGETHER_ON", places)
+    net, loss = of_transformers(gpt2)
+    handle = headwise.regularize(net, method)
+    frozen = [
+        p for name, p in net.named_parameters() if name.endswith("0.attn.c_attn.parametrizations.weight.original")
+    ]
+    assert len(frozen) == 1
+    frozen[0].requires_grad_(False)
+    learned = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    with sdpa_kernel(SDPBackend.MATH):
+        first = torch.autograd.grad(loss(net, 1) + handle.loss(), learned, create_graph=True, allow_unused=True)
+        size = sum(slope.square().sum() for slope in first if slope is not None)
+        second = torch.autograd.grad(size, learned, allow_unused=True)
+    assert sum(slope is not None and slope.any() for slope in second) > 10

@@ -18,7 +18,7 @@ from headwise.borders import copy_all_, version_of
 from headwise.core.kernels import kernels_run_on, operator
 from headwise.core.precision import at_least_fp32
 from headwise.projections import together
-from headwise.projections.together import Computed, matrix_of, parted
+from headwise.projections.together import Computed, differentiable, matrix_of, parted
 
 
 class Tiling(NamedTuple):
@@ -168,7 +168,8 @@ class _Computed(torch.autograd.Function):
             )
         given = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
         if torch.is_grad_enabled():
-            return (None, None, *_differentiable(group, weights, gammas, given))
+            made = [s.traced(w) for s, w in zip(group.spectrals, weights, strict=True)]
+            return (None, None, *differentiable(made, given, ctx.tensors))
         (a, b), (gamma, sigma, norm) = ctx.vectors, ctx.sizes
         stack, above = stacked(weights, group.tilings), stacked(given, group.tilings)
         with torch.autocast(stack.device.type, enabled=False):
@@ -184,14 +185,6 @@ class _Computed(torch.autograd.Function):
                 slopes = parted(_flat(slope, group.tilings[0].axis, group.counts()), weights)
         parts = inner.to(gammas[0].dtype).split(group.counts()) if gammas else ()
         return (None, None, *slopes, *parts)
-
-
-def _differentiable(
-    group: Group, weights: Sequence[Tensor], gammas: Sequence[Tensor], given: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients by operators that can be differentiated again."""
-    made = [s.traced(w) for s, w in zip(group.spectrals, weights, strict=True)]
-    return torch.autograd.grad(made, [*weights, *gammas], given, create_graph=True, allow_unused=True)
 
 
 def ratio_of(gamma: Tensor | None, dot: Tensor, norm: Tensor) -> Tensor:

@@ -30,6 +30,20 @@ def parted(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
 
 
+def differentiable(
+    made: Sequence[Tensor], given: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of tensors, differentiable again, for those of the weights that were made from them.
+
+    Those of frozen tensors are None.
+    """
+    pairs = [(x, g) for x, g in zip(made, given, strict=True) if x.requires_grad]
+    results, grads = [x for x, _ in pairs], [g for _, g in pairs]
+    wanted = [x for x in tensors if x.requires_grad]
+    found = iter(torch.autograd.grad(results, wanted, grads, create_graph=True, allow_unused=True))
+    return tuple(next(found) if x.requires_grad else None for x in tensors)
+
+
 def is_plain(weight: Tensor) -> bool:
     """Return whether a weight is no wrapper around other tensors, such as a shard, with operators of its own."""
     return not hasattr(weight, "__tensor_flatten__")

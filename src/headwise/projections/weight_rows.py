@@ -16,7 +16,7 @@ from headwise.borders import version_of
 from headwise.core.kernels import kernels_run_on, operator
 from headwise.core.precision import at_least_fp32
 from headwise.projections import together
-from headwise.projections.together import Computed, matrix_of, parted, plain_original
+from headwise.projections.together import Computed, differentiable, matrix_of, parted, plain_original
 
 
 class Member(Protocol):
@@ -79,8 +79,7 @@ class _Computed(torch.autograd.Function):
         given = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
         if torch.is_grad_enabled():
             made = [member.traced(w) for member, w in zip(group.members, weights, strict=True)]
-            wanted = torch.autograd.grad(made, ctx.tensors, given, create_graph=True, allow_unused=True)
-            return (None, None, *wanted)
+            return (None, None, *differentiable(made, given, ctx.tensors))
         counts = [len(x) for x in gains]
         with torch.autocast(weights[0].device.type, enabled=False):
             flat, slopes = row_slopes(
