@@ -416,3 +416,30 @@ def test_an_audited_model_with_adapters_is_read_with_them(tmp_path):
     made, _ = adapted("separate")
     read, plain = (read_checkpoint(BuiltModel("a", "factory", model)) for model in (made, merged(made)))
     assert [r["value"] for r in read.records] == pytest.approx([r["value"] for r in plain.records], rel=1e-4)
+
+
+COMPUTED = [SigmaReparam(), headwise.SpectralNorm(), headwise.WeightNorm(), headwise.InterleavedHeads()]
+
+
+@pytest.mark.parametrize("safe", [False, True], ids=["in place", "safe"])
+@pytest.mark.parametrize("method", COMPUTED, ids=lambda method: type(method).__name__)
+def test_an_adapter_is_not_merged_into_a_computed_weight_which_would_lose_it(method, safe):
+    build, targets, batch = MODELS["separate"]
+    model = build().eval()
+    handle = headwise.regularize(model, method)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, init_lora_weights=False)).eval()
+    with pytest.raises(RuntimeError, match=r"what is merged into it would be lost: call handle.fold\(\)"):
+        adapted.merge_and_unload(safe_merge=safe)
+    with torch.no_grad():
+        expected = adapted(**batch).logits
+        handle.fold()
+        merged = adapted.merge_and_unload(safe_merge=safe)
+        torch.testing.assert_close(merged(**batch).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_computed_weight_reads_as_a_plain_tensor():
+    model = MODELS["separate"][0]()
+    headwise.regularize(model, SigmaReparam())
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    assert type(weight.data) is torch.Tensor and type(weight * 2) is torch.Tensor
+    assert torch.equal(weight.data, weight) and weight.requires_grad and not weight.data.requires_grad

@@ -15,6 +15,7 @@ from headwise.core.site import Site
 from headwise.projections import ProjectionError
 from headwise.projections.adapted import MERGE, is_adapted
 from headwise.projections.block import Block
+from headwise.projections.computed_weight import guard
 from headwise.projections.leaves import leaves
 from headwise.projections.named import sibling_output
 from headwise.projections.spectral import Spectral
@@ -43,6 +44,7 @@ def reparametrize(module: nn.Module, name: str, by: nn.Module) -> None:
     parametrize.register_parametrization(module, name, by, unsafe=True)
     # torch made this class for the module alone, with an error that knows no remedy
     type(module).__getstate__ = _unsaved  # type: ignore[assignment]
+    guard(module, name)
     if isinstance(by, Spectral):
         chain = _chain(module, name)
         assert chain is not None
