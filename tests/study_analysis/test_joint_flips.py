@@ -7,15 +7,18 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from headwise.results.intervals import JointIntervals
 from headwise.results.joint_flips import (
     EXACT_UP_TO,
     RESAMPLES,
     joint_test,
+    scores,
     seeds_for_a_verdict,
     sign_flip,
     smallest_p,
+    t_of,
 )
 
 
@@ -172,3 +175,20 @@ def test_too_few_pairs_for_flips_get_student_and_one_pair_gets_nothing():
     assert (second.low, second.high) == (None, None)
     (equal,) = JointIntervals(np.full((8, 1), 0.25)).bounds(0.05)
     assert (equal.low, equal.high, equal.how) == (0.25, 0.25, "all differences are equal")
+
+
+def test_a_score_gives_its_t_back():
+    values = np.array([[0.3, 1.0], [0.1, -0.2], [0.5, 0.4], [0.2, 0.9], [np.nan, 0.7]])
+    pairs = np.isfinite(values).sum(axis=0)
+    known = np.nan_to_num(values)
+    found = t_of(scores(known.sum(axis=0), (known**2).sum(axis=0), pairs), pairs)
+    assert found == pytest.approx(abs(stats.ttest_1samp(values, 0, nan_policy="omit").statistic))
+
+
+def test_a_smaller_difference_has_no_smaller_corrected_p():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        table = drawn(rng, 8, 4, 0.5)
+        test, t = joint_test(table), abs(stats.ttest_1samp(table, 0).statistic)
+        in_order = [test.corrected[at] for at in np.argsort(-t)]
+        assert in_order == sorted(in_order)

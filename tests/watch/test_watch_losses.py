@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import warnings
 
 import pytest
@@ -179,3 +180,11 @@ def test_a_trainers_own_training_step_comes_back(tmp_path):
     trainer.training_step = own = lambda *args, **settings: (calls.append(1), step(*args, **settings))[1]
     trainer.train()
     assert trainer.training_step is own and len(calls) == 2
+
+
+def test_a_deviation_is_in_sample_standard_deviations_and_has_a_sign():
+    before = [1.0, 2.0, 4.0, 3.0]
+    values = Spikes(4, 4).add([*before, 0.5])
+    assert values[:4] == [None] * 4
+    assert values[4] == pytest.approx((0.5 - statistics.fmean(before)) / statistics.stdev(before))
+    assert values[4] < 0
