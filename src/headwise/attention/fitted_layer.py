@@ -269,7 +269,9 @@ class FittedLayer:
 
     def untouched(self, training: bool) -> bool:
         """Return whether no method or watch uses this call, so that the host's own kernel runs."""
-        return not (self._acting[training].in_call or self.armed or self.shares_values or self.needs("branch"))
+        # Not `not (methods or ...)`: dynamo does not trace the negation of a tuple.
+        used = bool(self._acting[training].in_call) or self.armed or self.shares_values or self.needs("branch")
+        return not used
 
     def idle(self, training: bool) -> bool:
         """Return whether no method or watch uses this site's next call, so that the host's own code may run alone."""
