@@ -162,7 +162,7 @@ def read_done(folder: Path) -> dict[str, dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry", action="store_true", help="toy sizes on the CPU")
-    parser.add_argument("--only", default="", help="parts whose names begin so")
+    parser.add_argument("--only", default="", help="the part of this name, or parts whose names begin so")
     parser.add_argument("--seconds", type=int, default=10**9, help="for all parts together")
     parser.add_argument("--jobs", type=int, default=3, help="runs at once on one device")
     parser.add_argument("--out", type=Path, help="folder of the results; default: results/gpu")
@@ -172,7 +172,8 @@ def main() -> None:
     folder = (options.out or (OUT / "dry" if options.dry else OUT)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     done = read_done(folder)
-    named = [part for part in PARTS if part.name.startswith(options.only)]
+    named = [part for part in PARTS if part.name == options.only]
+    named = named or [part for part in PARTS if part.name.startswith(options.only)]
     # a study with more seeds is the same study in a dry run
     chosen = [part for part in named if part.dry] if options.dry else named
     chosen = list({part.dry if options.dry else part.command: part for part in chosen}.values())

@@ -40,4 +40,5 @@ def test_every_launch_compiles_within_the_shared_memory_of_its_gpu():
     }  # fmt: skip
     for line in compiled:
         assert line["shared"] <= SHARED[line["capability"]], line
-        assert line["spilled"] <= 256, line
+        # all figures at once keep more sums of a row than sm_100 has registers for
+        assert line["spilled"] <= 320, line

