@@ -126,8 +126,8 @@ def run(
         arguments += [name, str(value)] if value is not None else []
     console_of_bars = load("rich.console", "study").Console(file=sys.stderr)
     # a notebook asks for colours without being a terminal; there each state of a bar would be a new line
-    quiet = not sys.stderr.isatty()
-    with bars.Progress(*columns, console=console_of_bars, transient=True, disable=quiet) as bar:
+    hidden = quiet or not sys.stderr.isatty()
+    with bars.Progress(*columns, console=console_of_bars, transient=True, disable=hidden) as bar:
         task = bar.add_task("layers", total=None)
         result = audit(
             checkpoint,
