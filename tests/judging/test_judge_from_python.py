@@ -20,7 +20,9 @@ def test_a_table_pairs_and_differences_are_judged_alike(tmp_path):
             writer.writerows([("new", seed, mine), ("main", seed, other)])
     found = headwise.judge(path, metric="loss", candidate="new", baseline="main")
     assert found.answer == "accept" and found == headwise.judge(PAIRS)
-    assert found == headwise.judge(mine - other for mine, other in PAIRS)
+    assert found == headwise.judge([mine - other for mine, other in PAIRS])
+    # what trains is asked for no more than decides
+    assert headwise.judge(mine - other for mine, other in PAIRS).answer == "accept"
     assert headwise.judge(PAIRS, better="higher").answer == "reject"
     assert headwise.judge(PAIRS[:2], budget=2).answer == "undecided"
 

@@ -37,6 +37,7 @@ def loss():
 VALID = {
     "audit": lambda: {"checkpoint": model()},
     "compress": lambda: {"model": model()},
+    "judge": lambda: {"source": [0.1, 0.2]},
     "load_compressed": lambda: {"model": model(), "state": {}},
     "load_pretrained": lambda: {"model": model(), "folder": "."},
     "parameter_groups": lambda: {"model": model(), "lr": 1e-3, "weight_decay": 0.1},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 
 from headwise.judging.evidence import Sample, autocorrelation, e_value, half_width, interval, paired
 
@@ -32,6 +33,10 @@ class Rule:
     higher: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("margin", "alpha", *(["budget"] if self.budget is not None else [])):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral if name == "budget" else Real):
+                raise TypeError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(self.margin) and self.margin >= 0):
             raise ValueError(f"margin must be a number of at least 0, got {self.margin!r}")
         if not 0 < self.alpha < 1:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
-from headwise.judging.decision import Decision, Rule
+from headwise.judging.decision import Decision, Rule, decide
 from headwise.judging.decision import judge as judge_differences
+from headwise.judging.evidence import paired
 from headwise.judging.runs import read_pairs
 
 DIRECTIONS = ("lower", "higher")
@@ -52,17 +54,39 @@ def judge(
         >>> pairs = [(3.11, 3.20), (3.13, 3.21), (3.09, 3.19), (3.12, 3.20), (3.10, 3.19)]
         >>> decision = headwise.judge(pairs, better="lower")
         >>> decision.answer, decision.pairs
-        ('accept', 4)
+        ('accept', 5)
     """
+    for name, value in (("metric", metric), ("candidate", candidate), ("baseline", baseline)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a name, got {value!r}")
     if better not in DIRECTIONS:
         raise ValueError(f"better must be lower or higher, got {better!r}")
     rule = Rule(margin=margin, alpha=alpha, budget=budget, higher=better == "higher")
     if not isinstance(source, (str, os.PathLike)):
-        return judge_differences(_differences(source), rule)
+        if not isinstance(source, Iterable):
+            raise TypeError(f"source must be the path of a table, pairs of figures or differences, got {source!r}")
+        if not isinstance(source, Sized):
+            return judge_differences(_differences(source), rule)
+        return _of_all(list(_differences(source)), rule)
     if not metric:
         raise ValueError("metric must name the column of the table to judge, such as metric='val_loss'")
     pairs = read_pairs(Path(source), metric, candidate, baseline)
-    return judge_differences(pairs.differences(), rule).noted(*pairs.notes)
+    differences = pairs.differences()
+    if not differences:
+        raise ValueError(f"{candidate} and {baseline} have no seed in common in {source}")
+    return _of_all(differences, rule).noted(*pairs.notes)
+
+
+def _of_all(differences: list[float], rule: Rule) -> Decision:
+    """Return the decision after a look at each pair, of which the last may be later than the one that decided."""
+    decision = judge_differences(differences, rule)
+    if decision.pairs == len(differences):
+        return decision
+    for number, difference in enumerate(differences, 1):
+        if not math.isfinite(difference):
+            raise ValueError(f"pair {number} has the difference {difference}: a run that diverged has no figure")
+    samples = [paired(differences[:count]) for count in range(1, len(differences) + 1)]
+    return decide(samples, len(differences), rule)
 
 
 def _differences(source: Iterable[Any]) -> Iterator[float]:
