@@ -27,6 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from headwise.files.errors import StudyError  # noqa: E402
+from headwise.files.ownership import claim  # noqa: E402
+
 OUT = ROOT / "results" / "gpu"
 WHEELS, SITE = ROOT / "wheels", ROOT / "build" / "site"
 DONE = "done.json"
@@ -170,7 +175,12 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the parts and do nothing")
     options = parser.parse_args()
     folder = (options.out or (OUT / "dry" if options.dry else OUT)).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    written = (DONE, *dict.fromkeys(f"{part.name}.txt" for part in PARTS))
+    if not options.list:
+        try:
+            claim(folder, written, shared=True)
+        except StudyError as error:
+            raise SystemExit(str(error)) from None
     done = read_done(folder)
     named = [part for part in PARTS if part.name == options.only]
     named = named or [part for part in PARTS if part.name.startswith(options.only)]

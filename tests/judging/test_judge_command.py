@@ -201,6 +201,34 @@ def test_names_with_a_bar_keep_the_table_of_a_block(table):
     assert r"| change | `a\|b` against `main` |" in markdown(found(request), request)
 
 
+@pytest.mark.parametrize("content", ["notes of mine", '{"learning_rate": 0.001}', "[1, 2]", ""])
+def test_a_file_of_the_user_is_not_overwritten_by_a_floor(table, tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(StudyError, match=r"config\.json is not a noise floor, and is not overwritten"):
+        run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=path))
+    assert path.read_text() == content
+
+
+def test_a_floor_is_measured_again_into_the_same_file(table, tmp_path):
+    path = tmp_path / "floor.json"
+    for _ in range(2):
+        assert run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=path)) == 0
+    # one that was edited is measured again too: that is the remedy that its error names
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"commit": "another"}))
+    assert run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=path)) == 0
+    assert read_floor(path, "val_loss").values
+
+
+@pytest.mark.parametrize("content", [b"notes of mine", b"\x80\xff\x00", b'{"step": 1}\n'])
+def test_a_file_of_the_user_is_not_written_as_a_ledger(table, tmp_path, content):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(StudyError, match="line 1, is no line of a ledger"):
+        run(Request(table, METRIC, "new", "main", ledger=path))
+    assert path.read_bytes() == content
+
+
 # the noise floor
 
 

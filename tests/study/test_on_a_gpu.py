@@ -42,6 +42,13 @@ def test_a_part_over_its_time_is_stopped_and_told(tmp_path):
     assert ended(tmp_path)["studies-blog-cifar10"] in ("stopped", "done")
 
 
+def test_files_of_the_user_are_not_overwritten(tmp_path):
+    (tmp_path / "done.json").write_text("mine")
+    refused = run("--dry", "--out", str(tmp_path), "--only", "tests")
+    assert refused.returncode == 1 and "holds done.json, which headwise did not write" in refused.stderr
+    assert (tmp_path / "done.json").read_text() == "mine"
+
+
 def test_runs_share_a_device_by_mps_where_there_is_one(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import on_a_gpu

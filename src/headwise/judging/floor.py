@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,9 @@ def calibrate(path: Path, metric: str, baseline: str, values: Sequence[float]) -
     """Keep the figures of a baseline's runs as the noise floor and return it.
 
     Raises:
-        StudyError: for figures that are all the same, and for fewer than five runs. The fluctuation of one run's curve
-            is no spread between runs: it lacks what initial weights and the order of the data change.
+        StudyError: if another file is there, for figures that are all the same, and for fewer than five runs. The
+            fluctuation of one run's curve is no spread between runs: it lacks what initial weights and the order of the
+            data change.
     """
     if len(values) < FEWEST:
         raise StudyError(
@@ -96,6 +98,8 @@ def calibrate(path: Path, metric: str, baseline: str, values: Sequence[float]) -
             f"all {len(values)} runs of {baseline} have the figure {values[0]:g}: a floor without spread accepts any "
             "change. Do the runs read their seeds? Or choose a metric with more digits."
         )
+    if os.path.lexists(path) and not _is_floor(path):
+        raise StudyError(f"{path} is not a noise floor, and is not overwritten. Choose another --floor.")
     floor = Floor(metric, baseline, tuple(values), commit(), machine(), time.time())
     write_json(path, sealed(json.loads(json.dumps(asdict(floor)))))
     return floor
@@ -117,6 +121,12 @@ def read_floor(path: Path, metric: str) -> Floor:
     if content.get("metric") != metric:
         raise StudyError(f"{path} is the floor of {content.get('metric')}, not of {metric}.")
     return _checked(path, content)
+
+
+def _is_floor(path: Path) -> bool:
+    """Return whether a file has the fields of a floor, though its figures may have been edited."""
+    content = None if path.is_symlink() else read_json(path)
+    return isinstance(content, dict) and {field.name for field in fields(Floor)} <= content.keys()
 
 
 def _checked(path: Path, content: dict[str, Any]) -> Floor:

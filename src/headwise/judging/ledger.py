@@ -75,7 +75,7 @@ class Ledger:
             StudyError: if a line is not one of a ledger.
         """
         found: dict[tuple[str, ...], Entry] = {}
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         for number, line in enumerate(lines_of(text), 1):
             try:
                 record = json.loads(line)
