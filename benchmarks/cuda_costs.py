@@ -64,8 +64,8 @@ ViT-B/16 1.04 of the plain one, and bounds SoftCap and StableSoftmax; Forgetting
 layer's input through its gates.
 
 Columns that a causal call drops get lower logits by one more coordinate. A head of 64 then runs the tiles of 96 of
-flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not by count,
-our own kernel would take 1.11, and keys gathered for it would save only the dropped share of that.
+flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not
+by count, our own kernel would take 1.11, and keys gathered for it would save only the dropped share of that.
 """.strip().splitlines()
 
 
