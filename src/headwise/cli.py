@@ -166,8 +166,14 @@ def compare(
     data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
+    ] = False,
 ) -> None:
-    """Train arms × seeds, paired, and write a report. After a stop, the same command continues."""
+    """Train arms × seeds, paired, and write a report. After a stop, the same command continues.
+
+    Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
+    """
     from headwise.comparing.command import run
     from headwise.comparing.request import Request
 
@@ -200,6 +206,7 @@ def compare(
             data=data,
             watch=watch,
             out=out,
+            as_json=as_json,
             command=shlex.join(["headwise", *sys.argv[1:]]),
         )
     )
@@ -242,26 +249,35 @@ def report(
     export: Annotated[
         Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; notes go to standard error.")] = False,
 ) -> None:
-    """Rebuild the report of a study from its files."""
+    """Rebuild the report of a study from its files.
+
+    Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option.
+    """
+    from headwise.files.json_output import json_alone
     from headwise.reporting.command import report_numbers, run
     from headwise.reporting.table_rows import is_table
+    from headwise.results.json_answer import results_of
 
     tables = [path for path in folders if is_table(path)]
     if tables and len(folders) > 1:
         raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
     if tables:
         columns = [name.strip() for text in settings or [] for name in text.split(",") if name.strip()]
-        report_numbers(
-            tables[0], outcome or [], baseline, arm=arm, seed=seed_column, settings=columns, out=out, export=export
-        )
+        with json_alone(as_json) as show:
+            page = report_numbers(
+                tables[0], outcome or [], baseline, arm=arm, seed=seed_column, settings=columns, out=out, export=export
+            )
+            show(results_of([page.parent]))
         return
     if outcome or arm or seed_column or settings or out:
         raise StudyError(
             f"--outcome, --arm, --seed-column, --settings and --out are for tables, and {folders[0]} is a folder of "
             "results: leave them out."
         )
-    run(folders, export)
+    with json_alone(as_json) as show:
+        show(run(folders, export))
 
 
 @app.command()
@@ -314,8 +330,14 @@ def league(
     out: Annotated[Path, typer.Option(help="Folder of the league, with its page and a folder for each world.")] = Path(
         "results/league"
     ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
+    ] = False,
 ) -> None:
-    """Compare many methods and controls in many worlds, each tuned by the same search."""
+    """Compare many methods and controls in many worlds, each tuned by the same search.
+
+    Exit code: 0 also when --budget is spent, whatever the verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
+    """
     from headwise.league.command import LeagueRequest, named, run
 
     run(
@@ -340,6 +362,7 @@ def league(
             device=device,
             data=data,
             out=out,
+            as_json=as_json,
         )
     )
 

@@ -60,11 +60,11 @@ def test_help_takes_less_computing_than_importing_torch():
 
 
 OPTIONS = {
-    "compare": "--arguments --data --device --engine --epochs --graphs --help --jobs --method --no-rehearsal --out "
-    "--outcome --plan --processes --ray-address --require-pairs "
+    "compare": "--arguments --data --device --engine --epochs --graphs --help --jobs --json --method --no-rehearsal "
+    "--out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
-    "report": "--arm --baseline --export --help --out --outcome --seed-column --settings",
-    "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --out --pairs --plan "
+    "report": "--arm --baseline --export --help --json --out --outcome --seed-column --settings",
+    "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --json --out --pairs --plan "
     "--ray-address --run --seeds --slurm --source --time --trials --worlds",
     "methods": "--for --help",
     "studies": "--help",

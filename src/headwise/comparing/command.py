@@ -19,6 +19,7 @@ from headwise.engines import rank
 from headwise.engines.slurm_options import read_slurm_options
 from headwise.files.durable import write_json
 from headwise.files.errors import explain
+from headwise.files.json_output import json_alone
 from headwise.files.ownership import REPORT, STUDY, claim
 from headwise.files.provenance import describe_environment, usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
@@ -39,6 +40,16 @@ def run(request: Request) -> None:
         # the launched processes print everything; this one only launches and ends them
         line = stopped_line(request.folder)
         sys.exit(rank.launch(request.processes or 1, functools.partial(run, request), line))
+    with json_alone(request.as_json) as show:
+        folder = _carried_out(request)
+        if request.as_json and folder is not None:
+            from headwise.results.json_answer import results_of
+
+            show(results_of([folder]))
+
+
+def _carried_out(request: Request) -> Path | None:
+    """Return the folder whose report was written; None for a plan, and in all but the first process."""
     # start it first: the workers import torch while this process reads the study
     engine = start_engine(request)
     try:
@@ -46,9 +57,8 @@ def run(request: Request) -> None:
         with nullcontext() if rank.is_one_of_several() else raise_on_stops():
             if request.of_study and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
-                run_findings(request)
-            else:
-                run_comparison(request, engine)
+                return run_findings(request)
+            return run_comparison(request, engine)
     except KeyboardInterrupt as stop:
         print(stopped_line(request.folder), file=sys.stderr)
         sys.exit(stop_code(stop))
@@ -82,13 +92,13 @@ def start_engine(request: Request) -> Engine:
     return LocalEngine(request.jobs or usable_cores())
 
 
-def run_comparison(request: Request, engine: Engine) -> None:
-    """Carry out a study of arms × seeds, then write its report and print its table."""
+def run_comparison(request: Request, engine: Engine) -> Path | None:
+    """Carry out a study of arms × seeds, write its report, print its table, and return its folder, or None."""
     folder = carry_out(request, engine)
-    if request.plan:
-        return
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_report(folder)
+    if request.plan or int(os.environ.get("RANK", "0")) != 0:
+        return None
+    write_report(folder)
+    return folder
 
 
 def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path:
@@ -171,8 +181,8 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
     return lines
 
 
-def run_findings(request: Request) -> None:
-    """Carry out a study that is not a table of methods × seeds: its module returns the findings."""
+def run_findings(request: Request) -> Path:
+    """Carry out a study that is not a table of methods × seeds, as its module says; return its folder."""
     from headwise.comparing.choosing import choose_device
     from headwise.comparing.compare import locked
 
@@ -199,6 +209,7 @@ def run_findings(request: Request) -> None:
     except OSError as error:
         raise explain(error, out) from error
     write_report(out)
+    return out
 
 
 def write_report(folder: Path) -> None:

@@ -85,6 +85,8 @@ class Request:
     data: Path | None = None
     watch: bool = False
     out: Path | None = None
+    # print one JSON object on standard output, and all else on standard error
+    as_json: bool = False
     command: str = "headwise compare"
 
     @property
@@ -107,6 +109,8 @@ def check(request: Request) -> None:
     """Raise StudyError for invalid options before anything is started."""
     _check_numbers(request)
     _check_script(request)
+    if request.as_json and request.plan:
+        raise StudyError("--json prints the verdicts, and --plan trains nothing. Leave one of them out.")
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
     if request.graphs not in GRAPHS:

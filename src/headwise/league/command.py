@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headwise.comparing.choosing import choose_device
 from headwise.comparing.command import start_engine
@@ -17,6 +18,7 @@ from headwise.comparing.progress import PlainLines, choose_display
 from headwise.comparing.request import ENGINES, Request
 from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError, explain
+from headwise.files.json_output import json_alone
 from headwise.files.ownership import claim
 from headwise.files.provenance import usable_cores
 from headwise.files.stops import raise_on_stops, stop_code, stopped_line
@@ -59,6 +61,8 @@ class LeagueRequest:
     device: str = "cpu"
     data: Path | None = None
     out: Path = OUT
+    # print one JSON object on standard output, and all else on standard error
+    as_json: bool = False
 
 
 def run(request: LeagueRequest) -> None:
@@ -81,12 +85,20 @@ def run(request: LeagueRequest) -> None:
         raise StudyError("--fresh and --pairs need --run: without it nothing is trained.")
     if request.time_steps and (request.folders or request.plan or request.run):
         raise StudyError("--time measures the entries in --out. Give it alone, after --run.")
-    if request.time_steps:
-        _time_steps(request)
-    elif request.plan or request.run:
-        _work(request)
-    else:
-        write_page(request.folders or tuple(_readable(request.out)), request.out)
+    if request.plan:
+        if request.as_json:
+            raise StudyError("--json prints the verdicts, and --plan runs nothing. Leave one of them out.")
+        # the engine is only a placeholder: planning submits nothing
+        cells = cells_of(request, HereEngine(), PlainLines())
+        print("\n".join(plan_lines(cells, request.jobs or usable_cores())))
+        return
+    with json_alone(request.as_json) as show:
+        if request.time_steps:
+            show(_time_steps(request))
+        elif request.run:
+            show(_work(request))
+        else:
+            show(write_page(request.folders or tuple(_readable(request.out)), request.out))
 
 
 def named(texts: Sequence[str]) -> tuple[str, ...]:
@@ -128,27 +140,28 @@ def cells_of(
     return cells
 
 
-def write_page(folders: Sequence[Path], out: Path, follow_up_in: Path | None = None) -> None:
-    """Read finished worlds, write page, tables and figures into `out`, and print the aggregate."""
-    from headwise.league.page import write
+def write_page(
+    folders: Sequence[Path], out: Path, follow_up_in: Path | None = None, complete: bool | None = None
+) -> dict[str, Any]:
+    """Read finished worlds, write page, tables and figures into `out`, print the aggregate, and return it."""
+    from headwise.league.json_answer import league_of
+    from headwise.league.page import contents_of, keep
 
     if not folders:
         raise StudyError(f"{out} contains no world of a league. Give folders, or run one: headwise league --run.")
     try:
-        page, lines = write(folders, out, follow_up_in)
+        contents, lines = contents_of(folders, follow_up_in)
+        page = keep(contents, out)
     except OSError as error:
         raise explain(error, out) from error
     print("\n".join(lines))
     print(f"\npage: {page}")
+    return league_of(contents, page, lines, complete)
 
 
-def _work(request: LeagueRequest) -> None:
+def _work(request: LeagueRequest) -> dict[str, Any]:
     deadline = None if request.budget is None else time.monotonic() + read_budget(request.budget)
     jobs = request.jobs or usable_cores()
-    if request.plan:
-        # the engine is only a placeholder: planning submits nothing
-        print("\n".join(plan_lines(cells_of(request, HereEngine(), PlainLines()), jobs)))
-        return
     if request.engine not in ENGINES:
         raise StudyError(f"--engine {request.engine!r} is not known. Engines: {', '.join(ENGINES)}.")
     engine_request = Request(engine=request.engine, ray_address=request.ray_address, slurm=request.slurm, jobs=jobs)
@@ -178,8 +191,11 @@ def _work(request: LeagueRequest) -> None:
     finally:
         engine.close()
     ready = request.folders or _ready(request.out)
-    if ready:
-        write_page(ready, request.out, follow_up_in=request.out if request.folders else None)
+    if not ready:
+        from headwise.league.json_answer import league_of
+
+        return league_of({}, None, [], ended == COMPLETE)
+    return write_page(ready, request.out, request.out if request.folders else None, ended == COMPLETE)
 
 
 def _published_cells(request: LeagueRequest, engine: Engine, display: Listener) -> list[Cell]:
@@ -214,14 +230,14 @@ def _pair_cells(request: LeagueRequest, cells: Sequence[Cell], display: Listener
     return pair_cells(cells, pairs)
 
 
-def _time_steps(request: LeagueRequest) -> None:
+def _time_steps(request: LeagueRequest) -> dict[str, Any]:
     ready = {folder.name for folder in _ready(request.out)}
     if not ready:
         raise StudyError(f"{request.out} contains no world of a league. Run one: headwise league --run.")
     time_steps(
         [cell for cell in cells_of(request, HereEngine(), PlainLines()) if cell.place.folder.name in ready], print
     )
-    write_page(_ready(request.out), request.out)
+    return write_page(_ready(request.out), request.out)
 
 
 def _readable(out: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,20 @@ def write(paths: Sequence[Path], out: Path, follow_up_in: Path | None = None) ->
     Raises:
         StudyError: for paths without a world, or worlds of different leagues.
     """
+    contents, lines_ = contents_of(paths, follow_up_in)
+    return keep(contents, out), lines_
+
+
+def keep(contents: Mapping[str, str], out: Path) -> Path:
+    """Write the files of a league, by name, into `out`, and return the path of the page."""
+    claim(out, contents, shared=True)
+    for name, content in contents.items():
+        write_bytes(out / name, content.encode())
+    return out / "league.html"
+
+
+def contents_of(paths: Sequence[Path], follow_up_in: Path | None = None) -> tuple[dict[str, str], list[str]]:
+    """Return the content of each file that `write` writes, by name, and lines for the terminal."""
     read = read_worlds(paths, follow_up_in)
     worlds, fresh = Worlds([world.figures for world in read]), fresh_worlds(read)
     over_fresh = Worlds([world.figures for world in fresh])
@@ -100,10 +114,7 @@ def write(paths: Sequence[Path], out: Path, follow_up_in: Path | None = None) ->
         }
     contents |= {f"{name}.svg": svg(chart) for name, chart in charts.items() if chart is not None}
     contents |= {f"{world.record.world}.json": world.file().model_dump_json() + "\n" for world in read}
-    claim(out, contents, shared=True)
-    for name, content in contents.items():
-        write_bytes(out / name, content.encode())
-    return out / "league.html", _terminal_lines(read, worlds, aggregates, fresh_aggregates)
+    return contents, _terminal_lines(read, worlds, aggregates, fresh_aggregates)
 
 
 def league_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headwise.files.errors import StudyError
 from headwise.reporting.export import export as write_out
@@ -12,6 +13,7 @@ from headwise.reporting.numbers import study_of_numbers
 from headwise.reporting.rebuild import rebuild
 from headwise.results.across import across, across_words
 from headwise.results.analysis_record import stranger_words
+from headwise.results.json_answer import results_of
 from headwise.results.stored import checked_analysis
 from headwise.results.table import print_answer, print_sentences
 
@@ -46,8 +48,8 @@ def report_numbers(
     return page
 
 
-def run(folders: Sequence[Path], export: Path | None) -> None:
-    """Rebuild the report of each folder and print the path of its page.
+def run(folders: Sequence[Path], export: Path | None) -> dict[str, Any]:
+    """Rebuild the report of each folder, print the path of its page, and return the answers for --json.
 
     Several folders are taken as data sets of one question, and their differences are aggregated arm by arm. Raises
     StudyError if `export` is given for folders of the same name, and the errors of `headwise.reporting.write`.
@@ -62,8 +64,10 @@ def run(folders: Sequence[Path], export: Path | None) -> None:
         if export is not None:
             target = export if len(folders) == 1 else export / name
             print(f"{len(write_out(folder, target))} files in {target}")
-    if len(folders) > 1:
-        print_sentences(["", *across_words(across(folders))])
+    together = across(folders) if len(folders) > 1 else {}
+    if together:
+        print_sentences(["", *across_words(together)])
+    return results_of(folders, together)
 
 
 def _damage(folder: Path) -> list[str]:
