@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -83,7 +82,11 @@ class QKRates(Method):
             state.buffer(f"before_{index}", whole(getattr(module, name).detach()).clone())
         for kind, factor in _factors(state.kept("pieces"), _current).items():
             state.buffer(f"start_{kind}", factor, saved=True)
-        state.keep("layout", _layout(state))
+        layout = _layout(state)
+        state.keep("layout", layout)
+        if layout is not None:
+            # A table that is made in the step would be copied to the device there.
+            state.buffer("owners", layout.table().to(state.tensor("before_0").device))
         # whether a forward of the whole model has copied the weights
         state.keep("noted", False)
 
@@ -160,7 +163,7 @@ class QKRates(Method):
         factors = against.reciprocal()
         rates = (factors if self.rate == 1 else self.rate * factors) / start
         # The share of the old numbers in the new ones: exactly 0 at a rate of 1, and of rows in no head.
-        shares = F.pad(1 - rates, (0, 1))[:, layout.table(now[0].device)]
+        shares = F.pad(1 - rates, (0, 1))[:, states[0].tensor("owners")]
         for new, before, axis, share in zip(now, old, layout.axes, shares.split(layout.rows(), 1), strict=True):
             new.lerp_(before, share.view(len(states), *[-1 if i == axis else 1 for i in range(new.dim() - 1)]))
         after = [new[index] for index in range(len(states)) for new in now]
@@ -193,14 +196,10 @@ class Layout:
         """Return the number of rows of each parameter."""
         return [shape[axis] for shape, axis in zip(self.shapes, self.axes, strict=True)]
 
-    def table(self, device: torch.device) -> Tensor:
+    def table(self) -> Tensor:
         """Return the owners, with as many as there are heads for none."""
-        return _table(self.owners, sum(heads for _, heads, *_ in self.heads.values()), device)
-
-
-@lru_cache(maxsize=64)
-def _table(owners: tuple[int, ...], none: int, device: torch.device) -> Tensor:
-    return torch.tensor([none if owner < 0 else owner for owner in owners]).to(device)
+        none = sum(heads for _, heads, *_ in self.heads.values())
+        return torch.tensor([none if owner < 0 else owner for owner in self.owners])
 
 
 def _layout(state: MethodState) -> Layout | None:
