@@ -262,6 +262,9 @@ def _uneven(rank, port, folder):
         steps = len({one["step"] for one in watch.records() if one["head"] is not None})
         found = {"penalties": [float(x) for x in penalties], "alone": float(_mean(own))}
         torch.save({**found, "steps": steps, "refused": refused}, folder / f"{name} {rank}.pt")
+    # The refused forward left an exchange of join() that nobody waits for. gloo's threads would still hold its tensor
+    # when the group goes, wait for Python's lock to let go of it, and be waited for by who holds the lock.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

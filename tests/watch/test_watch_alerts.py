@@ -65,6 +65,19 @@ def test_every_alert_is_raised_beyond_its_limit_and_not_before(alert, well, ill)
     assert found["remedy"] and "arXiv" in found["source"] and "blocks.3.attn" in found["sentence"]
 
 
+@pytest.mark.parametrize(
+    "at_the_limit",
+    [
+        [figure("max_logit", 100.0)],
+        [figure("entropy_share", 0.05)],
+        [figure("effective_rank_vo", 2.0)],
+        [figure("output_norm", v, head=h) for h, v in enumerate((1.0, 0.005))],
+    ],
+)
+def test_a_figure_at_its_limit_is_not_beyond_it(at_the_limit):
+    assert Judge(Thresholds(), at_once=True).alerts(at_the_limit) == []
+
+
 def test_an_audits_judge_tells_of_what_is_ill_at_its_only_reading():
     judge = Judge(Thresholds(), at_once=True)
     (alert,) = judge.alerts([figure("entropy_share", 0.01)])
