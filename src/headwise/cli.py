@@ -466,6 +466,10 @@ def judge(
     timeout: Annotated[
         float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
     ] = None,
+    diverged: Annotated[
+        float | None,
+        typer.Option(help="Count a diverged run as this figure: the metric of a model that has learned nothing."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
 ) -> None:
@@ -484,7 +488,8 @@ def judge(
         "ledger": ledger,
         "target": target,
         "step": step,
-        "script": script_of(script, change, metric, arguments, out, timeout),
+        "diverged": diverged,
+        "script": script_of(script, change, metric, arguments, out, timeout, diverged),
     }
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
 

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 import random
 import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -114,6 +116,23 @@ def test_judging_a_table_imports_neither_torch_nor_numpy(table):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_table_is_judged_in_half_a_second_of_computing(table):
+    command = [sys.executable, "-m", "headwise", "judge", str(table), "--metric", METRIC, "--candidate", "new"]
+    code = (
+        f"import resource, subprocess; subprocess.run({[*command, '--baseline', 'main']!r}, stdout=-3, check=True); "
+        "use = resource.getrusage(resource.RUSAGE_CHILDREN); print(use.ru_utime + use.ru_stime)"
+    )
+    # without what the tests add to the start of each process
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(path).name != "tests"]
+    plain = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    seconds = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=plain).stdout)
+        for _ in range(3)
+    ]
+    # the least of three: other work on the machine slows each
+    assert min(seconds) < 0.5, seconds
 
 
 def test_a_block_for_a_pull_request_is_a_table(table):

@@ -69,8 +69,8 @@ OPTIONS = {
     "methods": "--for --help",
     "studies": "--help",
     "audit": "--fail-on --help --images --json --out --text",
-    "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --floor --help --json "
-    "--ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",
+    "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --diverged --floor --help "
+    "--json --ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",
     "replay": "--help",
 }
 

@@ -17,6 +17,7 @@ from headwise.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Ru
 from headwise.judging.runs import Pairs, read_pairs
 
 if TYPE_CHECKING:
+    from headwise.judging.ledger import Ledger
     from headwise.judging.script import Script
 
 # increased when a field of the JSON changes its meaning or goes
@@ -47,6 +48,8 @@ class Request:
     script: Script | None = None
     target: float | None = None
     step: str = ""
+    # the figure of a run that diverged; None: such a run is refused
+    diverged: float | None = None
 
     @property
     def goal(self) -> Target | None:
@@ -106,6 +109,8 @@ def _check(request: Request) -> None:
         "--seed-column": request.seed,
     }
     given = [name for name, value in of_tables.items() if value]
+    if request.diverged is not None and request.target is not None:
+        raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
     if request.script is not None and given:
         raise StudyError(f"{given[0]} belongs to a table. Judge the table that --script leaves in its --out.")
 
@@ -114,11 +119,30 @@ def _by_ledger(request: Request, path: Path) -> Decision:
     from headwise.judging.ledger import Ledger
 
     ledger = Ledger(path, request.metric if request.target is None else request.figure, request.baseline)
+    if request.script is not None:
+        return _script_by_ledger(request, request.script, ledger)
     with ledger.held():
         alpha = ledger.open(request.candidate, request.alpha)
-        decision = _judged(request, alpha)
-        ledger.write(request.candidate, decision)
-        return decision.noted(f"level {alpha:.2g} of {request.alpha:g}", ledger.best())
+        return _entered(request, ledger, _judged(request, alpha))
+
+
+def _script_by_ledger(request: Request, script: Script, ledger: Ledger) -> Decision:
+    """Judge a script's runs at a level reserved before them: other candidates are not kept waiting while it trains."""
+    from headwise.judging.script import check
+
+    check(script, request.rule())
+    with ledger.held():
+        alpha = ledger.open(request.candidate, request.alpha)
+        ledger.reserve(request.candidate, alpha, request.margin)
+    decision = _judged(request, alpha)
+    with ledger.held():
+        return _entered(request, ledger, decision)
+
+
+def _entered(request: Request, ledger: Ledger, decision: Decision) -> Decision:
+    doubts = ledger.write(request.candidate, decision)
+    level = f"level {decision.rule.alpha:.2g} of {request.alpha:g}"
+    return decision.noted(*doubts, level, ledger.best())
 
 
 def _judged(request: Request, alpha: float | None = None) -> Decision:
@@ -135,7 +159,15 @@ def _judged(request: Request, alpha: float | None = None) -> Decision:
 def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs:
     assert request.table is not None
     names = candidate, request.baseline, request.arm, request.seed
-    return read_pairs(request.table, request.outcome[0], *names, needs_both=needs_both, target=request.goal)
+    of_diverged = None if request.diverged is None else (request.diverged, request.higher)
+    return read_pairs(
+        request.table,
+        request.outcome[0],
+        *names,
+        needs_both=needs_both,
+        target=request.goal,
+        diverged=of_diverged,
+    )
 
 
 def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:

@@ -12,6 +12,8 @@ from headwise.judging.evidence import Sample, autocorrelation, e_value, half_wid
 ACCEPT, REJECT, EQUIVALENT, GO_ON, UNDECIDED = "accept", "reject", "equivalent", "go on", "undecided"
 # the exit code of each answer
 CODES = {ACCEPT: 0, REJECT: 1, EQUIVALENT: 2, GO_ON: 3, UNDECIDED: 4}
+# how many differences, and how close in proportion to their mean, are no independent pairs
+FEWEST_ALIKE, ALIKE = 3, 1e-9
 # further seeds beyond which a forecast says only that it takes more
 FORESEEN = 1000
 
@@ -57,6 +59,7 @@ class Decision:
         evidence: the e-value against no difference; it reaches 1/alpha with probability alpha if there is none.
         more: pairs that the answer would take if mean and spread stay; None if it has been given, or is out of sight.
         notes: what limits the answer.
+        means: the mean after each look.
     """
 
     answer: str
@@ -68,6 +71,7 @@ class Decision:
     more: int | None
     rule: Rule
     notes: tuple[str, ...] = field(default=())
+    means: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def code(self) -> int:
@@ -88,7 +92,8 @@ def decide(samples: Sequence[Sample], pairs: int, rule: Rule) -> Decision:
     more = None if answer != GO_ON else _more(last, rule)
     if answer == GO_ON and rule.budget is not None and pairs >= rule.budget:
         answer = UNDECIDED
-    return Decision(answer, last.mean, low, high, pairs, evidence, more, rule)
+    means = tuple(sample.mean for sample in samples)
+    return Decision(answer, last.mean, low, high, pairs, evidence, more, rule, means=means)
 
 
 def of_differences(differences: Sequence[float], rule: Rule) -> Decision:
@@ -98,7 +103,13 @@ def of_differences(differences: Sequence[float], rule: Rule) -> Decision:
 
 
 def order_notes(differences: Sequence[float]) -> list[str]:
-    """Return the note that differences depend on those before them, if they do."""
+    """Return the note that differences are all the same, or depend on those before them, if they do."""
+    mean = math.fsum(differences) / len(differences)
+    if len(differences) >= FEWEST_ALIKE and all(abs(d - mean) <= ALIKE * abs(mean) for d in differences):
+        return [
+            f"all {len(differences)} differences are {mean:.4g}: seeds that change nothing repeat one pair, and "
+            "prove no more than one. Do both runs of a pair read their seed?"
+        ]
     found = autocorrelation(differences)
     if found is None:
         return []

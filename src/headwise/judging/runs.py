@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def read_pairs(
     *,
     needs_both: bool = True,
     target: Target | None = None,
+    diverged: tuple[float, bool] | None = None,
 ) -> Pairs:
     """Return the runs of two arms of a table.
 
@@ -62,10 +63,11 @@ def read_pairs(
         arm, seed: columns of the arms and seeds; "": the usual names.
         needs_both: whether the baseline must have runs.
         target: the table holds curves, and the figure of a run is the step at which it reaches the target.
+        diverged: figure of a run that diverged, and whether higher figures are better; None: such a run is refused.
 
     Raises:
         StudyError: if a column or the candidate is missing, a seed appears twice in an arm, or a figure is
-            not a number.
+            not a number, or diverged runs would count as better than one that finished.
     """
     rows = read_rows(path)
     names = names_of(rows)
@@ -77,6 +79,7 @@ def read_pairs(
     states = states_of([row.values for row in rows], state_columns(names, (arm_column, seed_column, metric)))
     runs: dict[str, dict[str, float]] = {}
     notes: list[str] = []
+    finished: dict[str, dict[str, float]] = {}
     for name in (candidate, baseline):
         own = [(row, state) for row, state in zip(rows, states) if str(row.values.get(arm_column)) == name]
         if not own and (name == candidate or needs_both):
@@ -84,8 +87,14 @@ def read_pairs(
             raise StudyError(f"{path} has no run of {name!r}. Its arms: {', '.join(arms)}.")
         ended = [(row, state) for row, state in own if state.kind in ENDED]
         notes += [_left_out(name, row, state, seed_column) for row, state in own if state.kind not in ENDED]
-        runs[name] = _of_arm(path, ended, metric, seed_column)
-    return Pairs(runs[candidate], runs[baseline], (*notes, *_notes(runs, candidate, baseline)))
+        runs[name], lost = _of_arm(path, ended, metric, seed_column, None if diverged is None else diverged[0])
+        finished[name] = {seed: value for seed, value in runs[name].items() if seed not in lost}
+        if lost and diverged is not None:
+            notes.append(f"diverged, and counted as {diverged[0]:g}: {name} with seed {_listed(lost)}")
+    if diverged is not None:
+        check_diverged(diverged[0], [x for own in finished.values() for x in own.values()], higher=diverged[1])
+    notes += [*_alone(runs, candidate, baseline), *_copies(finished, candidate, baseline)]
+    return Pairs(runs[candidate], runs[baseline], tuple(notes))
 
 
 def _left_out(name: str, row: Row, state: RunState, seed_column: str) -> str:
@@ -101,8 +110,22 @@ def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], op
     return found
 
 
-def _of_arm(path: Path, rows: list[tuple[Row, RunState]], metric: str, seed_column: str) -> dict[str, float]:
+def check_diverged(figure: float | None, finished: Sequence[float], *, higher: bool) -> None:
+    """Raise StudyError if diverged runs would count as better than a run that finished."""
+    worst = (min if higher else max)(finished, default=None)
+    if figure is not None and worst is not None and (figure > worst if higher else figure < worst):
+        raise StudyError(
+            f"--diverged {figure:g} is better than {worst:g}, the figure of a run that finished: to diverge would pay. "
+            "Pass the metric of a model that has learned nothing."
+        )
+
+
+def _of_arm(
+    path: Path, rows: list[tuple[Row, RunState]], metric: str, seed_column: str, of_diverged: float | None
+) -> tuple[dict[str, float], list[str]]:
+    """Return the figures of an arm by seed, and the seeds whose runs diverged."""
     runs: dict[str, float] = {}
+    lost: list[str] = []
     for row, state in rows:
         seed, written = _seed(row.values.get(seed_column)), row.values.get(metric)
         if not seed:
@@ -115,13 +138,17 @@ def _of_arm(path: Path, rows: list[tuple[Row, RunState]], metric: str, seed_colu
         if figure is None and not _is_no_figure(written):
             raise StudyError(f"{path}, line {row.line}: {metric} is {written!r}, which is not a number.")
         if figure is None or abs(figure) > LARGEST or state.kind == "diverged":
+            if of_diverged is not None:
+                runs[seed] = of_diverged
+                lost.append(seed)
+                continue
             what = f"the state is {state.text}" if state.kind == "diverged" else f"{metric} is {written}"
             raise StudyError(
-                f"{path}, line {row.line}: {what}. A run that diverged has no figure: write the metric "
-                "of a model that has learned nothing, or judge the share of runs that diverge."
+                f"{path}, line {row.line}: {what}. A run that diverged has no figure: pass --diverged with the "
+                "metric of a model that has learned nothing, or judge the share of runs that diverge."
             )
         runs[seed] = figure
-    return runs
+    return runs, lost
 
 
 def _seed(written: Any) -> str:
@@ -134,23 +161,40 @@ def _is_no_figure(written: Any) -> bool:
     return is_missing(written) or (isinstance(written, float) and not math.isfinite(written))
 
 
-def _notes(runs: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterable[str]:
+def _alone(runs: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterator[str]:
+    """Yield notes on runs without a partner, and on seeds that are missing."""
     mine, other = runs[candidate], runs[baseline]
     if other:
         for name, own, theirs in ((candidate, mine, other), (baseline, other, mine)):
             alone = [seed for seed in own if seed not in theirs]
             if alone:
                 yield f"without a partner, and not counted: {name} with seed {_listed(alone)}"
-        same = [seed for seed in mine if mine[seed] == other.get(seed)]
-        if candidate != baseline and len(same) > 1:
-            yield f"{candidate} and {baseline} have the same figures with seeds {_listed(same)}: does the change act?"
-    for name, own in runs.items():
+    yield from _gaps(candidate, mine)
+
+
+def _copies(finished: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterator[str]:
+    """Yield notes on figures of finished runs that look copied."""
+    mine, other = finished[candidate], finished[baseline]
+    same = [seed for seed in mine if mine[seed] == other.get(seed)]
+    if candidate != baseline and len(same) > 1:
+        yield f"{candidate} and {baseline} have the same figures with seeds {_listed(same)}: does the change act?"
+    for name, own in finished.items():
         known: dict[float, list[str]] = {}
         for seed, value in own.items():
             known.setdefault(value, []).append(seed)
         for value, seeds in known.items():
             if len(seeds) > 1 and value != round(value, 3):
                 yield f"{name} has the same figure {value:.10g} with seeds {_listed(seeds)}: are these copies of a run?"
+
+
+def _gaps(candidate: str, runs: Iterable[str]) -> Iterator[str]:
+    """Yield the note that seeds are missing between the first and the last, where most of them were run."""
+    seeds = {int(seed) for seed in runs if seed.lstrip("-").isdecimal()}
+    if not seeds or max(seeds) - min(seeds) >= 2 * len(seeds):
+        return
+    missing = [str(seed) for seed in range(min(seeds), max(seeds)) if seed not in seeds]
+    if missing:
+        yield f"{candidate} has no run with seed {_listed(missing)}: all seeds that were run belong into the table"
 
 
 def _listed(seeds: list[str]) -> str:

@@ -16,6 +16,7 @@ from headwise.files.durable import write_bytes
 from headwise.files.errors import StudyError
 from headwise.files.ownership import claim
 from headwise.judging.decision import GO_ON, Decision, Rule, of_differences
+from headwise.judging.runs import check_diverged
 
 if TYPE_CHECKING:
     from headwise.experiments.study import Study
@@ -37,6 +38,7 @@ class Script:
         arguments: the form in which changed arguments are passed.
         out: folder of the runs; None: results/judge/NAME.
         timeout: seconds of silence after which a run is ended.
+        diverged: the figure of a run that diverged; None: such a run is refused.
     """
 
     command: str
@@ -45,6 +47,7 @@ class Script:
     arguments: str = "argparse"
     out: Path | None = None
     timeout: float | None = None
+    diverged: float | None = None
 
     def study(self) -> Study:
         """Return the study of two arms.
@@ -95,6 +98,8 @@ class Pair:
     baseline: float
     # whether weights and batches, as far as the script tells them, were the same
     alike: bool
+    # those of its runs that diverged: "candidate", "baseline"
+    diverged: tuple[str, ...] = ()
 
 
 def pairs_of(script: Script) -> Iterator[Pair]:
@@ -111,11 +116,14 @@ def pairs_of(script: Script) -> Iterator[Pair]:
     for seed in itertools.count():
         order = (BASELINE, candidate) if derive(seed, "first of a pair") & 1 else (candidate, BASELINE)
         runs = {arm: _run(script, study, arm, seed) for arm in order}
-        figures = {arm: _figure(study, run) for arm, run in runs.items()}
+        figures = {arm: _figure(study, run, script.diverged) for arm, run in runs.items()}
         evidence = runs[BASELINE].evidence, runs[candidate].evidence
         alike = all(evidence[0][name] == evidence[1][name] for name in evidence[0].keys() & evidence[1].keys())
-        pair = Pair(seed, figures[candidate], figures[BASELINE], alike)
-        same = known.setdefault((pair.candidate, pair.baseline), seed)
+        named = {"candidate": candidate, "baseline": BASELINE}
+        diverged = tuple(name for name, arm in named.items() if runs[arm].metrics.get(study.task.primary()) is None)
+        pair = Pair(seed, figures[candidate], figures[BASELINE], alike, diverged)
+        # pairs in which both diverged are alike, whatever their seeds
+        same = known.setdefault((pair.candidate, pair.baseline), seed) if len(diverged) < len(runs) else seed
         if same != seed:
             raise StudyError(
                 f"seeds {same} and {seed} give the same figures in both arms: the script ignores its seed. Seed "
@@ -149,14 +157,21 @@ def _tell(event: dict[str, object]) -> None:
         print(event["text"], file=sys.stderr)
 
 
-def _figure(study: Study, run: RunResult) -> float:
+def _figure(study: Study, run: RunResult, diverged: float | None) -> float:
     figure = run.metrics.get(study.task.primary())
-    if figure is None:
+    if figure is None and diverged is None:
         raise StudyError(
-            f"{run.arm}, seed {run.seed}, diverged and has no {study.task.primary()}. Let the script record the metric "
+            f"{run.arm}, seed {run.seed}, diverged and has no {study.task.primary()}. Pass --diverged with the metric "
             "of a model that has learned nothing, or judge the share of runs that diverge."
         )
-    return figure
+    return diverged if figure is None else figure  # type: ignore[return-value]
+
+
+def check(script: Script, rule: Rule) -> None:
+    """Raise StudyError if the rule has no budget, or the script, change or form of arguments is invalid."""
+    if rule.budget is None:
+        raise StudyError("--script needs --budget, the most pairs to run: a change that does nothing is never decided.")
+    script.study()
 
 
 def judge_script(script: Script, rule: Rule) -> Decision:
@@ -165,18 +180,23 @@ def judge_script(script: Script, rule: Rule) -> Decision:
     Raises:
         StudyError: if the rule has no budget, and as `pairs_of` does.
     """
-    if rule.budget is None:
-        raise StudyError("--script needs --budget, the most pairs to run: a change that does nothing is never decided.")
+    check(script, rule)
     claim(script.folder, (TABLE,), shared=True)
     seen: list[Pair] = []
+    ended: list[float] = []
     for pair in pairs_of(script):
         seen.append(pair)
+        ended += [getattr(pair, name) for name in ("candidate", "baseline") if name not in pair.diverged]
+        check_diverged(script.diverged, ended, higher=rule.higher)
         _write(script, seen)
         decision = of_differences([one.candidate - one.baseline for one in seen], rule)
         told = f"seed {pair.seed}: {script.change} {pair.candidate:.6g}, baseline {pair.baseline:.6g}"
         print(f"{told}; {decision.answer}", file=sys.stderr, flush=True)
         if decision.answer != GO_ON:
             break
+    lost = [f"{name} with seed {one.seed}" for one in seen for name in one.diverged]
+    if lost:
+        decision = decision.noted(f"diverged, and counted as {script.diverged:g}: {', '.join(lost)}")
     apart = [str(one.seed) for one in seen if not one.alike]
     if apart:
         return decision.noted(
