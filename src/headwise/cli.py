@@ -247,7 +247,8 @@ def report(
         Path | None, typer.Option(help="For a table: the folder of its report. Default: NAME-report.")
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Also write every figure (SVG, PNG) and table (CSV, LaTeX) into this folder.")
+        Path | None,
+        typer.Option(help="Also write every figure (PDF, SVG, PNG) and table (CSV, LaTeX) into this folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; notes go to standard error.")] = False,
 ) -> None:

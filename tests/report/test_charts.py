@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import altair as alt
 import pytest
 
 from headwise.pages.charts import attention_maps, heat_map, pairs_of
+from headwise.pages.label_columns import lines_of
 from headwise.pages.line_charts import against_cost, curves, dose, lines
 from headwise.reporting.difference_section import forest, panel
 
@@ -62,9 +61,12 @@ def data_of(spec: dict) -> list[dict]:
             baseline=0.5,
         ),
         against_cost(
-            [{"name": "0", "label": "A()", "role": "arm", "x": 1.0, "mean": 1.0, "low": None, "high": None}],
+            [
+                {"label": "A()", "brief": "A", "role": "arm", "x": 1.0, "text": "0.5"},
+                {"label": "plain", "brief": "plain", "role": "baseline", "x": 1.5, "text": "0.6"},
+            ],
             x="ms",
-            y="loss",
+            outcome="loss",
         ),
         curves(EPOCHS, x="epoch", y="loss", domain=(0, 1)),
         curves(EPOCHS, x="epoch", y="loss", broken=[{"x": 1, "value": 0.5, "run": "seed 1", "last": True}]),
@@ -121,16 +123,34 @@ def test_what_has_no_interval_gets_no_layer_of_intervals():
     assert len(curves(EPOCHS, x="e", y="l")["layer"]) - len(curves(without, x="e", y="l")["layer"]) == 1
 
 
-def test_names_of_points_against_a_cost_lie_on_no_other(tmp_path):
-    from headwise.pages.line_charts import LETTER, LINE, _beside
+@pytest.mark.parametrize(
+    ("label", "brief", "room", "lines"),
+    [
+        ("DropHead(p=0.2)", "", (20, 3), ["DropHead(p=0.2)"]),
+        ("InputNoise(scale=0.01, per_head=True)", "", (34, 2), ["InputNoise(scale=0.01,", "per_head=True)"]),
+        ("NeuTRENO(strength=0.6) + FeatScale()", "", (34, 2), ["NeuTRENO(strength=0.6) +", "FeatScale()"]),
+        # the short form stands where the label does not fit
+        ("AttentionNormPenalty(strength=1.0) + DropHead(p=0.2)", "Norm + Drop", (20, 2), ["Norm + Drop"]),
+        ("A" * 50, "A" * 50, (20, 3), ["A" * 19 + "…"]),
+        ("a b c d e f", "", (1, 2), ["a", "…"]),
+    ],
+)
+def test_labels_are_broken_into_lines_that_fit_their_column(label, brief, room, lines):
+    assert lines_of(label, brief or label, *room) == lines
 
-    rows = [
-        {"label": str(at), "name": "Regularizer" * 2, "x": x, "mean": mean, "low": None, "high": None}
-        for at, (x, mean) in enumerate([(1, 0.5), (1.1, 0.5), (1.2, 0.501), (3, 0.5), (3, 0.9)])
-    ]
-    places = _beside(rows)
-    # those of the left half stand to the right of their points, one below the other
-    left = [places[str(at)] for at in range(3)]
-    assert {place["align"] for place in left} == {"left"} and places["3"]["align"] == "right"
-    heights = sorted(280 * (0.9 - row["mean"]) / 0.4 + place["dy"] for row, place in zip(rows, left))
-    assert min(after - before for before, after in itertools.pairwise(heights)) >= LINE - 1 and LETTER > 0
+
+def test_labels_and_numbers_are_columns_beside_the_marks():
+    """Each is an axis, which lies outside the plot, left and right of it; a small chart has a form of its own."""
+    spec = forest(DIFFERENCES, title="difference")
+    axes = [axis for layer in spec["layer"] if (axis := layer["encoding"].get("y", {}).get("axis"))]
+    assert [axis["orient"] for axis in axes] == ["left", "right"]
+    assert "1.00 [0.50, 1.50]" in axes[1]["labelExpr"] and "containerSize" in axes[1]["labelExpr"]
+    assert spec["resolve"] == {"axis": {"y": "independent"}} and "text" not in str(
+        [one["mark"] for one in spec["layer"]]
+    )
+
+
+def test_a_legend_lists_the_verdicts_that_are_drawn():
+    (points,) = [one for one in forest(DIFFERENCES, title="d")["layer"] if "shape" in one["encoding"]]
+    assert points["encoding"]["shape"]["legend"]["values"] == ["better", "undecided"]
+    assert points["encoding"]["color"]["legend"] == points["encoding"]["shape"]["legend"]

@@ -41,24 +41,36 @@ def analysis(folder):
     return analyse_study(read_study(folder))
 
 
-def test_the_headline_has_effects_intervals_and_the_price_the_best_first(analysis):
+def test_the_headline_is_sentences_of_effects_and_intervals_the_best_first(analysis):
     told = headline(analysis)
-    number, interval = r"[+−]\d\.\d+ points \[[−\d., ]+\]", r"\d+\u00a0% (more|less) time a step"
+    amount = r"\d\.\d+ points \(95\u00a0% CI \d\.\d+ to \d\.\d+; 10 paired seeds\)"
     assert re.fullmatch(
-        rf"DropHead {number}, {interval}; DropColumn {number}, {interval} \(in test accuracy\)\.", told
+        rf"DropHead raises test accuracy by {amount}\. DropColumn lowers it by {amount}\. "
+        r"No evidence of a difference for QKNorm\.",
+        told,
     ), told
     entry = analysis.arms[1].differences["test/accuracy"]
-    assert f"+{100 * entry.mean:.2f}" in told
+    assert f"by {100 * entry.mean:.2f} points" in told
+    # the interval of what is lowered is that of its size
+    lower = analysis.arms[2].differences["test/accuracy"]
+    assert f"CI {-100 * lower.high:.2f} to {-100 * lower.low:.2f};" in told
 
 
-def test_the_headline_says_what_would_have_been_seen_where_nothing_was_shown(tmp_path):
+def test_the_headline_names_no_cost_and_counts_many_arms(tmp_path):
+    arms = ("baseline", "A()", "B()", "C()", "D()", "E()")
+    made = write_study(tmp_path, methods=arms, effects=(0, 0.03, 0.04, 0.05, 0.03, -0.04), epochs=3)
+    told = headline(analyse_study(read_study(made)))
+    assert re.match(r"Four arms raise test accuracy, C most: by \d\.\d+ points \(95", told), told
+    assert re.search(r"\. E lowers test accuracy by \d", told) and not re.search(r"\btime\b|\bms\b|\bstep\b", told)
+
+
+def test_the_headline_tells_what_could_have_been_detected_where_there_is_no_evidence(tmp_path):
     made = write_study(tmp_path, methods=(ARMS[0], ARMS[3]), effects=(0, 0), epochs=3)
     found = analyse_study(read_study(made))
     seen = found.arms[1].differences["test/accuracy"].detectable
     assert (
         headline(found)
-        == f"No difference was shown in test accuracy; {100 * seen:.2f} points would have been seen with 80\u00a0% "
-        "power."
+        == f"No evidence of a difference in test accuracy (80\u00a0% power to detect {100 * seen:.2f} points)."
     )
 
 
@@ -91,10 +103,10 @@ def test_an_arm_that_always_diverged_is_no_next_step_and_lost_pairs_are_counted(
     assert next_step(analyse(only)) == ""
 
 
-def test_a_name_of_several_words_is_set_off_from_its_figure(tmp_path):
+def test_a_name_of_several_words_is_the_subject_of_its_sentence(tmp_path):
     arm = "DropHead(p=0.2) | learning_rate=0.01"
     made = write_study(tmp_path, methods=("baseline", arm), effects=(0, 0.02), epochs=3)
-    assert headline(analyse(made)).startswith("DropHead | learning_rate=0.01: +")
+    assert headline(analyse(made)).startswith("DropHead | learning_rate=0.01 raises test accuracy by ")
 
 
 def test_a_difference_too_small_for_seeds_asks_for_another_setting(analysis):
@@ -121,7 +133,8 @@ def test_the_table_that_answers_is_sorted_by_effect_and_speaks_plainly(folder, a
     names = [re.sub("<.*?>", "", found) for found in re.findall(r'<th scope="row"[^>]*>(.*?)(?: <small>|</th>)', body)]
     assert names == ["baseline", "DropHead(p=0.2)", "QKNorm()", "DropColumn(p=0.2)"]
     seen = analysis.arms[3].differences["test/accuracy"].detectable
-    assert f"not shown; {100 * seen:.2f} would have been seen" in body
+    assert body.count("no evidence") == 1 and body.count(f">{100 * seen:.2f}</td>") == 1
+    assert 'data-name="detectable"' in html.split("Every arm against the baseline</caption>")[1].split("<tbody>")[0]
     # methodology is folded
     assert "<summary><h3>How this was judged</h3></summary>" in html
 
@@ -137,15 +150,20 @@ def test_the_export_holds_what_a_paper_takes(folder, tmp_path, analysis):
     entry = analysis.arms[1].differences["test/accuracy"]
     assert rows[2][2].startswith(f"+{100 * entry.mean:.2f} [") and "$-$" in rows[4][2]
     text = (tmp_path / "out" / "paper-text.tex").read_text(encoding="utf-8")
-    assert "In test accuracy over 10 seeds, DropHead was better than the baseline (+" in text
+    assert "Over 10 seeds, DropHead raises test accuracy by " in text and "; p = 0.0" in text
     assert (
-        "QKNorm was not shown to differ from the baseline (" in text
-        and r"would have been seen with 80 \% power" in text
+        "; DropColumn lowers it by " in text
+        and "there is no evidence that QKNorm changes it (" in text
+        and r"80~\% power to detect " in text
     )
+    assert {path.suffix for path in (tmp_path / "out").glob("paired-differences-*")} == {".svg", ".pdf", ".png"}
+    assert next((tmp_path / "out").glob("paired-differences-*.pdf")).read_bytes().startswith(b"%PDF-")
     assert r"\texttt{DropHead(p=0.2)}, \cite{zhou2020}" in text
     bib = (tmp_path / "out" / "paper-references.bib").read_text(encoding="utf-8")
     assert re.findall(r"@misc\{(\w+),", bib) == ["zhou2020", "meindl2023", "zehui2019", "dehghani2023"]
     assert "Scheduled {DropHead}: A Regularization Method for Transformer Models" in bib and "usedby" not in bib
+    # plain styles print notes, and no eprint
+    assert "note = {arXiv:2004.13342}" in bib
     keys = set(re.findall(r"\\cite\{(\w+)\}", text))
     assert keys == set(re.findall(r"@misc\{(\w+),", bib))
 

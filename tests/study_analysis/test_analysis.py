@@ -158,13 +158,11 @@ def test_a_difference_within_the_margin_is_both(tmp_path):
     assert entry.verdict == "better" and entry.verdict_text == "better (by less than the margin)"
 
 
-def test_no_evidence_says_what_would_have_been_seen(tmp_path):
+def test_no_evidence_says_what_could_have_been_detected(tmp_path):
     found = analyse(write_study(tmp_path, methods=TWO, effects=(0, 0.0)))
     entry = found.arms[1].differences["test/accuracy"]
     assert 0 < (entry.high - entry.low) / 2 < entry.detectable < entry.high - entry.low
-    assert (
-        f"a difference of {100 * entry.detectable:.2f} points would have been seen with 80\u00a0% power" in found.answer
-    )
+    assert f"(80\u00a0% power to detect {100 * entry.detectable:.2f} points)" in found.answer
 
 
 def test_pairing_is_worth_the_seeds_that_the_shared_part_would_cost(tmp_path):
@@ -282,8 +280,8 @@ def test_a_metric_that_is_not_finite_makes_no_pair(tmp_path):
         ),
         (
             {"methods": TWO, "effects": (0, 0.0)},
-            "In test accuracy, with 10 seeds, there is no evidence that Other() differs from the baseline; "
-            "a difference of 0.27 points would have been seen with 80\u00a0% power.",
+            "In test accuracy, with 10 seeds, there is no evidence that Other() differs from the baseline "
+            "(80\u00a0% power to detect 0.27 points).",
         ),
         (
             {"methods": TWO, "seeds": 3},

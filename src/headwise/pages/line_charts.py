@@ -7,6 +7,7 @@ from typing import Any
 
 from headwise.files.optional_imports import load
 from headwise.pages.charts import Row, chart_of, specification
+from headwise.pages.label_columns import label_column, text_column
 
 
 @specification
@@ -170,64 +171,46 @@ def dose(rows: Sequence[Row], *, x: str, y: str, seeds: Sequence[Row] = (), base
     return alt.layer(*layers, width="container", height=220)
 
 
-# width of a letter and height of a line of a point's name, in pixels
-LETTER, LINE = 6.0, 13.0
+# pixels of a row
+COST_ROW = 34
 
 
 @specification
-def against_cost(rows: Sequence[Row], *, x: str, y: str) -> Any:
-    """Return an outcome against a cost: a named point for each arm with its interval; the baseline is grey and square.
+def against_cost(rows: Sequence[Row], *, x: str, outcome: str) -> Any:
+    """Return the cost of each arm, one row an arm in the given order, with its outcome in a column on the right.
 
-    A row has name, label, x, mean, low, high (None without an interval) and role ("arm" or "baseline").
+    A row has label, brief (a short name), text (its outcome), x and role ("arm" or "baseline", which is a grey square).
+    A dashed line marks the baseline's cost.
     """
     alt = load("altair", "study")
-    base = chart_of(alt, rows)
+    base, order = chart_of(alt, rows), [row["label"] for row in rows]
     scale = alt.Scale(zero=False, nice=True, padding=14)
-    across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=6))
-    up = alt.Y("mean", type="quantitative", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    across = alt.X(
+        "x",
+        type="quantitative",
+        title=x,
+        scale=scale,
+        axis=alt.Axis(tickCount=5, labelSeparation=6, labelFlush=False, labelOverlap="greedy"),
+    )
+    names, texts = ({row["label"]: row[key] for row in rows} for key in ("brief", "text"))
+    columns = (
+        label_column(alt, names),
+        text_column(alt, texts, texts, orient="right"),
+    )
     roles, colours = ["arm", "baseline"], ["var(--blue)", "var(--grey)"]
     colour = alt.Color("role", type="nominal", legend=None, scale=alt.Scale(domain=roles, range=colours))
     shape = alt.Shape("role", type="nominal", legend=None, scale=alt.Scale(domain=roles, range=["circle", "square"]))
     words = [alt.Tooltip("label", type="nominal"), alt.Tooltip("x", type="quantitative", title=x, format=".4g")]
-    words.append(alt.Tooltip("mean", type="quantitative", title=y, format=".4g"))
-    layers = []
-    if any(row["low"] is not None for row in rows):
-        bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=1.4, opacity=0.6)
-        bars = bars.encode(x=across, y=up, y2=alt.Y2("high:Q"), color=colour, tooltip=words)
-        layers.append(bars.transform_calculate(mean="datum.low"))
-    layers.append(
-        base.mark_point(filled=True, size=80, opacity=1).encode(
-            x=across, y=up, color=colour, shape=shape, tooltip=words
-        )
-    )
-    places = _beside(rows)
-    for row in rows:
-        # _beside puts each name where there is room
-        name = base.transform_filter(alt.datum.label == row["label"])
-        text = name.mark_text(fontSize=11, color="var(--ink)", limit=210, **places[row["label"]])
-        layers.append(text.encode(x=across, y=up, text=alt.Text("name:N")))
-    return alt.layer(*layers, width="container", height=300)
-
-
-def _beside(rows: Sequence[Row], width: float = 400.0, height: float = 280.0) -> dict[str, dict[str, Any]]:
-    """Return the place of each point's name: on the side with more room, moved down until it overlaps no other name.
-
-    Sizes are pixels of a chart in a grid of two columns; in a wider chart names have more room.
-    """
-    low, high = min(row["x"] for row in rows), max(row["x"] for row in rows)
-    ends = [end for row in rows for end in (row["mean"], row["low"], row["high"]) if end is not None]
-    bottom, top = min(ends), max(ends)
-    places: dict[str, dict[str, Any]] = {}
-    taken: list[tuple[float, float, float]] = []
-    for row in sorted(rows, key=lambda row: -row["mean"]):
-        side = "left" if row["x"] <= (low + high) / 2 else "right"
-        position = (row["x"] - low) / ((high - low) or 1.0) * width
-        length = min(210.0, LETTER * len(row["name"]))
-        left = position + 8 if side == "left" else position - 8 - length
-        up = (top - row["mean"]) / ((top - bottom) or 1.0) * height
-        text_y = up - 7
-        while any(abs(text_y - other) < LINE and left < end and start < left + length for start, end, other in taken):
-            text_y += 1
-        taken.append((left, left + length, text_y))
-        places[row["label"]] = {"align": side, "dx": 8 if side == "left" else -8, "dy": round(text_y - up)}
-    return places
+    words.append(alt.Tooltip("text", type="nominal", title=outcome))
+    plain = base.transform_filter("datum.role === 'baseline'").mark_rule(color="var(--grey)", strokeDash=[4, 3])
+    layers = [plain.encode(x=across)] if any(row["role"] == "baseline" for row in rows) else []
+    # a column of text is an axis, of which a layer has one
+    for mark, column in (
+        (base.mark_point(opacity=0, size=0), columns[1]),
+        (base.mark_point(filled=True, size=80, opacity=1), columns[0]),
+    ):
+        down = alt.Y("label", type="nominal", title=None, sort=order, scale=alt.Scale(type="band"), axis=column)
+        seen = {} if column is columns[1] else {"color": colour, "shape": shape, "tooltip": words}
+        layers.append(mark.encode(x=across, y=down, **seen))
+    chart = alt.layer(*layers, width="container", height=COST_ROW * len(rows) + 6)
+    return chart.resolve_axis(y="independent")

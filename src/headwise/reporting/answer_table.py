@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,9 +39,10 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
     """
     metric, gap = analysis.metric, gap_of(analysis)
     unit = unit_of(metric)
+    detectable = has_detectable(analysis, metric.name)
     columns = [
         Column("arm"),
-        *difference_columns(unit),
+        *difference_columns(unit, detectable),
         Column(metric.label, f"{unit.name} {INTERVAL}".strip(), number=True),
         *([Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []),
         *(_cost_column(name, analysis) for name in measured_costs(analysis)),
@@ -60,9 +60,10 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
 def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
     """Return a table of one row per arm for one outcome."""
     unit = unit_of(outcome)
+    detectable = has_detectable(analysis, outcome.name)
     columns = [
         Column("arm"),
-        *difference_columns(unit),
+        *difference_columns(unit, detectable),
         Column(label_of(outcome), f"{unit.name} {INTERVAL}".strip(), number=True),
     ]
     rows, names = [], brief_names(analysis)
@@ -71,43 +72,56 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
         mean = arm.metrics[outcome.name]
         cell = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
         entry = arm.differences.get(outcome.name)
-        rows.append([Cell(arm.label, brief=names[arm.label]), *difference_cells(entry, unit, arm.all_diverged), cell])
+        rows.append(
+            [
+                Cell(arm.label, brief=names[arm.label]),
+                *difference_cells(entry, unit, arm.all_diverged, detectable),
+                cell,
+            ]
+        )
     return table(columns, rows, marked=[0], caption=label_of(outcome))
 
 
-def difference_columns(unit: Unit) -> list[Column]:
+def has_detectable(analysis: Analysis, outcome: str) -> bool:
+    """Return whether an arm without evidence has a difference that these seeds could have detected."""
+    entries = [arm.differences[outcome] for arm in analysis.compared if outcome in arm.differences]
+    return any(_detectable(entry) is not None for entry in entries)
+
+
+def _detectable(entry: Difference) -> float | None:
+    return entry.detectable if entry.verdict == "no evidence" else None
+
+
+def difference_columns(unit: Unit, detectable: bool = False) -> list[Column]:
     """Return the columns of a paired difference; the difference comes first, to be visible on a small screen."""
     kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
-    return [Column("difference", kind, number=True), Column("verdict"), Column("corrected p", number=True)]
+    power = [Column("detectable", f"{unit.difference}, 80\u00a0% power".strip(", "), number=True)] if detectable else []
+    return [Column("difference", kind, number=True), Column("verdict"), *power, Column("corrected p", number=True)]
 
 
-def difference_cells(entry: Difference | None, unit: Unit, diverged: bool = False) -> list[Cell]:
-    """Return the cells of a paired difference: difference, verdict and corrected p; dashes for the baseline."""
+def difference_cells(
+    entry: Difference | None, unit: Unit, diverged: bool = False, detectable: bool = False
+) -> list[Cell]:
+    """Return the cells of a paired difference, as `difference_columns` names them; dashes for the baseline."""
     if entry is None:
-        return [Cell("–", value=None), Cell("–"), Cell("–")]
+        return [Cell("–", value=None), Cell("–"), *([Cell("–")] if detectable else []), Cell("–")]
+    size = _detectable(entry)
+    power = [Cell(unit.number(size) or "–", size)] if detectable else []
     tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "wrapped"
     interval = unit.interval(entry.low, entry.high, signed=True)
     return [
         figure_cell(unit.number(entry.mean, signed=True), entry.mean, diverged, interval),
         Cell(SIGNS.get(entry.verdict, "") + plain_verdict(entry, unit), tone=tone),
+        *power,
         figure_cell(p_value(entry.p_corrected), entry.p_corrected, diverged),
     ]
 
 
 def plain_verdict(entry: Difference, unit: Unit) -> str:
-    """Return the verdict in words; without a verdict, the difference that would have been seen."""
-    if entry.verdict == "no evidence":
-        detectable = "" if entry.detectable is None else f"; {unit.number(entry.detectable)} would have been seen"
-        return f"not shown{detectable}{_detail(entry)}"
+    """Return the verdict in words, with the margin within which an arm is equivalent."""
     if entry.verdict == "equivalent" and entry.within is not None:
-        return f"no difference; within ±{unit.number(entry.within)}{_detail(entry)}"
+        return entry.verdict_text.replace("equivalent", f"equivalent within ±{unit.number(entry.within)}", 1)
     return entry.verdict_text
-
-
-def _detail(entry: Difference) -> str:
-    """Return the additions to a verdict's text, such as how many diverged runs count as failed."""
-    match = re.fullmatch(r".+?((?: with | \().*)?", entry.verdict_text)
-    return match[1] or "" if match else ""
 
 
 def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> Cell:
@@ -130,7 +144,7 @@ def notes_on_table(analysis: Analysis) -> Any:
     return prose(
         [
             f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: "
-            f"{words['correction']}. Verdict: {words['verdict']}. What would show: {words['power']}; within: the "
+            f"{words['correction']}. Verdict: {words['verdict']}. Detectable: {words['power']}. Within: the "
             "margin that two one-sided tests exclude. Each figure comes from the result.json of the runs listed under "
             "Runs; the same table is in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by "
             "epoch or step in epochs.csv, the whole analysis in analysis.json.",
@@ -161,7 +175,8 @@ def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, 
     mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
     counts, steps = run_counts(arm.runs)
     outcome_cell = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
-    cells = [heading, *difference_cells(arm.differences.get(analysis.primary), unit, diverged), outcome_cell]
+    entry, detectable = arm.differences.get(analysis.primary), has_detectable(analysis, analysis.primary)
+    cells = [heading, *difference_cells(entry, unit, diverged, detectable), outcome_cell]
     if gap:
         value = arm.metrics[gap.name].mean
         cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))

@@ -8,6 +8,7 @@ from typing import Any
 from headwise.files.optional_imports import load
 from headwise.pages.charts import chart_of, specification
 from headwise.pages.formats import p_value
+from headwise.pages.label_columns import label_column, text_column
 from headwise.pages.line_charts import dose
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
 from headwise.reporting.answer_table import INTERVAL, outcome_table
@@ -31,18 +32,14 @@ VERDICTS = ("better", "worse", "higher", "lower", "equivalent", "no evidence", "
 COLOURS = tuple(f"var(--{name})" for name in ("blue", "vermillion", "purple", "purple", "green", "grey", "grey"))
 SHAPES = ("triangle-right", "triangle-left", "triangle-up", "triangle-down", "square", "circle", "diamond")
 # least number of rows to pixels of a row: on paper, nine rows leave room for their table
-HEIGHTS = {1: 52, 6: 42, 8: 38}
-# width in pixels below which the numbers next to a label have no interval
-NARROW = 430
-# pixels of a letter of a label
-LETTER = 7
+HEIGHTS = {1: 52, 6: 42, 8: 34}
 
 
 @specification
 def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None, reverse: bool = False) -> Any:
     """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
 
-    Label and number are above their interval, so that the plot keeps its width on a small screen.
+    Labels stand left of the plot and numbers right of it, each in a column of their own.
 
     Args:
         rows: each has label, mean, low, high (None without an interval), verdict, number and short (its text with and
@@ -53,71 +50,66 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
         reverse: put lower numbers to the right.
     """
     alt = load("altair", "study")
-    flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
-    order = [row["label"] for row in rows]
-    base = chart_of(alt, flat)
-    seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]]
-    # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
-    intervals = any(row["low"] is not None for row in rows)
-    scale = {"scale": alt.Scale(paddingInner=0.2)} if intervals else {}
-    y = alt.Y("label", type="nominal", sort=order, axis=None, **scale)
-    x = alt.X(
-        "mean",
-        type="quantitative",
-        title=title,
-        scale=alt.Scale(zero=True, nice=True, reverse=reverse),
-        axis=_ticks(alt),
-    )
-    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
-    layers = [_zero(alt, title)]
-    if margin is not None:
-        layers.insert(0, _margin(alt, margin, title))
-    if intervals:
-        layers.append(_intervals(alt, base, x, y, _colour(alt), words, 2.5))
-    if seeds:
-        layers.append(_seeds(alt, seeds, title, y))
-    layers.append(
-        base.mark_point(filled=True, size=150, opacity=1).encode(
-            x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words
-        )
-    )
-    layers += _labels(alt, base, y)
-    return alt.layer(*layers, width="container", height=_height(len(order)) * len(order) + 8)
+    layers = _points(alt, rows, title, reverse, size=150, width=2.5, ticks=6, numbers=True, margin=margin)
+    chart = alt.layer(*layers, width="container", height=_height(len(rows)) * len(rows) + 8)
+    return chart.resolve_axis(y="independent")
 
 
 @specification
 def panel(rows: list[dict[str, Any]], *, title: str, reverse: bool = False) -> Any:
     """Return a small chart of the rows of `forest`, to put next to those of other outcomes."""
     alt = load("altair", "study")
-    flat = [{key: value for key, value in row.items() if key != "seeds"} for row in rows]
-    base = chart_of(alt, flat)
-    y = alt.Y("label", type="nominal", title=None, sort=[row["label"] for row in rows], axis=None)
-    scale = alt.Scale(zero=True, nice=True, reverse=reverse)
-    x = alt.X("mean", type="quantitative", title=title, scale=scale, axis=_ticks(alt, 4))
-    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
-    layers = [_zero(alt, title)]
-    if any(row["low"] is not None for row in rows):
-        layers.append(_intervals(alt, base, x, y, _colour(alt), words, 2))
-    points = base.mark_point(filled=True, size=60, opacity=1)
-    layers.append(points.encode(x=x, y=y, color=_colour(alt), shape=_shape(alt), tooltip=words))
-    name = functools.partial(
-        base.transform_calculate(named=_named("width")).mark_text,
-        align="left",
-        dy=-11,
-        fontSize=10.5,
-        limit={"expr": "width"},
+    layers = _points(alt, rows, title, reverse, size=60, width=2, ticks=4)
+    return alt.layer(*layers, width="container", height=34 * len(rows) + 6).resolve_axis(y="independent")
+
+
+def _points(
+    alt: Any,
+    rows: list[dict[str, Any]],
+    title: str,
+    reverse: bool,
+    *,
+    size: int,
+    width: float,
+    ticks: int,
+    numbers: bool = False,
+    margin: float | None = None,
+) -> list[Any]:
+    """Return the layers of a plot of differences: margin, zero, intervals, seeds and means with their labels."""
+    base = chart_of(alt, [{key: value for key, value in row.items() if key != "seeds"} for row in rows])
+    # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
+    intervals = any(row["low"] is not None for row in rows)
+    y = functools.partial(
+        alt.Y, "label", type="nominal", title=None, sort=[row["label"] for row in rows], scale=alt.Scale(type="band")
     )
-    left = {"y": y, "x": alt.XValue(2), "text": alt.Text("named:N")}
-    layers += [name(stroke="var(--paper)", strokeWidth=4).encode(**left), name(color="var(--ink)").encode(**left)]
-    return alt.layer(*layers, width="container", height=32 * len(rows) + 6)
+    scale = alt.Scale(zero=True, nice=True, reverse=reverse)
+    x = alt.X(
+        "mean",
+        type="quantitative",
+        title=title,
+        scale=scale,
+        axis=alt.Axis(tickCount=ticks, labelSeparation=6, labelFlush=False, labelOverlap="greedy"),
+    )
+    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
+    layers = [] if margin is None else [_margin(alt, margin, title)]
+    layers.append(_zero(alt, title))
+    if intervals:
+        layers.append(_intervals(alt, base, x, y(axis=None), words, width))
+    seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]] if numbers else []
+    if seeds:
+        layers.append(_seeds(alt, seeds, title, y(axis=None)))
+    points = base.mark_point(filled=True, size=size, opacity=1)
+    drawn = [one for one in VERDICTS if one in {row["verdict"] for row in rows}]
+    marks = {"color": _colour(alt, drawn if numbers else []), "shape": _shape(alt, drawn if numbers else [])}
+    layers.append(points.encode(x=x, y=y(axis=_labels(alt, rows)), tooltip=words, **marks))
+    if numbers:
+        column = base.mark_point(opacity=0, size=0).encode(x=x, y=y(axis=_numbers(alt, rows)))
+        layers.append(column)
+    return layers
 
 
 def _height(rows: int) -> int:
     return next(height for least, height in reversed(HEIGHTS.items()) if rows >= least)
-
-
-def _ticks(alt: Any, count: int = 6) -> Any:
-    return alt.Axis(tickCount=count)
 
 
 def _zero(alt: Any, title: str) -> Any:
@@ -130,8 +122,11 @@ def _margin(alt: Any, margin: float, title: str) -> Any:
     return ends.encode(x=alt.X("from", type="quantitative", title=title), x2=alt.X2("to:Q"))
 
 
-def _intervals(alt: Any, base: Any, x: Any, y: Any, colour: Any, words: list[Any], width: float) -> Any:
+def _intervals(alt: Any, base: Any, x: Any, y: Any, words: list[Any], width: float) -> Any:
     marks = base.transform_filter("datum.low != null").mark_rule(strokeWidth=width)
+    # by conditions, not by the scale of the points: a line would change the symbols of their legend
+    tests = [{"test": f"datum.verdict === '{one}'", "value": colour} for one, colour in zip(VERDICTS, COLOURS)]
+    colour = alt.ColorValue(condition=tests, value="var(--grey)")
     return marks.encode(x=x, x2=alt.X2("high:Q"), y=y, color=colour, tooltip=words).transform_calculate(
         mean="datum.low"
     )
@@ -144,47 +139,27 @@ def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
     return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=tooltips)
 
 
-def _labels(alt: Any, base: Any, y: Any) -> list[Any]:
-    narrow = f"width < {NARROW}"
-    room = f"width - ({narrow} ? 64 : 190)"
-    label = functools.partial(
-        base.transform_calculate(named=_named(room)).mark_text,
-        align="left",
-        dy=-16,
-        fontSize=11.5,
-        limit={"expr": room},
-    )
-    number = functools.partial(
-        base.transform_calculate(beside=f"{narrow} ? datum.short : datum.number").mark_text,
-        align="right",
-        dy=-16,
-        fontSize=11.5,
-    )
-    left = {"y": y, "x": alt.XValue(2), "text": alt.Text("named:N")}
-    right = {"y": y, "x": alt.XValue("width"), "text": alt.Text("beside:N")}
-    # a background for the labels, so that the zero line passes behind them
-    behind = {"stroke": "var(--paper)", "strokeWidth": 5}
-    return [
-        label(**behind).encode(**left),
-        number(**behind).encode(**right),
-        label(color="var(--ink)").encode(**left),
-        number(color="var(--ink)").encode(**right),
-    ]
+def _labels(alt: Any, rows: list[dict[str, Any]]) -> Any:
+    return label_column(alt, {row["label"]: row.get("brief") or row["label"] for row in rows})
 
 
-def _named(room: str) -> str:
-    """Return the expression for the label, or the brief label if the label is wider than `room` pixels."""
-    return f"{LETTER} * length(datum.label) > {room} ? datum.brief || datum.label : datum.label"
+def _numbers(alt: Any, rows: list[dict[str, Any]]) -> Any:
+    wide, narrow = ({row["label"]: row[key] for row in rows} for key in ("number", "short"))
+    return text_column(alt, wide, narrow, orient="right")
 
 
-def _colour(alt: Any) -> Any:
-    return alt.Color(
-        "verdict", type="nominal", legend=None, scale=alt.Scale(domain=list(VERDICTS), range=list(COLOURS))
-    )
+def _colour(alt: Any, drawn: list[str]) -> Any:
+    scale = alt.Scale(domain=list(VERDICTS), range=list(COLOURS))
+    return alt.Color("verdict", type="nominal", legend=_legend(alt, drawn), scale=scale)
 
 
-def _shape(alt: Any) -> Any:
-    return alt.Shape("verdict", type="nominal", legend=None, scale=alt.Scale(domain=list(VERDICTS), range=list(SHAPES)))
+def _shape(alt: Any, drawn: list[str]) -> Any:
+    scale = alt.Scale(domain=list(VERDICTS), range=list(SHAPES))
+    return alt.Shape("verdict", type="nominal", legend=_legend(alt, drawn), scale=scale)
+
+
+def _legend(alt: Any, drawn: list[str]) -> Any:
+    return alt.Legend(title=None, orient="top", values=drawn, symbolSize=90) if drawn else None
 
 
 def difference_sections(analysis: Analysis) -> list[Section]:
@@ -207,9 +182,9 @@ def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
     left_out = [label for label, entry in differences if entry.mean is None]
     caption = f"Not drawn, because no pair of runs finished: {', '.join(left_out)}. " if left_out else ""
     caption += (
-        "Mean with a joint 95 % interval; dots: seeds. Triangle: a verdict, square: equivalent, circle: not shown, "
-        "diamond: too few seeds. "
+        "Symbol: mean. " if all(row["low"] is None for row in rows) else "Symbol and bar: mean and 95 % interval. "
     )
+    caption += "Small dots: seeds. " if any(row["seeds"] for row in rows) else ""
     caption += f"Shaded: the declared margin, ±{margin:g} {unit_of(metric).difference}." if margin is not None else ""
     chart = forest(rows, title=titled(metric, difference=True), margin=margin, reverse=metric.higher_is_better is False)
     name = f"Paired differences in {metric.label}"
@@ -224,9 +199,8 @@ def panels_section(analysis: Analysis) -> list[Section]:
     panels = [_panel(analysis, one) for one in qualities(analysis)]
     folds = [fold(label_of(one), outcome_table(analysis, one)) for one in others]
     intro = (
-        "Every outcome by the same statistics: paired differences with intervals that hold for all arms together. Each "
-        "outcome is corrected for the number of arms, not for the number of outcomes. ▲▼ without colour of good or "
-        "bad: purple, no direction is good."
+        "Paired differences in every outcome. Intervals hold for all arms together; each outcome is corrected for "
+        "the number of arms, not for the number of outcomes. Purple: neither direction is better."
     )
     charts = grid([one for one in panels if one is not None], wide=True)
     return [Section("All outcomes", join(charts, *folds, _learned(analysis)), intro)]

@@ -1,10 +1,10 @@
-"""Export of a report for papers and other programs: figures as SVG and PNG, tables as CSV, Markdown and LaTeX."""
+"""Export of a report for papers and other programs: figures as SVG, PDF and PNG, tables as CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from html import unescape
 from importlib.resources import files
@@ -15,8 +15,8 @@ from headwise.files.errors import explain
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
 from headwise.pages.formats import p_value
-from headwise.reporting.headline import effect
-from headwise.reporting.outcome_texts import by_effect, short_names, unit_of
+from headwise.reporting.headline import amount, changes, effect, power
+from headwise.reporting.outcome_texts import by_effect, label_of, short_names, unit_of
 from headwise.reporting.plain_tables import tex
 from headwise.reporting.rebuild import report_files, write_files
 from headwise.results.analysis_record import Analysis, Difference
@@ -49,7 +49,7 @@ def paper_table(study: StudyFolder, analysis: Analysis) -> str:
     for arm in (base, *by_effect(analysis)):
         entry, mean = arm.differences.get(analysis.primary), unit.number(arm.metrics[analysis.primary].mean)
         outcome = mean or ("diverged" if arm.all_diverged else "--")
-        difference = effect(entry, analysis, unit_words=False) if entry and entry.mean is not None else "--"
+        difference = effect(entry, analysis) if entry and entry.mean is not None else "--"
         p = p_value(entry.p_corrected) if entry else None
         rows.append([start + tex(names[arm.label]), tex(outcome), tex(difference), tex(p or "--")])
     name = f" ({unit.name})" if unit.name else ""
@@ -76,31 +76,34 @@ def results_sentence(analysis: Analysis) -> str:
     if not analysis.compared:
         return tex(analysis.answer)
     names = short_names(analysis)
+    # the outcome is named once
     clauses = [
-        f"{names[arm.label]} {_clause(arm.differences[analysis.primary], analysis)}" for arm in by_effect(analysis)
+        _clause(
+            names[arm.label], "it" if at else label_of(analysis.metric), arm.differences[analysis.primary], analysis
+        )
+        for at, arm in enumerate(by_effect(analysis))
     ]
     diverged = sum(len(arm.runs.diverged) for arm in analysis.arms)
     divergence = f" {diverged} of {len(analysis.arms) * len(analysis.seeds)} runs diverged." if diverged else ""
-    start = "" if analysis.complete else "So far, "
-    place = f"{start}{'i' if start else 'I'}n {analysis.metric.label} over {len(analysis.seeds)} seeds, "
-    return tex(f"{place}{'; '.join(clauses)}.{divergence}")
+    start = "Over" if analysis.complete else "So far, over"
+    return tex(f"{start} {len(analysis.seeds)} seeds, {'; '.join(clauses)}.{divergence}")
 
 
-def _clause(entry: Difference, analysis: Analysis) -> str:
+def _clause(name: str, outcome: str, entry: Difference, analysis: Analysis) -> str:
     if entry.mean is None:
-        return "has no pair of finished runs"
+        return f"{name} has no pair of finished runs"
     p = p_value(entry.p_corrected) or "–"
-    figures = f"{effect(entry, analysis)}, p {'' if p.startswith('<') else '= '}{p}"
-    unit = unit_of(analysis.metric)
-    if entry.verdict == "equivalent":
-        return f"did not differ from the baseline within ±{unit.number(analysis.margin)} {unit.difference} ({figures})"
-    if entry.verdict == "no evidence":
-        seen = f"; {unit.number(entry.detectable)} {unit.difference} would have been seen with 80 % power"
-        power = "" if entry.detectable is None else seen.replace("  ", " ")
-        return f"was not shown to differ from the baseline ({figures}{power})"
+    p = f"p {'' if p.startswith('<') else '= '}{p}"
     if entry.verdict == "undecided":
-        return f"was run too few times to be decided ({entry.n} pairs)"
-    return f"was {entry.verdict} than the baseline ({figures})"
+        return f"whether {name} changes {outcome} cannot be decided ({entry.n} pairs)"
+    if entry.verdict == "equivalent":
+        unit = unit_of(analysis.metric)
+        margin = f"±{unit.number(analysis.margin)} {unit.difference}".rstrip()
+        return f"{name} leaves {outcome} equivalent within {margin} ({effect(entry, analysis)}, {p})"
+    if entry.verdict == "no evidence":
+        figures = f"{effect(entry, analysis)}, {p}{power(entry, analysis)}"
+        return f"there is no evidence that {name} changes {outcome} ({figures})"
+    return f"{name} {changes(entry)} {outcome} by {amount(entry, analysis, also=p)}"
 
 
 def methods_paragraph(study: StudyFolder, analysis: Analysis) -> str:
@@ -201,7 +204,8 @@ FIGURE = re.compile(
 def export(folder: str | Path, out: str | Path) -> list[Path]:
     """Write all figures of a folder's report (also of closed folds), its tables and its files for a paper into `out`.
 
-    Return the paths of the files. Figures are Vega-Lite in the light colours, 640 pixels wide, as PNG twice that.
+    Return the paths of the files. Figures are drawn in the light colours, 640 pixels wide, as PNG twice that; LaTeX
+    takes the PDF.
     Raises the errors of `headwise.reporting.write`, and StudyError if `out` is not writable.
     """
     path, target = Path(folder), Path(out)
@@ -210,14 +214,14 @@ def export(folder: str | Path, out: str | Path) -> list[Path]:
     if "analysis.json" in files:
         tables |= paper_files(read_study(path), Analysis.model_validate_json(files["analysis.json"]))
     drawn = list(figures_in(files["report.html"]))
-    names = [*tables, *(f"{name}.{kind}" for name, _ in drawn for kind in ("svg", "png"))]
+    names = [*tables, *(f"{name}.{kind}" for name, _ in drawn for kind in KINDS)]
     try:
         claim(target, names, "--export")
     except OSError as error:
         raise explain(error, target, "--export") from error
     write_files(target, tables, "--export")
     for name, spec in drawn:
-        write_files(target, {f"{name}.svg": svg(spec), f"{name}.png": _png(spec)}, "--export")
+        write_files(target, {f"{name}.{kind}": made(spec) for kind, made in KINDS.items()}, "--export")
     return [target / name for name in names]
 
 
@@ -244,6 +248,16 @@ def svg(spec: dict[str, Any]) -> str:
 def _png(spec: dict[str, Any]) -> bytes:
     paper, settings = _for_print(spec)
     return load("vl_convert", "study").vegalite_to_png(paper, scale=2, **settings)  # type: ignore[no-any-return]
+
+
+def _pdf(spec: dict[str, Any]) -> bytes:
+    # LaTeX includes no SVG
+    paper, settings = _for_print(spec)
+    return load("vl_convert", "study").vegalite_to_pdf(paper, **settings)  # type: ignore[no-any-return]
+
+
+# the formats of an exported figure, by the ending of its file
+KINDS: dict[str, Callable[[dict[str, Any]], str | bytes]] = {"svg": svg, "pdf": _pdf, "png": _png}
 
 
 def _for_print(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,60 +1,144 @@
-"""The headline of a report (which arms differ, by how much and at what cost) and the recommended next step."""
+"""The headline of a report (which arms differ, and by how much) and the recommended next step."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from headwise.reporting.outcome_texts import by_effect, short_names, unit_of
+from headwise.pages.formats import Unit
+from headwise.reporting.outcome_texts import by_effect, label_of, short_names, unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
-from headwise.results.answer import divergence_sentences
+from headwise.results.answer import divergence_sentences, listed, named, spelled
 from headwise.results.intervals import ALPHA
 from headwise.results.joint_flips import seeds_for_a_verdict
 from headwise.results.power import POWER, power_of, seeds_needed
 
 DECIDED = ("better", "worse", "higher", "lower")
-# largest number of arms listed with their effect; number of seeds beyond which another setting is recommended
+# largest number of arms of which each has its own sentence or name; number of seeds beyond which another setting is
+# recommended
 NAMED, MOST_SEEDS = 3, 100
-# percent of the baseline's time: a smaller difference in cost counts as none
-SAME_TIME = 2
 
 
 def headline(analysis: Analysis) -> str:
-    """Return the result in one line: "DropHead +6.1 points [2.3, 9.9], 15 % more time a step".
+    """Return the result in sentences: "DropHead raises test accuracy by 6.1 points (95 % CI 2.3 to 9.9; …)."
 
-    Sentences on divergence come first if an arm diverges more or less often, else last.
+    Sentences on divergence come first if an arm diverges more or less often, else last. Costs are left out: times
+    measured beside other runs are indicative.
     """
     if not analysis.compared:
         return analysis.answer
-    names, entries = short_names(analysis), [(arm, arm.differences[analysis.primary]) for arm in by_effect(analysis)]
-    decided = [(arm, entry) for arm, entry in entries if entry.verdict in DECIDED]
-    effects = [
-        f"{_named(names[arm.label])} {effect(entry, analysis)}{_price(arm, analysis)}" for arm, entry in decided[:NAMED]
-    ]
-    further = [f"{len(decided) - NAMED} more arms differ"] if len(decided) > NAMED else []
-    equal_names = [names[arm.label] for arm, entry in entries if entry.verdict == "equivalent"]
-    equivalent = [f"{', '.join(equal_names)}: no difference within {_margin(analysis)}"] if equal_names else []
-    start = "" if analysis.complete else "So far: "
-    words = "; ".join([*effects, *further, *equivalent]) or _nothing_shown(analysis, [entry for _, entry in entries])
-    place = f" (in {analysis.metric.label})" if effects or equivalent else ""
+    sentences = [*_effects(analysis), *_no_effects(analysis)]
+    if not analysis.complete:
+        sentences[0] = f"So far: {sentences[0]}"
     divergence = divergence_sentences(analysis)
     # that an arm diverges more or less often is the most important result, an open question the least
     first = any(arm.divergence and arm.divergence.verdict != "no evidence" for arm in analysis.compared)
-    result = f"{start}{words}{place}."
-    return " ".join([*divergence, result] if first else [result, *divergence])
+    return " ".join([*divergence, *sentences] if first else [*sentences, *divergence])
 
 
-def effect(entry: Difference, analysis: Analysis, *, unit_words: bool = True) -> str:
-    """Return a difference with its unit (or without) and its interval, in as many digits as the interval justifies."""
+def _effects(analysis: Analysis) -> list[str]:
+    """Return a sentence for each arm that differs, or for more than three one for each direction."""
+    names, outcome = short_names(analysis), label_of(analysis.metric)
+    entries = [(names[arm.label], arm.differences[analysis.primary]) for arm in by_effect(analysis)]
+    decided = [(name, entry) for name, entry in entries if entry.verdict in DECIDED and entry.mean is not None]
+    if len(decided) <= NAMED:
+        # the outcome is named once
+        return [
+            f"{name} {changes(entry)} {'it' if at else outcome} by {amount(entry, analysis)}."
+            for at, (name, entry) in enumerate(decided)
+        ]
+    sentences = []
+    for verdict in DECIDED:
+        group = [(name, entry) for name, entry in decided if entry.verdict == verdict]
+        if not group:
+            continue
+        name, entry = max(group, key=lambda one: abs(one[1].mean or 0.0))
+        if len(group) == 1:
+            sentences.append(f"{name} {changes(entry)} {outcome} by {amount(entry, analysis)}.")
+            continue
+        verb = changes(entry).removesuffix("s")
+        count = spelled(len(group)).capitalize()
+        sentences.append(f"{count} arms {verb} {outcome}, {name} most: by {amount(entry, analysis)}.")
+    return sentences
+
+
+def changes(entry: Difference) -> str:
+    """Return the verb of a difference: "raises" or "lowers"."""
+    return "raises" if (entry.mean or 0.0) > 0 else "lowers"
+
+
+def amount(entry: Difference, analysis: Analysis, also: str = "") -> str:
+    """Return the size of a difference: "6.1 points (95 % CI 2.3 to 9.9; 10 paired seeds)".
+
+    The interval is that of the size, so that "lowers" needs no sign.
+    """
+    unit = _rounded(entry, analysis)
+    sign = 1 if (entry.mean or 0.0) > 0 else -1
+    ends = sorted(sign * one for one in (entry.low, entry.high) if one is not None)
+    low_high = f"95\u00a0% CI {unit.number(ends[0])} to {unit.number(ends[-1])}" if len(ends) > 1 else ""
+    pairs = f"{entry.n} {'paired' if entry.paired else 'unpaired'} seed{'s' if entry.n != 1 else ''}"
+    size = f"{unit.number(sign * (entry.mean or 0.0))} {unit.difference}".rstrip()
+    return f"{size} ({'; '.join(part for part in (low_high, pairs, also) if part)})"
+
+
+def _no_effects(analysis: Analysis) -> list[str]:
+    """Return the sentences on arms that are equivalent, that show no evidence, and that cannot be decided."""
+    names = short_names(analysis)
+    by_verdict: dict[str, list[ArmAnalysis]] = {}
+    for arm in by_effect(analysis):
+        by_verdict.setdefault(arm.differences[analysis.primary].verdict, []).append(arm)
+    equal, open_, undecided = (by_verdict.get(one, []) for one in ("equivalent", "no evidence", "undecided"))
+    outcome = label_of(analysis.metric)
+    sentences = []
+    if equal:
+        verb = "is" if len(equal) == 1 else "are"
+        place = "" if set(by_verdict) & set(DECIDED) else f" in {outcome}"
+        subject = named([names[arm.label] for arm in equal])
+        subject = subject[0].upper() + subject[1:] if len(equal) > NAMED else subject
+        sentences.append(f"{subject} {verb} equivalent to {analysis.baseline}{place} within {_margin(analysis)}.")
+    if open_ and len(open_) == len(analysis.compared):
+        sizes = [arm.differences[analysis.primary] for arm in open_]
+        detectable = max((one for one in sizes if one.detectable), key=lambda one: one.detectable or 0.0, default=None)
+        words = "" if detectable is None else f" ({power(detectable, analysis).removeprefix('; ')})"
+        sentences.append(f"No evidence of a difference in {outcome}{words}.")
+    elif open_:
+        sentences.append(f"No evidence of a difference for {_others(open_, names)}.")
+    if undecided and len(undecided) == len(analysis.compared):
+        copies = all(arm.differences[analysis.primary].copies for arm in undecided)
+        why = "seeds are copies of one run" if copies else "there are too few pairs of runs"
+        sentences.append(f"Whether {outcome} differs cannot be decided: {why}.")
+    elif undecided:
+        sentences.append(f"Too few pairs of runs to decide {_others(undecided, names)}.")
+    return sentences
+
+
+def power(entry: Difference, analysis: Analysis) -> str:
+    """Return what the pairs could have detected, as an addition: "; 80 % power to detect 6.6 points"; or ""."""
+    if entry.detectable is None:
+        return ""
+    unit = _rounded(entry, analysis)
+    percent = f"{POWER:.0%}".replace("%", "\u00a0%")
+    return f"; {percent} power to detect {unit.number(entry.detectable)} {unit.difference}".rstrip()
+
+
+def _others(arms: list[ArmAnalysis], names: dict[str, str]) -> str:
+    if len(arms) > NAMED:
+        return f"the other {spelled(len(arms))} arms"
+    return listed([names[arm.label] for arm in arms])
+
+
+def _rounded(entry: Difference, analysis: Analysis) -> Unit:
+    """Return the unit with as many digits as the interval of a difference justifies."""
     unit = unit_of(analysis.metric)
     half = None if entry.low is None or entry.high is None else (entry.high - entry.low) / 2 * unit.factor
     digits = unit.decimals if not half else min(unit.decimals, max(0, 1 - math.floor(math.log10(half))))
-    rounded = type(unit)(unit.factor, unit.name, unit.difference, digits)
-    parts = [
-        rounded.number(entry.mean, signed=True),
-        unit.difference if unit_words else "",
-        rounded.interval(entry.low, entry.high),
-    ]
+    return Unit(unit.factor, unit.name, unit.difference, digits)
+
+
+def effect(entry: Difference, analysis: Analysis) -> str:
+    """Return a difference without its unit, and its interval, in as many digits as the interval justifies."""
+    unit = _rounded(entry, analysis)
+    parts = [unit.number(entry.mean, signed=True), unit.interval(entry.low, entry.high)]
     return " ".join(part for part in parts if part)
 
 
@@ -95,11 +179,6 @@ def next_step(analysis: Analysis) -> str:
     )
 
 
-def _named(name: str) -> str:
-    """Return a name, with a colon if it has several words: "… | learning_rate=0.01: +1.9 points"."""
-    return f"{name}:" if " " in name else name
-
-
 def _several(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"any of {len(names)} arms"
 
@@ -116,33 +195,6 @@ def seeds_that_decide(entry: Difference) -> int | None:
     size = abs(entry.mean) / spread
     needed = seeds_needed(lambda seeds, bound: power_of(size, seeds, bound), critical, len(values), least)
     return MOST_SEEDS + 1 if needed is None else needed
-
-
-def _price(arm: ArmAnalysis, analysis: Analysis) -> str:
-    base = next(one for one in analysis.arms if one.label == analysis.baseline)
-    ours, theirs = (one.costs.get("seconds_per_step") for one in (arm, base))
-    if not ours or not theirs:
-        return ""
-    percent = round(100 * (ours / theirs - 1))
-    if abs(percent) < SAME_TIME:
-        return ", at the same time a step"
-    return f", {abs(percent)}\u00a0% {'more' if percent > 0 else 'less'} time a step"
-
-
-def _nothing_shown(analysis: Analysis, entries: list[Difference]) -> str:
-    detectable = [entry.detectable for entry in entries if entry.detectable is not None]
-    if all(entry.copies for entry in entries):
-        return f"Whether {analysis.metric.label} differs cannot be decided: seeds are copies of one run"
-    if all(entry.verdict == "undecided" for entry in entries):
-        return f"Too few seeds to decide whether {analysis.metric.label} differs"
-    unit = unit_of(analysis.metric)
-    size = (
-        f"; {unit.number(max(detectable))} {unit.difference}".rstrip()
-        + f" would have been seen with {POWER:.0%} power".replace("%", "\u00a0%")
-        if detectable
-        else ""
-    )
-    return f"No difference was shown in {analysis.metric.label}{size}"
 
 
 def _margin(analysis: Analysis) -> str:

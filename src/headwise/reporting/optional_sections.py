@@ -12,7 +12,7 @@ from headwise.pages.formats import mebibytes, milliseconds, p_value
 from headwise.pages.line_charts import against_cost
 from headwise.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
 from headwise.reporting.answer_table import figure_cell, outcome_table
-from headwise.reporting.outcome_texts import label_of, short_names, shown, titled, unit_of
+from headwise.reporting.outcome_texts import brief_names, label_of, shown, unit_of
 from headwise.results.analysis_record import Analysis, ArmAnalysis, JudgedClaim, JudgedPremise
 from headwise.results.folder import RunFolder, StudyFolder
 from headwise.results.records import LayerMaps, Outcome, StudyRecord
@@ -263,12 +263,13 @@ def cost_section(analysis: Analysis) -> list[Section]:
     if not measured or not analysis.compared:
         return []
     charts = [_chart(analysis, *cost) for cost in measured if _varies(analysis, cost[0])]
-    indicative = (
-        " Other runs shared the processor while these were measured: they are indicative."
-        if analysis.cost_is_indicative
-        else ""
+    indicative = " Times are indicative: other runs shared the processor." if analysis.cost_is_indicative else ""
+    unit = unit_of(analysis.metric).name
+    place = f"{unit} of {analysis.metric.label}" if unit else analysis.metric.label
+    intro = (
+        f"Medians over seeds. The best outcome comes first; its figure stands on the right, in {place}. The dashed "
+        f"line is the baseline.{indicative}"
     )
-    intro = f"Medians over seeds.{indicative}"
     body = join(grid(charts, wide=True), _table(analysis, measured))
     return [Section("Outcome against cost", body, intro)]
 
@@ -279,25 +280,27 @@ def _varies(analysis: Analysis, name: str) -> bool:
 
 
 def _chart(analysis: Analysis, name: str, words: str, factor: float):  # type: ignore[no-untyped-def]
-    unit, rows, names = unit_of(analysis.metric), [], short_names(analysis)
-    for arm in analysis.arms:
-        cost, outcome = arm.costs.get(name), arm.metrics[analysis.primary]
-        if cost is None or outcome.mean is None:
-            continue
-        ends = {key: shown(one, unit.factor) for key, one in (("low", outcome.low), ("high", outcome.high))}
-        role = "baseline" if arm.label == analysis.baseline else "arm"
-        row = {
+    unit, names = unit_of(analysis.metric), brief_names(analysis)
+    rows = [
+        {
             "label": arm.label,
-            "name": names[arm.label],
-            "role": role,
+            "brief": names[arm.label],
+            "role": "baseline" if arm.label == analysis.baseline else "arm",
             "x": cost * factor,
-            "mean": shown(outcome.mean, unit.factor),
+            "text": unit.number(arm.metrics[analysis.primary].mean) or "–",
         }
-        rows.append(row | ends)
-    return figure(
-        against_cost(rows, x=f"{words}, ← cheaper", y=titled(analysis.metric)),
-        name=f"{analysis.metric.label} against {words}",
-    )
+        for arm in _best_first(analysis)
+        if (cost := arm.costs.get(name)) is not None
+    ]
+    outcome = f"{analysis.metric.label} ({unit.name})" if unit.name else analysis.metric.label
+    title = f"{words}, ← cheaper"
+    return figure(against_cost(rows, x=title, outcome=outcome), name=f"{analysis.metric.label} against {words}")
+
+
+def _best_first(analysis: Analysis) -> list[ArmAnalysis]:
+    sign = 1 if analysis.metric.higher_is_better is False else -1
+    means = {arm.label: arm.metrics[analysis.primary].mean for arm in analysis.arms}
+    return sorted(analysis.arms, key=lambda arm: (means[arm.label] is None, sign * (means[arm.label] or 0.0)))
 
 
 def _table(analysis: Analysis, measured: list[tuple[str, str, float]]):  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ def answer(analysis: Analysis) -> str:
     if not total:
         return f"Only {analysis.baseline} was run, with {seeds}: there is nothing to compare."
     start = f"{'In' if analysis.complete else 'So far, in'} {analysis.metric.label}, with {seeds}"
-    subject = f"any of {total} arms" if total > 1 else next(iter(by_verdict.values()))[0]
+    subject = f"any of {spelled(total)} arms" if total > 1 else next(iter(by_verdict.values()))[0]
     if len(by_verdict.get("no evidence", [])) == total:
         text = f"{start}, there is no evidence that {subject} differs from the baseline{_power(analysis)}."
     elif len(by_verdict.get("undecided", [])) == total:
@@ -32,22 +32,22 @@ def _clauses(by_verdict: dict[str, list[str]], analysis: Analysis) -> list[str]:
     for verdict, words in phrases.items():
         labels = by_verdict.get(verdict, [])
         if labels:
-            clauses.append(f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {words}")
+            clauses.append(f"{named(labels)} {'is' if len(labels) == 1 else 'are'} {words}")
     unknown = {"no evidence": "there is no evidence of a difference for", "undecided": "it cannot be decided for"}
     for verdict, words in unknown.items():
         labels = by_verdict.get(verdict, [])
         if labels:
-            clauses.append(f"{words} {_list(labels) if len(labels) <= 2 else f'{len(labels)} arms'}")
+            clauses.append(f"{words} {listed(labels) if len(labels) <= 2 else f'{spelled(len(labels))} arms'}")
     return clauses
 
 
 def _power(analysis: Analysis) -> str:
-    """Return the clause on the difference that every arm would have shown: the largest detectable one."""
+    """Return the difference that the study could have detected in every arm: the largest detectable one."""
     detectable = [arm.differences[analysis.primary].detectable for arm in analysis.compared]
     sizes = [size for size in detectable if size is not None]
     if not sizes:
         return ""
-    return f"; a difference of {_figure(analysis, max(sizes))} would have been seen with 80\u00a0% power"
+    return f" (80\u00a0% power to detect {_figure(analysis, max(sizes))})"
 
 
 def _figure(analysis: Analysis, value: float | None) -> str:
@@ -87,9 +87,19 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _named(labels: list[str]) -> str:
-    return _list(labels) if len(labels) <= 3 else f"{_list(labels[:2])} and {len(labels) - 2} more"
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 
 
-def _list(labels: list[str]) -> str:
-    return labels[0] if len(labels) == 1 else ", ".join(labels[:-1]) + " and " + labels[-1]
+def spelled(number: int) -> str:
+    """Return a number in words up to twelve, else in digits."""
+    return NUMBERS[number] if number < len(NUMBERS) else str(number)
+
+
+def named(labels: list[str]) -> str:
+    """Return up to three names as a list, or the number of arms."""
+    return listed(labels) if len(labels) <= 3 else f"{spelled(len(labels))} arms"
+
+
+def listed(names: list[str]) -> str:
+    """Return names as a list in words: "A, B and C"."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
