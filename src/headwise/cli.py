@@ -248,7 +248,7 @@ def report(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Also write every figure (PDF, SVG, PNG) and table (CSV, LaTeX) into this folder."),
+        typer.Option(help="Also write figures (PDF, SVG, PNG) and tables (CSV, LaTeX) into this folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; notes go to standard error.")] = False,
 ) -> None:

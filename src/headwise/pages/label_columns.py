@@ -1,4 +1,4 @@
-"""The columns of text beside a chart of rows: labels left of it and numbers right of it, never over its marks."""
+"""The text of a chart of rows: labels in a column on its left and numbers on its right, never over its marks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ HEIGHTS = {1: 52, 6: 42, 8: 34}
 def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = None, reverse: bool = False) -> Any:
     """Return the paired differences as a forest plot: a dot for each seed, the interval of the mean, and the numbers.
 
-    Labels stand left of the plot and numbers right of it, each in a column of their own.
+    Labels form a column left of the plot, and numbers one right of it.
 
     Args:
         rows: each has label, mean, low, high (None without an interval), verdict, number and short (its text with and

@@ -267,8 +267,8 @@ def cost_section(analysis: Analysis) -> list[Section]:
     unit = unit_of(analysis.metric).name
     place = f"{unit} of {analysis.metric.label}" if unit else analysis.metric.label
     intro = (
-        f"Medians over seeds. The best outcome comes first; its figure stands on the right, in {place}. The dashed "
-        f"line is the baseline.{indicative}"
+        f"Medians over seeds. The best outcome comes first; the numbers on the right are outcomes, in {place}. The "
+        f"dashed line is the baseline.{indicative}"
     )
     body = join(grid(charts, wide=True), _table(analysis, measured))
     return [Section("Outcome against cost", body, intro)]
