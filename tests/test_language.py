@@ -64,6 +64,7 @@ PLACES = (
     "docs/site/*.py",
     "benchmarks/*.py",
     "examples/**/*.py",
+    "skills/**/*.md",
     "tests/*.py",
     "*.md",
     "llms.txt",
