@@ -164,7 +164,7 @@ class Ledger:
         return levels([entry.answer == ACCEPT for entry in entries.values()], alpha) if known is None else known.alpha
 
     def reserve(self, candidate: str, alpha: float, margin: float) -> None:
-        """Give a candidate that is not in the ledger its place and its level, before it has runs."""
+        """Write the place and the level of a candidate that is not in the ledger, before it has runs."""
         if (candidate, *self.asked) not in self.entries():
             self._append(candidate, {"alpha": alpha, "answer": GO_ON, "pairs": 0, "mean": 0.0, "margin": margin})
 
