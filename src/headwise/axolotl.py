@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal
 
 import torch
@@ -16,6 +15,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from headwise.core.method import Method
+from headwise.files.user_warnings import warn
 from headwise.hosts.finding import sites
 from headwise.methods.text import parse
 from headwise.projections.adapted import is_adapted
@@ -138,7 +138,7 @@ class HeadwisePlugin(BasePlugin):  # type: ignore[misc]
         try:
             handle.save_pretrained(cfg["output_dir"])
         except ValueError as error:
-            warnings.warn(f"headwise.load_pretrained will not read {cfg['output_dir']}: {error}", stacklevel=2)
+            warn(f"headwise.load_pretrained will not read {cfg['output_dir']}: {error}")
 
 
 def _section(cfg: Any) -> HeadwiseSection:

@@ -6,7 +6,6 @@ parameters again.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from headwise.files.durable import write_json
 from headwise.files.tensor_files import LEARNED
+from headwise.files.user_warnings import warn
 from headwise.projections.adapted import is_adapted
 from headwise.regularizing import saving
 from headwise.regularizing.handle_place import Handle
@@ -56,10 +56,7 @@ class AdapterFiles:
             load_learned(self.handle.model, path)
         elif path.is_file() or acts:
             why = f"{folder} holds no {LEARNED}" if acts else f"{adapter_name!r} is not the adapter that acts"
-            warnings.warn(
-                f"{why}: the adapter is loaded, and what {_names(self.handle)} learned stays as it is",
-                stacklevel=3,
-            )
+            warn(f"{why}: the adapter is loaded, and what {_names(self.handle)} learned stays as it is")
 
     def _learned(self, state: dict[str, Tensor] | None) -> dict[str, Tensor]:
         model = self.handle.model

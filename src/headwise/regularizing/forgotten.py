@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from torch import nn
 from torch.optim import Optimizer
 
 from headwise.core.method import Method
+from headwise.files.user_warnings import warn
 from headwise.regularizing.handle_place import Handle
 from headwise.regularizing.optimizer_steps import OptimizerSteps, held_by, held_by_any
 
@@ -94,7 +94,7 @@ class Forgotten:
         """Count a training forward, and drop penalties that were never read."""
         self.unread += 1
         if self.unread > KEPT and self.handle.drop_penalties():
-            warnings.warn(DROPPED.format(count=self.unread - 1, methods=self._penalizing()), stacklevel=2)
+            warn(DROPPED.format(count=self.unread - 1, methods=self._penalizing()))
             self.unread = 1
 
     def _penalizing(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from headwise.attention.fitted_layer import FittedLayer
 from headwise.borders import version_of
 from headwise.core.method import Method
+from headwise.files.user_warnings import warn
 
 # (version, sum, sum of squares) of a parameter
 Fingerprint = tuple[int, float, float]
@@ -87,7 +87,7 @@ def explain_loading(
     if _strict():
         errors.append(message)
     else:
-        warnings.warn(message, stacklevel=2)
+        warn(message)
 
 
 def _strict() -> bool:

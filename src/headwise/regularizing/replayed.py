@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from headwise.borders import version_of
 from headwise.core.method import Method
+from headwise.files.user_warnings import warn
 
 # Chunks of one step that are remembered: large batches are run in some hundreds.
 CHUNKS = 2048
@@ -57,7 +57,7 @@ class Replayed:
         elif any(state == earlier and (state != self.last or _same(inputs, of)) for earlier, of in self.seen):
             self.done = True
             self.seen.clear()
-            warnings.warn(REPLAYED.format(methods=" + ".join(map(repr, self.drawing))), stacklevel=2)
+            warn(REPLAYED.format(methods=" + ".join(map(repr, self.drawing))))
         self.last = state
 
     def after(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from headwise.core import schedule
 from headwise.core.method import Method
 from headwise.core.schedule import Schedule, extremes, number
 from headwise.core.site import Site
+from headwise.files.user_warnings import warn
 
 CAPTURED = (
     "{name} of {method!r} is {strength:g} now, and a training step was captured as a CUDA graph before: its replays "
@@ -72,7 +72,7 @@ class Strengths:
                     tensor.fill_(strength)
                     if f.shared.captured:
                         f.shared.captured = False
-                        warnings.warn(CAPTURED.format(method=method, name=name, strength=strength), stacklevel=4)
+                        warn(CAPTURED.format(method=method, name=name, strength=strength))
 
     def at(self, method: Method, name: str, step: int, site: Site) -> float:
         """Return the strength of a method on a site at an optimizer step."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.borders import LABELS, forward_pre_hooks_of, hook_first
+from headwise.files.user_warnings import warn
 from headwise.regularizing.handle_place import Handle, kept_handle
 from headwise.regularizing.saving import describe_checkpoint
 
@@ -272,9 +272,7 @@ def callback(handle: Handle) -> Any:
                 path = Path(state.best_model_checkpoint, TRAINER_STATE_NAME)
                 saved = json.loads(path.read_text(encoding="utf-8"))["stateful_callbacks"] if path.exists() else {}
                 if not self._load_own(saved):
-                    warnings.warn(
-                        f"{path} holds no state of {handle!r}: it keeps the strengths of the last step", stacklevel=2
-                    )
+                    warn(f"{path} holds no state of {handle!r}: it keeps the strengths of the last step")
 
         def _load_own(self, saved: dict[str, Any] | None) -> bool:
             """Load the handle's own state from those that a Trainer saved, and return whether it was there."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import warnings
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from headwise.borders import LOGGERS
 from headwise.files.arguments import is_a
+from headwise.files.user_warnings import warn
 from headwise.watching.alerts import HealthWarning
 from headwise.watching.loggers import Logger, logger_of
 from headwise.watching.logs import logs_of
@@ -59,11 +59,10 @@ def reports_of(callback: Any, args: Any, state: Any, control: Any) -> list[Repor
     handler = caller_of(callback, CallbackHandler)
     if handler is None:
         if args.report_to:
-            warnings.warn(
+            warn(
                 f"{type(callback).__name__} is not called by a Trainer, so nothing is reported to "
                 f"report_to={args.report_to}: pass it to the Trainer in callbacks=[...], or pass log=...",
                 HealthWarning,
-                stacklevel=3,
             )
         return []
     kinds = tuple(INTEGRATION_TO_CALLBACK.values())

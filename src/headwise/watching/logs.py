@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from headwise.files.arguments import is_a, is_path
 from headwise.files.durable import open_to_append, write_all
 from headwise.files.health_records import Line
+from headwise.files.user_warnings import warn
 from headwise.watching.loggers import logger_of
 from headwise.watching.pictures import shown
 
@@ -237,7 +237,7 @@ class Careful:
 
 def _warn(text: str) -> None:
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn(text, RuntimeWarning)
     except RuntimeWarning:
         # A failing log must not stop the training even when warnings are turned into errors.
         logging.getLogger("headwise").warning(text)

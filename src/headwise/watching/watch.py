@@ -6,7 +6,6 @@ import inspect
 import math
 import os
 import statistics
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from numbers import Real
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from headwise.files.arguments import is_a, is_path
 from headwise.files.health_records import Alert, Line, Record, figures_among
+from headwise.files.user_warnings import warn
 from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
@@ -301,11 +301,9 @@ class Watch:
         if missed and not self._missed_reported:
             self._missed_reported = True
             text = f"no training forward of step {self.steps} reached {', '.join(missed)}: nothing was read there"
-            warnings.warn(
-                f"{text}. Call the model in training mode between calls of step()", HealthWarning, stacklevel=4
-            )
+            warn(f"{text}. Call the model in training mode between calls of step()", HealthWarning)
         if unseen := self._whole.unseen(self.steps):
-            warnings.warn(unseen, HealthWarning, stacklevel=4)
+            warn(unseen, HealthWarning)
 
     def _warn_forgotten(self, number: int, optimizer: Optimizer) -> None:
         # A warning and not an error, because watching must not stop a training that works without it.
@@ -318,7 +316,7 @@ class Watch:
                 "every forward is read as one of step 0: call it after each optimizer.step(), or use "
                 "headwise.WatchCallback with transformers.Trainer"
             )
-            warnings.warn(text, HealthWarning, stacklevel=5)
+            warn(text, HealthWarning)
 
     def _report(self, alerts: list[Alert]) -> None:
         if not alerts or self.on_alert is None:
@@ -330,7 +328,7 @@ class Watch:
                 self.on_alert(alert)
         elif is_first():
             for text in told(alerts):
-                warnings.warn(text, HealthWarning, stacklevel=3)
+                warn(text, HealthWarning)
 
     # Results
 
