@@ -131,7 +131,7 @@ def _panel(panel: Panel, rows: list[Row], top: int) -> tuple[str, int]:
 
 
 def _row(row: Row, x, top: int, ends: tuple[float, float]) -> list[str]:  # type: ignore[no-untyped-def]
-    tone = "held" if row.verdict in HELD else "open" if row.verdict == "undecided" else "against"
+    tone = "held" if row.verdict in HELD else "open" if row.verdict in ("undecided", "margin too wide") else "against"
     colour, y = COLOURS[tone], top + 28
     shapes = {
         "held": '<circle cx="{}" cy="{}" r="5" fill="{}"/>',

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headwise.files.errors import StudyError
-from headwise.results.analysis_record import ClaimsRecord, JudgedClaim
+from headwise.results.analysis_record import AGAINST, HELD, ClaimsRecord, JudgedClaim
 from headwise.results.stored import checked_findings
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,7 +22,12 @@ KINDS = {
     "own": "own questions",
     "text": "text",
     "elsewhere": "other papers",
-    "construction": "true by construction",
+}
+# what a claim can be besides measured: counted separately in every summary
+APART = {
+    "calculation": "calculations",
+    "by construction": "true by construction",
+    "figures known": "stated when figures were known",
 }
 MOST_WORDS = 20
 METHOD = re.compile(r"\b([A-Z]\w+)\(")
@@ -53,6 +58,18 @@ class Placed:
         return f"{self.scale or 'default'}, {self.seeds} seeds"
 
     @property
+    def marks(self) -> str:
+        """Return the marks behind a verdict: the setting, what the claim is if not measured, its earlier verdicts."""
+        kind = self.claim.kind
+        words = [self.setting] if kind in ("measured", "calculation") else [self.setting, APART[kind]]
+        return " ".join([*(f"`{one}`" for one in words), self.earlier]).rstrip()
+
+    @property
+    def earlier(self) -> str:
+        """Return the earlier verdicts with their dates and reasons, or ""."""
+        return "; ".join(f"*{one.verdict} until {one.until}: {one.why}*" for one in self.claim.before)
+
+    @property
     def methods(self) -> list[str]:
         """Return the names of the methods that the claim is about, including weight decay."""
         text = " ".join([self.claim.text, *(f"{test.arm} {test.against}" for test in self.claim.tests)])
@@ -75,6 +92,8 @@ class Part:
     place: str
     kind: str = "published"
     claims: tuple[Placed, ...] = ()
+    # claims whose runs cannot decide them: they are part of what is missing
+    folded: tuple[Placed, ...] = ()
     missing: str = ""
     nothing: str = ""
 
@@ -98,6 +117,17 @@ class Source:
     def of_kind(self, kind: str) -> list[Placed]:
         """Return the claims of one kind."""
         return [one for part in self.parts if part.kind == kind for one in part.claims]
+
+    @property
+    def once_contrary(self) -> int:
+        """Return how many of the source's own claims stood contrary until they were judged otherwise."""
+        return sum(one.claim.once_contrary for one in self.of_kind("published"))
+
+    @property
+    def against(self) -> str:
+        """Return what did not hold, and how many claims once stood contrary."""
+        many = self.once_contrary
+        return f"{self.failed} Once contrary: {many}." if many else self.failed
 
 
 def kept_claims(results: Path) -> dict[str, ClaimsRecord]:
@@ -136,7 +166,8 @@ def sources(results: Path) -> list[Source]:
         parts = []
         for part in entry.pop("part", []):
             kind, claims = part.get("kind", "published"), []
-            for reference in part.pop("claims", []):
+            folded = [{"of": name} for name in part.pop("folded", [])]
+            for reference in [*part.pop("claims", []), *folded]:
                 one = _find_claim(records, reference["of"], problems)
                 if one is None:
                     continue
@@ -147,11 +178,14 @@ def sources(results: Path) -> list[Source]:
                 record = records[name]
                 texts = {key: reference[key] for key in ("said", "care") if key in reference}
                 claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **texts))
+            if folded and any(one.claim.verdict in (*HELD, *AGAINST) or one.claim.once_contrary for one in claims):
+                problems.append(f"{part.get('place')!r} folds a claim that is decided, or was contrary")
+            claims, folds = ([], claims) if folded else (claims, [])
             if kind not in KINDS or bool(claims) + ("missing" in part) + ("nothing" in part) != 1:
                 problems.append(
                     f"{part.get('place')!r} needs claims, or why there are none, and a kind of {', '.join(KINDS)}"
                 )
-            parts.append(Part(claims=tuple(claims), **part))
+            parts.append(Part(claims=tuple(claims), folded=tuple(folds), **part))
         for name, verdict in entry.pop("rests", {}).items():
             one = _find_claim(records, name, problems)
             if one and one[1].verdict != verdict:
@@ -181,6 +215,7 @@ def _lines(source: Source) -> list[str]:
     lines = [source.held, source.failed, source.open, source.untested]
     for part in source.parts:
         lines += [part.missing, part.place, *(line for one in part.claims for line in (one.line, one.care))]
+        lines += [earlier.why for one in part.claims for earlier in one.claim.before]
     return lines
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import get_args
 
 from claims_forest import deciding
-from claims_placed import RESULTS, Placed, kept_claims, sources
+from claims_placed import APART, RESULTS, Placed, kept_claims, sources
 
 from headwise.files.durable import read_json
 from headwise.files.errors import StudyError
 from headwise.results.analysis_record import Verdict
+from headwise.results.records import ClaimKind
 from headwise.studies.registry import load_study, study_names
 
 PAGE = "claims.md"
@@ -40,13 +41,18 @@ def table(results: Path) -> str:
             for name, record in records.items()
             for claim in record.claims
         ]
-    verdicts = [one.claim.verdict for _, one in placed]
-    counts = [f"{verdict} {verdicts.count(verdict)}" for verdict in get_args(Verdict) if verdict in verdicts]
     many = len({one.study for _, one in placed})
+    counts = [f"{len(placed)} claims of {many} studies."]
+    for kind in get_args(ClaimKind):
+        verdicts = [one.claim.verdict for _, one in placed if one.claim.kind == kind]
+        by_verdict = ", ".join(f"{one} {verdicts.count(one)}" for one in get_args(Verdict) if one in verdicts)
+        if verdicts:
+            counts.append(f"{APART.get(kind, kind).capitalize()}, {len(verdicts)}: {by_verdict}.")
+    contrary = sum(one.claim.once_contrary for _, one in placed)
+    counts += [f"{contrary} once stood contrary and were judged otherwise after the runs."] if contrary else []
     rows = [HEAD, ["---"] * len(HEAD), *(_row(name, one) for name, one in placed)]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    summary = f"{len(verdicts)} claims of {many} studies: {', '.join(counts)}."
-    return "\n".join([summary, "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
+    return "\n".join([" ".join(counts), "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
 
 
 def _row(source: str, one: Placed) -> list[str]:
@@ -60,8 +66,8 @@ def _row(source: str, one: Placed) -> list[str]:
         one.line,
         f"{source}{kind}",
         ", ".join(one.methods) or "–",
-        one.claim.verdict_words,
-        one.setting,
+        "; before: ".join(filter(None, [one.claim.verdict_words, one.earlier])),
+        one.setting if one.claim.kind in ("measured", "calculation") else f"{one.setting}; {APART[one.claim.kind]}",
         *figures,
         study,
     ]

@@ -26,6 +26,7 @@ from keep_results import (
     outcome_table,
     premises_table,
     trend_table,
+    with_history,
     write_differences,
 )
 from recompute import read_seeds
@@ -320,7 +321,7 @@ def renewed_page(
     return "".join(sections)
 
 
-def renew(folder: Path, *, write: bool) -> list[list[str]]:
+def renew(folder: Path, *, write: bool, why: str = "judged again") -> list[list[str]]:
     """Judge a kept study again; return a row per changed verdict: study, claim, old and new verdict, and reason."""
     path = folder / "analysis.json"
     analysis, claims_path = checked_analysis(path), folder / CLAIMS
@@ -331,7 +332,9 @@ def renew(folder: Path, *, write: bool) -> list[list[str]]:
     study = kept_study(folder, analysis, load_study(folder.name).STUDY, record.scale if record else "")
     after = compared_again(study, analysis)
     premises, claims = judged_again(study, analysis, record.claims if record else [])
-    premises = as_kept(premises, record.premises if record else [])
+    if not (folder / SEEDS).is_file():
+        premises = as_kept(premises, record.premises if record else [])
+    claims = with_history(claims, record.claims if record else [], why)
     old_verdicts = {claim["text"]: claim["verdict"] for claim in stored_claims}
     if write:
         page = (folder / "README.md").read_text(encoding="utf-8")
@@ -364,12 +367,13 @@ def main() -> None:
     """Judge every kept study again, and write or print the changed verdicts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; print the verdicts that would change")
+    parser.add_argument("--why", default="judged again", help="why verdicts change; kept with the earlier ones")
     parser.add_argument("studies", nargs="*", help="names of kept studies; none: all")
     options = parser.parse_args()
     rows = []
     for folder in sorted(path.parent for path in RESULTS.glob("*/analysis.json")):
         if folder.name in study_names() and (not options.studies or folder.name in options.studies):
-            rows += renew(folder, write=not options.check)
+            rows += renew(folder, write=not options.check, why=options.why)
             print(folder.name, flush=True)
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     if options.check:

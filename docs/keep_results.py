@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from headwise.reporting.export import figures, svg
 from headwise.reporting.optional_sections import phase_matrix
 from headwise.reporting.outcome_texts import powers
 from headwise.results.analysis_record import (
+    AGAINST,
+    HELD,
     Analysis,
     ClaimsRecord,
     FindingsRecord,
@@ -32,7 +35,7 @@ from headwise.results.analysis_record import (
     TableRecord,
 )
 from headwise.results.folder import read_study
-from headwise.results.records import DIVERGED, StudyRecord
+from headwise.results.records import DIVERGED, EarlierVerdict, StudyRecord
 from headwise.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
@@ -65,14 +68,11 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         StudyError: if `folder` contains no finished study.
     """
     if (folder / "analysis.json").is_file():
-        text, copied = study_page(folder, note), ("analysis.json", "table.csv")
         study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
+        told = _with_kept_history(analysis.claims, kept / CLAIMS, "run again")
+        text, copied = study_page(folder, note, told), ("analysis.json", "table.csv")
         claims = ClaimsRecord(
-            study=study.name,
-            scale=study.scale,
-            seeds=len(study.seeds),
-            premises=analysis.premises,
-            claims=analysis.claims,
+            study=study.name, scale=study.scale, seeds=len(study.seeds), premises=analysis.premises, claims=told
         )
     elif (folder / "findings.json").is_file():
         findings = checked_findings(folder / "findings.json")
@@ -80,8 +80,9 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
         extra_files = (
             sorted(path.name for path in folder.glob("*.csv")) + ["alarms.json"] * (folder / "alarms.json").is_file()
         )
-        text, copied = findings_page(findings, note), ("findings.json", *extra_files)
-        claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=findings.claims)
+        told = _with_kept_history(findings.claims, kept / CLAIMS, "calculated again")
+        text, copied = findings_page(findings, note, told), ("findings.json", *extra_files)
+        claims = ClaimsRecord(study=findings.name, scale=findings.scale, claims=told)
     else:
         raise StudyError(f"{folder} contains neither analysis.json nor findings.json: run its study first.")
     kept.mkdir(parents=True, exist_ok=True)
@@ -103,6 +104,25 @@ def keep(folder: Path, kept: Path, note: str = "") -> None:
     else:
         # those of an earlier run, of a study that claims nothing any more
         (kept / CLAIMS).unlink(missing_ok=True)
+
+
+def with_history(claims: list[JudgedClaim], before: list[JudgedClaim], why: str) -> list[JudgedClaim]:
+    """Return claims with the verdicts that they had in an earlier record; one that decided and changed is added."""
+    old, told = {claim.text: claim for claim in before}, []
+    for claim in claims:
+        known = old.get(claim.text)
+        history = list(known.before if known else claim.before)
+        if known and known.verdict != claim.verdict and known.verdict in (*HELD, *AGAINST):
+            history.append(EarlierVerdict(verdict=known.verdict, until=date.today().isoformat(), why=why))
+        told.append(claim.model_copy(update={"before": history}))
+    return told
+
+
+def _with_kept_history(claims: list[JudgedClaim], path: Path, why: str) -> list[JudgedClaim]:
+    """Return claims with the verdicts that they had in the file of an earlier run, if there was one."""
+    if not claims or not path.is_file():
+        return claims
+    return with_history(claims, ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8")).claims, why)
 
 
 def write_differences(folder: Path, analysis: Analysis) -> None:
@@ -200,12 +220,15 @@ def leave_out_single_heads(kept: Path) -> None:
             csv.writer(stream, lineterminator="\n").writerows(rows)
 
 
-def study_page(folder: Path, note: str = "") -> str:
-    """Return the page of a study: answer, warnings and notes, tables, cost, settings, and how to repeat it."""
+def study_page(folder: Path, note: str = "", claims: list[JudgedClaim] | None = None) -> str:
+    """Return the page of a study: answer, warnings and notes, tables, cost, settings, and how to repeat it.
+
+    `claims` are those of the study with their earlier verdicts.
+    """
     study, analysis = checked_study(folder / "study.json"), checked_analysis(folder / "analysis.json")
     lines = [f"# {study.title}", "", study.question, "", analysis.answer, ""]
     lines += [line for warning in [*analysis.warnings, *([note] if note else [])] for line in (warning, "")]
-    lines += premises_table(analysis.premises) + claims_table(analysis.claims)
+    lines += premises_table(analysis.premises) + claims_table(analysis.claims if claims is None else claims)
     for name in kept_outcomes(analysis):
         lines += outcome_table(analysis, name)
     lines += trend_table(analysis) + critical_table(analysis)
@@ -243,11 +266,11 @@ def _statistic(outcome: str) -> str:
     return outcome.split("/")[1] if outcome.startswith("heads/") else ""
 
 
-def findings_page(findings: FindingsRecord, note: str = "") -> str:
+def findings_page(findings: FindingsRecord, note: str = "", claims: list[JudgedClaim] | None = None) -> str:
     """Return the page of a study of findings: its sentences, its tables and how to repeat it."""
     lines = [f"# {findings.title}", "", findings.question, ""]
     lines += [line for text in [*findings.paragraphs, *([note] if note else [])] for line in (text, "")]
-    lines += claims_table(findings.claims)
+    lines += claims_table(findings.claims if claims is None else claims)
     for table in findings.tables:
         lines += [f"## {table.title}", "", *findings_table(table), ""]
     took = "" if findings.seconds is None else f"It took {findings.seconds / 60:.1f} minutes."
@@ -267,6 +290,7 @@ def claims_table(claims: list[JudgedClaim]) -> list[str]:
     rows = []
     for claim in claims:
         verdict = f"**{claim.verdict_words}**" + (f": {claim.why}" if claim.why else "")
+        verdict += f" ({claim.history_words})" if claim.history_words else ""
         statement = f"{claim.text} ({claim.source})" if claim.source else claim.text
         rows.append([statement, claim.published_words or "–", claim.ours or "–", verdict])
     return ["## Claims", "", ALONE, "", *_table(["claim", "published", "ours [95 %]", "verdict"], rows), ""]

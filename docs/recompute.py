@@ -593,8 +593,8 @@ def possible_verdicts(test: dict, holds: bool) -> tuple[str, ...]:
     within = test["margin"] is not None and max(abs(test["inner_low"]), abs(test["inner_high"])) < test["margin"]
     if test["says"] == "same":
         outside = test["margin"] is not None and (test["low"] > test["margin"] or test["high"] < -test["margin"])
-        # a margin wider than a reported effect cannot show sameness, which leaves the test undecided
-        return ("as published", "undecided") if within else ("contrary",) if outside else ("undecided",)
+        # a margin wider than a reported effect cannot show sameness
+        return ("as published", "margin too wide") if within else ("contrary",) if outside else ("undecided",)
     low, high = (test["low"], test["high"]) if test["says"] in ("higher", "rises") else (-test["high"], -test["low"])
     if high < 0:
         return ("contrary",)
@@ -602,11 +602,31 @@ def possible_verdicts(test: dict, holds: bool) -> tuple[str, ...]:
         return ("no effect",) if within else ("undecided",)
     effect = abs(test["effect"]) if test["effect"] else None
     if (test.get("by") or 0.0) < 0:
-        # an allowance above a reported effect is not used, which leaves the test undecided
-        return ("as published", "undecided")
+        # an allowance above a reported effect is not used
+        return ("as published", "margin too wide")
     if effect is None or low <= effect <= high:
         return ("as published",)
     return ("same direction, smaller",) if high < effect else ("same direction, larger",)
+
+
+def findings_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare the tests of a calculation's claims with ones recomputed from its figures by repeat."""
+    findings = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
+    figures, count, wrong = findings.get("figures") or {}, 0, []
+    for claim in findings["claims"] if figures else []:
+        for test in claim["tests"]:
+            ours = [repeat.get(test["outcome"], np.nan) for repeat in figures[test["arm"]]]
+            name = test["against_outcome"] or test["outcome"]
+            other = None if test["level"] is not None else [one.get(name, np.nan) for one in figures[test["against"]]]
+            column = np.array(ours) - (test["level"] if other is None else np.array(other)) - beyond(test)
+            checks = _column(test, column[np.isfinite(column)])
+            count += len(checks)
+            wrong += [
+                f"{folder.name}: {check} of {test['arm']} in {test['outcome']}, {claim['text']!r}"
+                for check, right in checks.items()
+                if not right
+            ]
+    return count, wrong
 
 
 def _by_seed(rows: list[dict[str, str]]) -> dict[str, dict[str, dict[int, float]]]:
@@ -716,6 +736,10 @@ def main() -> None:
             for check in CHECKS:
                 count, mismatched = check(path.parent)
                 total, wrong = total + count, wrong + mismatched
+    for path in sorted(options.results.glob("*/findings.json")):
+        if not options.studies or path.parent.name in options.studies:
+            count, mismatched = findings_mismatches(path.parent)
+            total, wrong = total + count, wrong + mismatched
     if not options.studies:
         count, mismatched = league_mismatches(options.results.parent / "league")
         total, wrong = total + count, wrong + mismatched

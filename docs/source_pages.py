@@ -11,14 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from claims_forest import forest
-from claims_placed import KINDS, RESULTS, Part, Placed, Source, sources
+from claims_placed import APART, KINDS, RESULTS, Part, Placed, Source, sources
 from claims_table import filled
 
 from headwise.files.errors import StudyError
 from headwise.results.analysis_record import HELD
 
 MARKS = "<!-- sources -->", "<!-- end of sources -->"
-COUNTED = ("as published", "smaller or larger", "no effect", "contrary", "undecided", "not testable", "not run")
+# the sentence of counts on the first page of the project, if it has these marks
+COUNTS = "<!-- claims counted -->", "<!-- end of claims counted -->"
+COUNTED = (
+    "as published",
+    "smaller or larger",
+    "no effect",
+    "contrary",
+    "margin too wide",
+    "undecided",
+    "not testable",
+    "not run",
+    "once contrary",
+    "once as published",
+)
 ANSWERS = ("held", "did not hold: seen instead", "undecided", "could not be tested here")
 COMMAND = "python docs/source_pages.py"
 
@@ -35,10 +48,55 @@ def row_of(cells: Sequence[object]) -> str:
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def counts(claims: list[Placed], missing: int | str = "") -> list[object]:
-    """Return the number of claims with each verdict, a dash for none."""
+def counts(claims: list[Placed], missing: int = 0) -> list[object]:
+    """Return the number of claims with each verdict, and of those that once had another; a dash for none."""
     columns = [column(one) for one in claims]
-    return [*(columns.count(name) or "–" for name in COUNTED[:-1]), missing or "–"]
+    numbers = [columns.count(name) for name in COUNTED[:-3]]
+    held = sum(
+        one.claim.verdict not in HELD and any(earlier.verdict in HELD for earlier in one.claim.before) for one in claims
+    )
+    return [one or "–" for one in [*numbers, missing, sum(one.claim.once_contrary for one in claims), held]]
+
+
+def counted(name: str, claims: list[Placed], missing: int = 0) -> list[str]:
+    """Return the rows of counts of some claims: those that were measured, then each other kind."""
+    rows = [row_of([name, *counts([one for one in claims if one.claim.kind == "measured"], missing)])]
+    for kind, words in APART.items():
+        if of_this_kind := [one for one in claims if one.claim.kind == kind]:
+            rows.append(row_of([f"– {words}", *counts(of_this_kind)]))
+    return rows
+
+
+def table_of_counts(all_sources: list[Source]) -> list[str]:
+    """Return the table of counts: the claims of each source, then those that are no source's own."""
+    head = ["claims of", *COUNTED]
+    lines = [row_of(head), row_of(["---", *["---:"] * len(COUNTED)])]
+    for one in all_sources:
+        lines += counted(_named(one), one.of_kind("published"), sum(bool(part.missing) for part in one.parts))
+    for kind, words in KINDS.items():
+        of_this_kind = [claim for one in all_sources for claim in one.of_kind(kind)]
+        if kind != "published" and of_this_kind:
+            lines.append(row_of([f"apart: {words}", *counts(of_this_kind)]))
+    return lines
+
+
+def sentence(all_sources: list[Source]) -> str:
+    """Return the sentence that counts the sources' own claims: what was measured, and what counts apart."""
+    claims = [claim for one in all_sources for claim in one.of_kind("published")]
+    measured = [column(one) for one in claims if one.claim.kind == "measured"]
+    missing = sum(bool(part.missing) for one in all_sources for part in one.parts)
+    apart = [f"{sum(one.claim.kind == kind for one in claims)} {words}" for kind, words in APART.items()]
+    return (
+        f"Of {len(measured)} claims of the {len(all_sources)} sources that were stated before their figures were known "
+        f"and measured in runs, {measured.count('as published')} came out as published and "
+        f"{measured.count('smaller or larger')} in the published direction with another size; "
+        f"{measured.count('contrary')} came out contrary, {measured.count('no effect')} without effect, "
+        f"{measured.count('undecided')} undecided, {measured.count('margin too wide')} with a margin too wide to say, "
+        f"and {measured.count('not testable')} could not be tested here. {missing} experiments were not run. "
+        f"Counted apart: {', '.join(apart[:-1])} and {apart[-1]}. "
+        f"{sum(one.claim.once_contrary for one in claims)} of the sources' claims once stood contrary and were judged "
+        "otherwise after the runs; their rows name the earlier verdict, the day and the reason."
+    )
 
 
 def screen(all_sources: list[Source]) -> str:
@@ -46,16 +104,7 @@ def screen(all_sources: list[Source]) -> str:
     head = ["source", *ANSWERS]
     lines = [row_of(head), row_of(["---"] * len(head))]
     lines += [row_of([_named(one), *_answers(one)]) for one in all_sources]
-    total = ["claims of", *COUNTED]
-    lines += ["", row_of(total), row_of(["---", *["---:"] * len(COUNTED)])]
-    for one in all_sources:
-        missing = sum(bool(part.missing) for part in one.parts)
-        lines.append(row_of([_named(one), *counts(one.of_kind("published"), missing)]))
-    for kind, words in KINDS.items():
-        of_this_kind = [claim for one in all_sources for claim in one.of_kind(kind)]
-        if kind != "published" and of_this_kind:
-            lines.append(row_of([f"apart: {words}", *counts(of_this_kind)]))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", sentence(all_sources), "", *table_of_counts(all_sources)])
 
 
 def _named(source: Source) -> str:
@@ -64,7 +113,7 @@ def _named(source: Source) -> str:
 
 
 def _answers(source: Source) -> list[str]:
-    return [source.held, source.failed, source.open, source.untested]
+    return [source.held, source.against, source.open, source.untested]
 
 
 def page(source: Source) -> str:
@@ -82,10 +131,13 @@ def page(source: Source) -> str:
         lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
         lines += [
             "One row per claim: the part that decides it. Full: the published direction was seen; open: "
-            "undecided; triangle: contrary or no effect. "
+            "undecided, or the margin too wide; triangle: contrary or no effect. "
             "Claims without an interval, and those that could not be tested, are only in the table.",
             "",
         ]
+    missing = sum(bool(part.missing) for part in source.parts)
+    lines += [row_of(["claims", *COUNTED]), row_of(["---", *["---:"] * len(COUNTED)])]
+    lines += [*counted("measured", published, missing), ""]
     lines += ["## In the source's order", "", *_table([part for part in source.parts if part.kind == "published"]), ""]
     for kind, words in KINDS.items():
         parts = [part for part in source.parts if part.kind == kind]
@@ -105,25 +157,17 @@ def _table(parts: list[Part]) -> list[str]:
     lines = [row_of(head), row_of(["---"] * len(head))]
     for part in parts:
         if part.missing or part.nothing:
-            lines.append(
-                row_of(
-                    [
-                        part.place,
-                        part.missing or f"nothing to test: {part.nothing}",
-                        "**not run**" if part.missing else "–",
-                        "–",
-                    ]
-                )
-            )
+            what = part.missing or f"nothing to test: {part.nothing}"
+            pages = dict.fromkeys(f"[{one.study}](../{one.study}/README.md)" for one in part.folded)
+            verdict = "**not run**" if part.missing else "–"
+            lines.append(row_of([part.place, what, verdict, ", ".join(pages) or "–"]))
         lines_of = [one.line for one in part.claims]
         for at, one in enumerate(part.claims):
             # the study distinguishes equal sentences on several data sets
             line = f"{one.line} ({one.study})" if lines_of.count(one.line) > 1 else one.line
             claim = f"{line} *{one.care}*" if one.care else line
             study = f"[{one.study}](../{one.study}/README.md)"
-            lines.append(
-                row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** `{one.setting}`", study])
-            )
+            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** {one.marks}", study]))
     return lines
 
 
@@ -135,6 +179,9 @@ def current_texts(results: Path) -> dict[Path, str]:
     """
     all_sources, readme = sources(results), results / "README.md"
     texts = {readme: filled(readme.read_text(encoding="utf-8"), screen(all_sources), MARKS)}
+    first = results.parent.parent / "README.md"
+    if first.is_file() and COUNTS[0] in (front := first.read_text(encoding="utf-8")):
+        texts[first] = filled(front, sentence(all_sources), COUNTS)
     for one in all_sources:
         texts[results / "sources" / f"{one.key}.md"] = page(one)
         if plot := forest(one.of_kind("published")):

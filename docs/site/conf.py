@@ -75,6 +75,7 @@ BADGES = {
     "same direction": "held",
     "contrary": "against",
     "no effect": "against",
+    "margin too wide": "open",
     "undecided": "open",
 }
 BADGES |= {"not testable": "left", "not run": "left"}

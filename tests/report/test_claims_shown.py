@@ -125,8 +125,8 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
     assert command("claims_table.py", "--check", "--results", tmp_path).returncode == 0
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
     assert page.startswith(
-        "Before.\n<!-- claims -->\n4 claims of 2 studies: as published 1, same direction, larger 1, contrary 1, not "
-        "testable here 1."
+        "Before.\n<!-- claims -->\n4 claims of 2 studies. Measured, 4: as published 1, same direction, larger 1, "
+        "contrary 1, not testable here 1."
     )
     assert page.endswith("<!-- end of claims -->\nAfter.\n") and "stale" not in page
     assert "| A law holds. | – | – | as published | calculation | – | error 1e-6 | [found](found/README.md) |" in page

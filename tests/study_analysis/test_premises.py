@@ -112,7 +112,8 @@ def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
     narrow, wide = judged_claims(said(made, idle))
     assert narrow.verdict == wide.verdict == "as published"
     _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))
-    assert narrow.verdict == "as published" and wide.verdict == "undecided"
+    assert narrow.verdict == "as published" and wide.verdict == "margin too wide"
+    assert wide.verdict_words == "margin too wide: ±1.50 points" and wide.seeds_needed is None
     assert "±1.50 points is wider than the 1.00 points of A(), reported as an effect here" in wide.why
 
 

@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
   // seeds that would do, and margins, are details of one verdict; a claim may be about several methods
   const values = (row, name) => {
     const text = row.cells[heads.indexOf(name)].textContent.trim();
-    if (name === "verdict") return [text.replace(/(: change the setting| \(.*| within .*)$/, "")];
+    if (name === "verdict") return [text.split("; before: ")[0].replace(/(: change the setting|: ±?[\d.].*| \(.*| within .*)$/, "")];
     return name === "method" ? text.split(", ") : [text];
   };
   const bar = document.createElement("p");

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwise.experiments.premises import learned
-from headwise.results.records import Premise
+from headwise.results.records import ClaimKind, Premise
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder
 
@@ -25,8 +25,9 @@ LOW, HIGH = "rate 0.003", "rate 0.1"
 WORDS = {"in words": "the abstract and the summary give no figure"}
 
 
-def _claim(text: str, *tests: dict[str, Any], source: str = ZHAI) -> Claim:
-    return Claim(text=text, source=source, published=WORDS, tests=tuple(ClaimTest.model_validate(one) for one in tests))
+def _claim(text: str, *tests: dict[str, Any], source: str = ZHAI, kind: ClaimKind = "measured") -> Claim:
+    judged = tuple(ClaimTest.model_validate(one) for one in tests)
+    return Claim(text=text, source=source, published=WORDS, tests=judged, kind=kind)
 
 
 STUDY = Study(
@@ -99,6 +100,13 @@ STUDY = Study(
             "entropy up at a high rate, the stream loses rank all the same.",
             {"arm": QUERIES, "outcome": f"{HIGH}/{ENTROPY}", "says": "higher", "level": 0.5},
             {"arm": QUERIES, "outcome": f"{HIGH}/{RANK}", "says": "lower", "against_outcome": f"{LOW}/{RANK}"},
+        ),
+        _claim(
+            "Entropy collapse is common in baselines: at the plain model's best rate, 0.01, its entropy is below a "
+            "third of ln(keys).",
+            {"arm": "baseline", "outcome": f"rate 0.01/{ENTROPY}", "says": "lower", "level": 1 / 3},
+            source=f"{ZHAI}, abstract",
+            kind="figures known",
         ),
     ),
     scales={

@@ -56,11 +56,12 @@ STUDY = Study(
     premises=(learned("test/loss", UNIGRAM, 0.8, lower=True),),
     claims=(
         *ranks_fall(DECAYS, DEPTH),
-        norms_meet(DECAYS),
+        norms_meet(DECAYS, kind="figures known"),
         Claim(
             text="The stronger the decay of attention, the nearer is PᵀP to W_V W_Vᵀ.",
             source=PAPER,
             tests=falls(ATTENTION, *mean("imbalance_vo")),
+            kind="figures known",
         ),
         factor_ranks_meet(DECAYS),
         Claim(

@@ -59,7 +59,7 @@ STUDY = Study(
     sweeps=(AXIS,),
     premises=(learned("test/accuracy", 0.1, 0.1),),
     claims=(
-        *ranks_fall(DECAYS, DEPTH),
+        *ranks_fall(DECAYS, DEPTH, in_layers="measured"),
         Claim(
             text="At the strongest decay the Frobenius and nuclear norms of heads are nearly identical: less than 5 % "
             "apart.",

@@ -38,7 +38,7 @@ def findings(
 
     `labels` describes each figure, as "words (unit)" or "words".
     """
-    judged = judged_claims(measured(name, figures, claims, labels))
+    judged = judged_claims(measured(name, figures, [_calculated(claim) for claim in claims], labels))
     return {
         "kind": "findings",
         "name": name,
@@ -48,9 +48,15 @@ def findings(
         "paragraphs": [*([answer(judged)] if judged else []), *notes],
         "claims": [claim.model_dump(mode="json") for claim in judged],
         "tables": [_table(figures, labels), *tables],
+        # every figure, from which the verdicts can be recomputed
+        "figures": {subject: [dict(repeat) for repeat in repeated] for subject, repeated in figures.items()},
         "charts": list(charts),
         "settings": dict(settings),
     }
+
+
+def _calculated(claim: Claim) -> Claim:
+    return claim.model_copy(update={"kind": "calculation"}) if claim.kind == "measured" else claim
 
 
 def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mapping[str, str]) -> StudyFolder:

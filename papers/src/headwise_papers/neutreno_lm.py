@@ -42,7 +42,8 @@ STUDY = Study(
         ),
         Claim(
             text="Norms behind each branch alone lower the perplexity more than NeuTRENO does with norms before.",
-            source="ours, stated when the runs were known",
+            source="ours",
+            kind="figures known",
             tests=tuple(
                 ClaimTest(arm=f"baseline | {POST}", against=NEUTRENO, outcome=place, says="lower")
                 for place in (SEGMENTS, WINDOW)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.results.records import Premise
+from headwise.results.records import ClaimKind, Premise
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 
@@ -63,10 +63,10 @@ def _name(arm: str) -> str:
     return arm.partition("(")[0]
 
 
-def _same(text: str, arms: tuple[str, ...], outcome: str, margin: float) -> Claim:
+def _same(text: str, arms: tuple[str, ...], outcome: str, margin: float, kind: ClaimKind = "measured") -> Claim:
     """Return the claim that arms equal the plain model within a margin."""
     tests = tuple(ClaimTest(arm=arm, outcome=outcome, says="same", margin=margin) for arm in arms)
-    return Claim(text=text, source=OWN, tests=tests)
+    return Claim(text=text, source=OWN, tests=tests, kind=kind)
 
 
 def _no_worse(text: str, arms: tuple[str, ...], outcome: str, most: float) -> Claim:
@@ -107,8 +107,9 @@ STUDY = Study(
             IN_TRAINING,
             START,
             KEPT,
+            kind="by construction",
         ),
-        _same("So do methods that start at the plain layer.", NEUTRAL, START, KEPT),
+        _same("So do methods that start at the plain layer.", NEUTRAL, START, KEPT, kind="by construction"),
         *(
             Claim(
                 text=f"What {_name(gate)} brings along, which starts at a factor of 1, moves in fine-tuning, by a "

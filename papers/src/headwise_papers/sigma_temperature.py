@@ -53,6 +53,7 @@ STUDY = Study(
             text="A lower temperature lowers the attention entropy.",
             source=f"{SOURCE}; true by construction: a lower temperature sharpens every map",
             tests=each("watched/attention_entropy/least", "lower", [EARLY, *LATE]),
+            kind="by construction",
         ),
         Claim(
             text="Where the entropy falls the sharpness rises beyond the optimizer's threshold of stability.",

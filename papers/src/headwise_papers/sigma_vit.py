@@ -76,13 +76,13 @@ STUDY = Study(
         ),
         Claim(
             text="Spectral norm does not reach the accuracy of SigmaReparam.",
-            source="ours: the source says that SpectralNorm constrains the model's capacity",
+            source=f"{SOURCE}, which says that SpectralNorm constrains the model's capacity",
             tests=(ClaimTest(arm=SIGMA, outcome="test/accuracy", says="higher", against=SPECTRAL),),
             needs=PREMISES,
         ),
         Claim(
             text="Weight norm does not reach the accuracy of SigmaReparam.",
-            source="ours: weight norm bounds the rows of a matrix, and not its spectral norm",
+            source=f"{SOURCE}, a baseline there; weight norm bounds the rows of a matrix, and not its spectral norm",
             tests=(ClaimTest(arm=SIGMA, outcome="test/accuracy", says="higher", against=WEIGHT),),
             needs=PREMISES,
         ),
@@ -94,6 +94,16 @@ STUDY = Study(
                 ClaimTest(arm=SIGMA, outcome=f"heads/matrix_norm/{which}", says="lower") for which in ("mean", "worst")
             ),
             needs=PREMISES,
+            # init="one" begins at norms of 1, pre-LN at 2.07 in the mean
+            kind="by construction",
+        ),
+        Claim(
+            text="Entropy collapse is common in baselines: in training pre-LN's entropy falls below a third of "
+            "ln(keys).",
+            source=f"{SOURCE}, abstract",
+            tests=(ClaimTest(arm="baseline", outcome="watched/entropy_share/least", says="lower", level=1 / 3),),
+            needs=("learned",),
+            kind="figures known",
         ),
     ),
     scales={

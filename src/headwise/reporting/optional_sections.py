@@ -225,7 +225,11 @@ def claims_section(claims: list[JudgedClaim], premises: list[JudgedPremise] | No
     rows = [
         [
             claim.text,
-            Cell(claim.verdict_words, tone=TONES.get(claim.verdict, "plain"), small=claim.why),
+            Cell(
+                claim.verdict_words,
+                tone=TONES.get(claim.verdict, "plain"),
+                small="; ".join(filter(None, [claim.why, claim.history_words])),
+            ),
             Cell(claim.published_words or "–", small=claim.source),
             claim.ours or "–",
         ]

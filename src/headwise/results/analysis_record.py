@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from headwise.results.records import DIVERGED, ClaimTest, EnvironmentRecord, Outcome, Record
+from headwise.results.records import (
+    DIVERGED,
+    ClaimKind,
+    ClaimTest,
+    EarlierVerdict,
+    EnvironmentRecord,
+    Outcome,
+    Record,
+)
 
 Verdict = Literal[
     "as published",
@@ -12,6 +20,9 @@ Verdict = Literal[
     "same direction, larger",
     "contrary",
     "no effect",
+    # the interval lies within a margin, or an allowance, that is wider than an effect reported in the same outcome:
+    # no number of seeds can show the claim
+    "margin too wide",
     "undecided",
     "not testable here",
 ]
@@ -19,6 +30,8 @@ Verdict = Literal[
 SIGNS = {"higher": 1, "lower": -1, "rises": 1, "falls": -1}
 # verdicts that confirm the published direction
 HELD = ("as published", "same direction, smaller", "same direction, larger")
+# verdicts that speak against it
+AGAINST: tuple[Verdict, ...] = ("contrary", "no effect")
 # if more seeds are needed, a change of the setting is advised instead
 MOST_SEEDS = 100
 
@@ -102,7 +115,9 @@ class JudgedClaim(Record):
     published: dict[str, str] = {}
     ours: str = ""
     verdict: Verdict
-    # for "no effect": the margin in words
+    kind: ClaimKind = "measured"
+    before: list[EarlierVerdict] = []
+    # for "no effect" and "margin too wide": the margin in words
     within: str = ""
     why: str = ""
     seeds_needed: int | None = None
@@ -118,11 +133,33 @@ class JudgedClaim(Record):
         """Return the verdict with its margin or the number of seeds needed."""
         if self.verdict == "no effect" and self.within:
             return f"no effect within {self.within}"
+        if self.verdict == "margin too wide" and self.within:
+            return f"margin too wide: {self.within}"
         if self.verdict != "undecided" or self.seeds_needed is None:
             return self.verdict
         if self.seeds_needed > MOST_SEEDS:
             return "undecided: change the setting"
         return f"undecided ({self.seeds_needed} seeds would do)"
+
+    @property
+    def history_words(self) -> str:
+        """Return the earlier verdicts with their dates and reasons, and what the claim is if not measured; or ""."""
+        kind = "" if self.kind == "measured" else KINDS_IN_WORDS[self.kind]
+        earlier = (f"{one.verdict} until {one.until}: {one.why}" for one in self.before)
+        return "; ".join(filter(None, [kind, *earlier]))
+
+    @property
+    def once_contrary(self) -> bool:
+        """Return whether it stood contrary before a premise, a margin or a setting was stated after its runs."""
+        return self.verdict != "contrary" and any(one.verdict == "contrary" for one in self.before)
+
+
+# what a claim that is not measured is, on the pages
+KINDS_IN_WORDS: dict[str, str] = {
+    "calculation": "a calculation",
+    "by construction": "true by construction",
+    "figures known": "stated when its figures were known",
+}
 
 
 class ClaimsRecord(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,11 +29,15 @@ def reasons_in_words(tests: list[JudgedTest], verdict: Verdict) -> str:
     return "; ".join(dict.fromkeys(words for group in _groups(tests) for words in _reasons(group, verdict)))
 
 
-def margins_in_words(tests: list[JudgedTest]) -> str:
-    """Return the margins within which tests show no effect, in words."""
-    return " and ".join(
-        dict.fromkeys(test.why.removeprefix("within ") for test in tests if test.verdict == "no effect")
-    )
+def margins_in_words(tests: list[JudgedTest], verdict: Verdict) -> str:
+    """Return the margins within which tests show no effect, or of those that are too wide, in words."""
+    of_these = [test.why for test in tests if test.verdict == verdict]
+    if verdict == "margin too wide":
+        # "the margin ±1.50 points is wider than ...", "the 0.0300 nats allowed are more than ..."
+        of_these = [
+            re.split(r" is wider| allowed", why)[0].removeprefix("the ").removeprefix("margin ") for why in of_these
+        ]
+    return " and ".join(dict.fromkeys(why.removeprefix("within ") for why in of_these))
 
 
 def _groups(tests: list[JudgedTest]) -> Iterator[list[JudgedTest]]:

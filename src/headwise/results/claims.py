@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwise.pages.formats import Unit, p_value, unit_named
-from headwise.results.analysis_record import HELD, SIGNS, JudgedClaim, JudgedPremise, JudgedTest, Verdict
+from headwise.results.analysis_record import AGAINST, HELD, SIGNS, JudgedClaim, JudgedPremise, JudgedTest, Verdict
 from headwise.results.answer import count
 from headwise.results.claim_figures import Figures, diverged_pairs, gather
 from headwise.results.claim_tests import (
@@ -34,9 +34,6 @@ from headwise.results.records import DIVERGED, Claim, ClaimTest, Outcome, Premis
 if TYPE_CHECKING:
     from headwise.results.folder import StudyFolder
     from headwise.results.joint_flips import Table
-
-
-AGAINST: tuple[Verdict, ...] = ("contrary", "no effect")
 
 
 class Effect(NamedTuple):
@@ -141,6 +138,8 @@ def claimed(claim: Claim, tests: list[JudgedTest], failed: list[JudgedPremise]) 
         "published": claim.published,
         "tests": tests,
         "ours": figures_in_words(tests),
+        "kind": claim.kind,
+        "before": list(claim.before),
     }
     if not tests:
         return JudgedClaim(**fields, verdict="not testable here", why="this study holds no test of it")
@@ -149,8 +148,8 @@ def claimed(claim: Claim, tests: list[JudgedTest], failed: list[JudgedPremise]) 
         return JudgedClaim(**fields, verdict="not testable here", why=why)
     verdict = _verdict(tests)
     fields |= {"verdict": verdict, "why": reasons_in_words(tests, verdict)}
-    if verdict == "no effect":
-        fields["within"] = margins_in_words(tests)
+    if verdict in ("no effect", "margin too wide"):
+        fields["within"] = margins_in_words(tests, verdict)
     if verdict == "undecided":
         needed = [test.seeds_needed for test in tests if test.verdict == "undecided"]
         fields["seeds_needed"] = None if None in needed or not needed else max(one for one in needed if one is not None)
@@ -170,7 +169,8 @@ def _verdict(tests: list[JudgedTest]) -> Verdict:
         return next(one for one in (HELD[1], HELD[2], HELD[0]) if one in verdicts)
     if any(test.verdict == "no effect" and test.refutes for test in tests):
         return "no effect"
-    return "undecided"
+    # such a test can never hold, so more seeds for the others decide nothing
+    return "margin too wide" if "margin too wide" in verdicts else "undecided"
 
 
 def _not_joint(tests: list[JudgedTest], many: int) -> str:
@@ -237,22 +237,26 @@ def _judged_number(
             f"the margin ±{criteria.words(criteria.margin)} is wider than the {criteria.words(effect.size)} of "
             f"{effect.arm}, reported as an effect here"
         )
+        margin_note = f"; {wide}"
         if test.says != "same":
-            criteria, margin_note = criteria._replace(margin=None), f"; {wide}"
+            criteria = criteria._replace(margin=None)
         # what lies outside a wide margin lies outside a narrower one too
-        elif same(one, criteria).verdict != "contrary":
+        elif same(one, criteria).verdict == "as published":
             one = _on_scale(one, figures)
             ours = _ours(test, outcome, figures, one)
-            return _judged(test, Decision("undecided", wide), one, ours=ours, margin=criteria.margin)
+            return _judged(test, Decision("margin too wide", wide), one, ours=ours, margin=criteria.margin)
     if test.says == "same":
         decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
+        if decision.verdict == "undecided" and margin_note:
+            # with more seeds the interval might lie outside the margin, but within it would show nothing
+            decision = decision._replace(why=decision.why.partition(";")[0] + margin_note, seeds=None)
     else:
         sign = SIGNS[test.says]
         decision, jointly = directed(one, sign, criteria), directed(other, sign, criteria._replace(alpha=alpha))
         if decision.verdict == "undecided":
             decision = decision._replace(why=decision.why + margin_note)
         if test.by is not None:
-            decision = within_allowance(test, one, by_amount(test, decision), effect)
+            decision = within_allowance(test, one, by_amount(test, decision), effect, criteria)
     # power and numbers of seeds are of the whole interval
     one = _on_scale(one, figures)
     fields: dict[str, Any] = {
@@ -280,7 +284,9 @@ def by_amount(test: ClaimTest, decision: Decision) -> Decision:
     return decision._replace(why=why.replace("the interval holds 0", "the interval holds the amount"))
 
 
-def within_allowance(test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None) -> Decision:
+def within_allowance(
+    test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None, criteria: Criteria
+) -> Decision:
     """Return the decision; an amount by which an arm may be worse is not used if an effect reported here is smaller."""
     allowance = -(test.by or 0.0)
     if effect is None or allowance <= effect.size or decision.verdict != "as published":
@@ -289,7 +295,12 @@ def within_allowance(test: ClaimTest, shifted: Estimate, decision: Decision, eff
     end = shifted.low if test.says == "higher" else shifted.high
     if end is not None and abs(end) > allowance:
         return decision
-    return Decision("undecided", f"what is allowed is more than the effect of {effect.arm}, reported here")
+    words = criteria.words
+    return Decision(
+        "margin too wide",
+        f"the {words(allowance)} allowed are more than the {words(effect.size)} of {effect.arm}, reported as an effect "
+        "here",
+    )
 
 
 def _step(test: ClaimTest, figures: Figures, effect: float | None) -> float | None:

@@ -181,8 +181,27 @@ class ClaimTest(Record):
         return self.says in ("rises", "falls", "inside")
 
 
+class EarlierVerdict(Record):
+    """A verdict that a claim had until a premise, a margin or a setting was stated after its runs.
+
+    It is kept next to the present verdict and counted: a premise that comes after the figures hides nothing.
+    """
+
+    verdict: str
+    # the day on which the claim was judged otherwise, YYYY-MM-DD
+    until: str
+    why: str
+
+
+ClaimKind = Literal["measured", "calculation", "by construction", "figures known"]
+
+
 class Claim(Record):
     """A published statement that a study tests, with its source, its published figures and the tests that decide it.
+
+    `kind` tells how much its verdict can show. "measured": stated before its figures were known, and judged from runs.
+    "calculation": judged from a calculation, which no training enters. "by construction": it could not have come out
+    otherwise. "figures known": stated when its figures were known. Only "measured" ones are counted as findings.
 
     Example:
         >>> from headwise.study import Claim, ClaimTest
@@ -198,8 +217,11 @@ class Claim(Record):
     tests: tuple[ClaimTest, ...] = ()
     # names of the premises that the claim requires; None: all premises of the study
     needs: tuple[str, ...] | None = None
+    kind: ClaimKind = "measured"
+    # verdicts that were given up after the runs, the oldest first
+    before: tuple[EarlierVerdict, ...] = ()
 
-    @field_validator("tests", "needs", mode="before")
+    @field_validator("tests", "needs", "before", mode="before")
     @classmethod
     def _of_json(cls, value: Any) -> Any:
         # JSON has no tuples, and records are validated strictly

@@ -47,17 +47,20 @@ CLAIMS = (
         text="After m layers a token is the expected value of a random walk of m steps over the tokens (Lemma 1).",
         source=SOURCE,
         tests=(*each(KINDS, "walk_error", "lower", EXACT),),
+        kind="by construction",
     ),
     Claim(
         text="The walk has one stationary distribution, and without the fidelity term every token becomes its mean "
         "(Lemma 2).",
         source=SOURCE,
         tests=(*each(KINDS, "to_the_mean", "lower", EXACT), *each(KINDS, "stationary_error", "lower", EXACT)),
+        kind="by construction",
     ),
     Claim(
         text="With a symmetric kernel the stationary weight of a token is its share of the kernel's sum (Lemma 2).",
         source=SOURCE,
         tests=(*each(["symmetric"], "degree_error", "lower", EXACT),),
+        kind="by construction",
     ),
     Claim(
         text="Symmetric attention is one step of gradient descent on J, which falls from layer to layer.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from headwise.results.records import ClaimKind
 from headwise.study import Claim, ClaimTest
 
 PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
@@ -43,8 +44,11 @@ def at_each_step(decays: tuple[str, ...], *outcomes: str) -> Tests:
     )
 
 
-def ranks_fall(decays: tuple[str, ...], depth: int) -> tuple[Claim, ...]:
-    """Return the claims that the ranks of both products fall: along the decays, at each of them, and in each layer."""
+def ranks_fall(decays: tuple[str, ...], depth: int, in_layers: ClaimKind = "figures known") -> tuple[Claim, ...]:
+    """Return the claims that the ranks of both products fall: along the decays, at each of them, and in each layer.
+
+    That on each decay was written when the figures were known; `in_layers` is the kind of those on layers.
+    """
     swept = axis(*decays)
     return (
         Claim(
@@ -56,24 +60,27 @@ def ranks_fall(decays: tuple[str, ...], depth: int) -> tuple[Claim, ...]:
             text="It is lower at each decay than at the one before.",
             source=f"{PAPER}, figures of ranks by decay",
             tests=at_each_step(decays, *mean(*RANKS)),
+            kind="figures known",
         ),
         *(
             Claim(
                 text=f"It falls in every layer, in the product of {product}.",
                 source=f"{PAPER}, figures of ranks by layer and product",
                 tests=falls(swept, *(f"heads/{name}/layer {layer}" for layer in range(depth))),
+                kind=in_layers,
             )
             for name, product in zip(RANKS, ("values and outputs", "queries and keys"), strict=True)
         ),
     )
 
 
-def norms_meet(decays: tuple[str, ...]) -> Claim:
+def norms_meet(decays: tuple[str, ...], kind: ClaimKind = "measured") -> Claim:
     """Return the claim that the norms of a product approach each other along the decays."""
     return Claim(
         text="The stronger the decay of attention, the nearer are Frobenius and nuclear norms.",
         source=PAPER,
         tests=falls(axis(*decays), *mean(*GAPS)),
+        kind=kind,
     )
 
 
