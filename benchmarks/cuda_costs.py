@@ -40,6 +40,7 @@ FORMS = (
     "EntropyPenalty(rows=128)",
     "AttentionNormPenalty(rows=128)",
     "Disagreement(on='position', rows=16)",
+    "GatedOutput(per='element', source='both', rank=16)",
 )
 COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens
@@ -60,8 +61,8 @@ for the device.
 
 Where a kernel of ours computes attention, it multiplies nine matrices and fused attention seven, since its gradients
 are sums in a fixed order, at 0.45 of that kernel's rate. That alone makes a step of GPT-2 small 1.09 and one of
-ViT-B/16 1.04 of the plain one, and bounds SoftCap and StableSoftmax; ForgettingAttention adds the gradient of the
-layer's input through its gates.
+ViT-B/16 1.04 of the plain one, and bounds SoftCap, Softpick and StableSoftmax; ForgettingAttention adds the gradient of
+the layer's input through its gates.
 
 Columns that a causal call drops get lower logits by one more coordinate. A head of 64 then runs the tiles of 96 of
 flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not

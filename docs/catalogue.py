@@ -36,12 +36,13 @@ PURPOSES = {
     "RelaxedAttention",
     "unstable training": "EntropyPenalty LayerScale QKClip QKNorm QKRates SigmaReparam SoftCap SpectralCap "
     "SpectralNorm "
-    "StableSoftmax Temperature WeightNorm ZLoss",
+    "StableSoftmax Temperature ValueNorm WeightNorm ZLoss",
     "oversmoothing": "AttnScale ContraNorm FeatScale GFSA NeuTRENO ReAttention ValueResidual",
     "heads that do the same": "Decorrelation Disagreement DropHead InterleavedHeads ReAttention",
-    "attention sinks": "AttentionSink DifferentialAttention GatedOutput XSA",
+    "attention sinks": "AttentionSink DifferentialAttention GatedNorm GatedOutput Softpick XSA",
     "long contexts": "ForgettingAttention SSMax",
     "smaller models": "NuclearDecay ProductDecay SymmetricAttention",
+    "small gradients": "LASER",
     "cost": "LinearAttention",
 }
 

@@ -97,7 +97,7 @@ def fused_expected(method: Method, kind: str) -> bool:
         return False
     if text == "Decorrelation(strength=1000.0)":
         return False
-    if text.startswith(("StableSoftmax", "SoftCap")):
+    if text.startswith(("StableSoftmax", "SoftCap", "Softpick")):
         # The kernels that edit logits run on CUDA; tests/kernels/test_triton_edited.py interprets them.
         return False
     if text.startswith("LinearAttention") and kind in ("left padded", "sliding", "bias"):
@@ -109,12 +109,13 @@ def fused_expected(method: Method, kind: str) -> bool:
     return not (text.startswith("Temperature") and kind == "bias")
 
 
-# Methods of self attention are refused on cross attention, and one without a softmax together with a sink.
+# Methods of self attention are refused on cross attention, and those without a softmax together with a sink.
 WITH_A_MEANING = [
     (m, kind)
     for m in two_forms()
     for kind in KINDS
-    if not (m.self_only and kind == "cross") and not (type(m).__name__ == "LinearAttention" and "sinks" in kind)
+    if not (m.self_only and kind == "cross")
+    and not (type(m).__name__ in ("LASER", "LinearAttention", "Softpick") and "sinks" in kind)
 ]
 
 

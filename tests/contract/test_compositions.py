@@ -15,13 +15,15 @@ NAMES = list(shelf.__all__)
 COMPUTES = {"InterleavedHeads", "SigmaReparam", "SpectralNorm", "WeightNorm"}
 WRITES = {"QKRates", "SpectralCap"}
 
-# A sink is a column of the softmax, which the other has not.
-REFUSED_IN_THE_CALL = {"AttentionSink", "LinearAttention"}
+# A sink is a column of the softmax, which the others have not, or has no value whose exponential is known.
+REFUSED_IN_THE_CALL = [{"AttentionSink", other} for other in ("LASER", "LinearAttention", "Softpick")]
 OUTSIDE = {"InputNoise", "BranchDrop"}
 
 
 # What edits the logits before a method that makes them anew would be lost.
-LOST = {(name, "LinearAttention") for name in ("ForgettingAttention", "StableSoftmax", "Temperature", "SoftCap")}
+LOST = {
+    (name, "LinearAttention") for name in ("ForgettingAttention", "StableSoftmax", "Temperature", "SoftCap", "Softpick")
+}
 
 
 def refused(first, second):
@@ -32,7 +34,9 @@ def refused(first, second):
 def partners(name):
     """Name the methods that compose with this one."""
     return [
-        other for other in NAMES if other != name and not refused(name, other) and {name, other} != REFUSED_IN_THE_CALL
+        other
+        for other in NAMES
+        if other != name and not refused(name, other) and {name, other} not in REFUSED_IN_THE_CALL
     ]
 
 

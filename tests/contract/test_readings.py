@@ -102,6 +102,7 @@ OF_WEIGHTS = [
     "ReAttention()",
     "NeuTRENO()",
     "XSA()",
+    "LASER()",
 ]
 DRAWN = ['DropKey(p=0.4, unit="column")', 'DropKey(p=0.4, unit="element")']
 SINK = "AttentionSink(logit=2.0)"
@@ -116,7 +117,7 @@ def refused(kind: str, beside: str) -> bool:
     given = CALLS[kind]
     if beside == "LinearAttention()" and ("sinks" in given or "softcap" in given):
         return True
-    return beside == SINK and "sinks" in given
+    return beside in (SINK, "LASER()") and "sinks" in given
 
 
 def test_every_stage_of_a_call_stands_beside_the_readers() -> None:

@@ -28,6 +28,7 @@ from transformers import (
 
 import headwise
 from headwise import (
+    LASER,
     AttentionSink,
     ContraNorm,
     Decorrelation,
@@ -41,6 +42,7 @@ from headwise import (
     RelaxedAttention,
     SoftCap,
     SSMax,
+    ValueNorm,
     ZLoss,
 )
 
@@ -59,6 +61,9 @@ AROUND = [
     DropHead(p=0.5),
     NeuTRENO(strength=0.6),
     GatedOutput(),
+    GatedOutput(source="both", rank=3, per="element"),
+    LASER(),
+    ValueNorm(),
     ContraNorm(strength=1.0),
     InputNoise(scale=1.0, unit="std"),
     QKNorm(),

@@ -61,6 +61,18 @@ CASES = {
     "stable, rows of the lowest number": ("stable", 2.0, (1, 2, 1, 20, 20, 32, 32, "lowest", False, "float32")),
     "stable, fp16, repeated": ("stable", 8.0, (1, 2, 1, 150, 150, 64, 64, "repeated", True, "float16")),
     "stable, bf16, repeated": ("stable", 2.0, (1, 2, 1, 150, 150, 64, 64, "repeated", True, "bfloat16")),
+    "pick": ("pick", 1e-8, (2, 2, 1, 37, 41, 32, 32, "none", False, "float32")),
+    "pick, causal": ("pick", 1e-8, (1, 2, 1, 70, 70, 32, 32, "none", True, "float32")),
+    "pick, a large eps": ("pick", 3.0, (1, 2, 1, 20, 33, 32, 32, "bool", False, "float32")),
+    "pick, nothing above 0": ("pick", 1e-2, (1, 2, 1, 70, 70, 32, 32, "negative", False, "float32")),
+    "pick, large logits": ("pick", 1e-8, (1, 1, 1, 40, 40, 32, 32, "sharp", False, "float32")),
+    "pick, a row without any key": ("pick", 1e-8, (1, 2, 1, 20, 20, 32, 32, "empty", False, "float32")),
+    "pick, additive mask": ("pick", 1e-8, (1, 2, 1, 20, 20, 32, 32, "additive", False, "float32")),
+    "pick, rows of the lowest number": ("pick", 1e-8, (1, 2, 1, 20, 20, 32, 32, "lowest", False, "float32")),
+    "pick, causal, padding, grouped": ("pick", 1e-8, (1, 6, 3, 40, 40, 24, 40, "padding", True, "float32")),
+    "pick, packed rows": ("pick", 1e-8, (4, 4, 2, 33, 33, 32, 32, "sequences", True, "float32")),
+    "pick, bf16": ("pick", 1e-8, (1, 2, 1, 150, 150, 64, 64, "none", True, "bfloat16")),
+    "pick, fp16, head size 128": ("pick", 1e-8, (1, 2, 1, 70, 70, 128, 128, "padding", False, "float16")),
 }
 
 
@@ -90,18 +102,22 @@ def textbook(q, k, v, mask, causal, scale, kind, by):
         s = s + mask.double()
     if kind == "cap":
         s = by.double() * torch.tanh(s / by.double())
-    elif kind != "stable":
+    elif kind not in ("stable", "pick"):
         sums = leaves[3].transpose(1, 2)
         between = sums[..., :, None] - sums[..., None, :]
         s = s + (between if kind == "past" else -between.abs())
-    # Only a cap makes the lowest number of a dtype a logit like others.
-    hides = mask if kind == "cap" or mask is None or mask.dtype == torch.bool else None
+    # For a softmax the lowest number of a dtype is a small logit, for the others such a key is none.
+    hides = mask if kind in ("cap", "pick") or mask is None or mask.dtype == torch.bool else None
     seen = allowed_keys(hides, causal, slice(0, q.shape[2]), k.shape[2], q.device)
     if seen is not None:
         s = s.masked_fill(~seen, float("-inf"))
     empty = (s == float("-inf")).all(-1, keepdim=True)
     s = s.masked_fill(empty, 0.0)
     a, lse = s.softmax(-1).masked_fill(empty, 0.0), s.logsumexp(-1).masked_fill(empty[..., 0], 0.0)
+    if kind == "pick":
+        size = torch.expm1(s).masked_fill(empty if seen is None else ~seen.expand_as(s), 0.0)
+        total = size.abs().sum(-1) + by.double()
+        a, lse = size.relu() / total[..., None], total.log()
     outputs = [a @ values, lse]
     weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(outputs)]
     # Rows that a lowest number forbids as a whole have a value, but no gradient.
@@ -208,6 +224,13 @@ METHODS = {
     "SoftCap(cap=0.3) + StableSoftmax()": "",
     "StableSoftmax() + EntropyPenalty(strength=1.0)": "plain causal bias",
     "StableSoftmax() + DropKey(p=0.4, unit='column')": "plain causal bias",
+    "Softpick()": "plain causal padded left-padded sliding cross grouped bias",
+    "Temperature(value=0.5) + Softpick()": "plain causal",
+    "Softpick() + DropKey(p=0.4, unit='column')": "plain causal bias",
+    "Softpick() + DropAttention(p=0.4)": "",
+    "DropAttention(p=0.4) + Softpick()": "",
+    "Softpick() + RelaxedAttention(gamma=0.3)": "plain causal bias",
+    "Softpick() + EntropyPenalty(strength=1.0)": "",
 }
 
 
@@ -220,7 +243,8 @@ def methods():
     for text in sys.argv[2:] or METHODS:
         made = parse(text)
         for kind in KINDS if "+" not in text else ("plain", "causal", "bias"):
-            if any(why_not(method, kind) for method in made):
+            # Softpick refuses sinks in the call.
+            if any(why_not(method, kind) for method in made) or ("Softpick" in text and "sinks" in kind):
                 continue
             fast, whole = (run(made, kind, form) for form in ("fast", "textbook"))
             pairs = [(fast.out, whole.out), *((fast.grads[n], g) for n, g in whole.grads.items() if g is not None)]
@@ -296,6 +320,8 @@ def compile_all():
         ("cap", "float16", 256, "none", True),
         ("cap", "float32", 64, "additive", False),
         ("stable", "float32", 256, "none", True),
+        ("pick", "bfloat16", 64, "none", True),
+        ("pick", "float16", 128, "padding", False),
     )
     for capability, case in itertools.product(map(int, sys.argv[2:] or (80, 90, 100)), kinds):
         kind, dtype, size, mask, causal = case

@@ -12,7 +12,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import head_rows, means, pairs, wide_head
+from headwise.attention import exponential, head_rows, means, pairs, wide_head
 
 # (batch, heads, queries, size), whether rows of all heads lie beside each other in memory, dtype
 SHAPES = {
@@ -97,6 +97,24 @@ def cases():
         given = [x.rows(), x.rows(), x.gains(x.shape[1])]
         return given, lambda *t: of._mixed(*t, -2.0, 3.0), lambda *t: of._Mix.apply(*t, -2.0, 3.0)
 
+    def exponents(x):
+        v = x.rows()
+        m = v.amax(2, keepdim=True).float()
+        # values beyond the largest that counts, and far below it
+        v[:, :, 0, :3], v[:, :, -1, 3:6] = 50.0, -200.0
+        low, high = (-9.7, 9.7) if x.dtype == torch.float16 else (-87.3, 0.0)
+
+        def form(v):
+            return exponential._exponential(v, m.to(v.dtype) if v.dtype == torch.float64 else m, low, high)
+
+        return [v], form, lambda v: exponential._Exponential.apply(v, m, low, high)
+
+    def logarithm(x):
+        o = x.rows().abs() + 0.1
+        o[:, :, 0] = 0.0
+        m = 3 * x.rows()[:, :, :1].float().contiguous()
+        return [o], lambda o: exponential._logarithm(o, m), lambda o: exponential._Logarithm.apply(o, m)
+
     def moved(kind, causal, more=0, same=False):
         def made(x):
             given = [x.rows(), x.rows(queries=x.shape[2] + more)][: 1 if same else 2]
@@ -168,6 +186,8 @@ def cases():
         return made
 
     return {
+        "exponentials": exponents,
+        "logarithms": logarithm,
         "tokens like it": similar(False, False, 1 << 24),
         "earlier tokens like it, in blocks": similar(True, False, 1 << 11),
         "allowed tokens like it, in blocks": similar(False, True, 1 << 11),

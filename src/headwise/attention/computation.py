@@ -50,7 +50,7 @@ def attention(
     Returns:
         The per-head output (B, H, T, Dv) and the weights or None.
     """
-    sinks, active = call.sinks, acting.methods
+    sinks = call.sinks
     for method in acting.inputs:
         call.q, call.k, call.v = method.inputs(call.q, call.k, call.v, call)
     # Computed before attention, so that the gradient is computed after attention's tensors have been freed.
@@ -58,8 +58,27 @@ def attention(
     if acting.keyed:
         # Opened here and not in a block, because blocks are recomputed.
         call.open_pass()
+    values, undo = call.v, []
+    for method in acting.around:
+        call.v, back = method.around(call.v, call)
+        undo.append(back)
+    out, weights = _attend(call, acting, sinks, need_weights, form, _limit(whole))
+    for back in reversed(undo):
+        out = back(out)
+    call.v = values
+    return _after(call, acting, ahead, out), weights
+
+
+def _attend(
+    call: Call, acting: Acting, sinks: Tensor | None, need_weights: bool, form: str, limit: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output of the host's kernel, of a matrix-free form, or of the matrix, before the `output` stages.
+
+    `sinks` are those of the host; the other arguments are those of `attention`.
+    """
+    active = acting.methods
     if call.kernel is not None:
-        return _after(call, acting, ahead, by_kernel(call, active, sinks, _limit(whole))), None
+        return by_kernel(call, active, sinks, limit), None
     out, weights, before = None, None, len(call.penalties)
     matrix = need_weights or call.softcap is not None or in_transform()
     if form == "fast" and not matrix and not (acting.inside and _small(call, active)):
@@ -68,9 +87,9 @@ def attention(
         # An abandoned matrix-free attempt may have added penalties, which the matrix form adds again.
         del call.penalties[before:]
         call.norms.clear()
-        out, weights = on_matrix(call, active, need_weights, _limit(whole))
+        out, weights = on_matrix(call, active, need_weights, limit)
         call.layer.ran.explicit = True
-    return _after(call, acting, ahead, out), weights
+    return out, weights
 
 
 def _limit(whole: int | None) -> int:

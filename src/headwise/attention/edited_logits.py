@@ -37,7 +37,8 @@ def attend_edited(
     - "stable": s, where the exponents of rows whose largest logit repeats are lowered as `StableSoftmax` does with
       beta c, 0-d on the host.
 
-    The log-sum-exp is that of the edited logits; 0 in a row without keys.
+    With "pick" A is relu(exp(s) - 1) over c plus the row's sum of |exp(s) - 1|, c 0-d on the host, and the log-sum-exp
+    is the logarithm of that number. Else it is that of the edited logits; 0 in a row without keys.
 
     Args:
         q, k, v: (B, H, T, D), (B, H, N, D), (B, H, N, Dv).

@@ -51,6 +51,15 @@ def normalised_rows(x: Tensor) -> Tensor:
     return F.normalize(at_least_fp32(x), dim=-1).to(x.dtype)
 
 
+def normalised_values(v: Tensor, eps: float) -> Tensor:
+    """Return the rows of v (B, H, N, D) at unit root mean square; `eps` is added to the mean square."""
+    if v.shape[-1] <= LARGEST and rows_by_kernel(v):
+        gain = v.new_ones((1,), dtype=torch.float32)
+        found: tuple[Tensor] = _Norm.apply(eps, RMS, v, gain)  # type: ignore[no-untyped-call]  # torch's own
+        return found[0]
+    return F.rms_norm(v, v.shape[-1:], eps=eps)
+
+
 def divided(x: Tensor, by: Tensor) -> Tensor:
     """Return x (B, H, T, D) over a number per head, or per group of consecutive heads, (H|1,)."""
     if x.shape[-1] <= LARGEST and rows_by_kernel(x, by):

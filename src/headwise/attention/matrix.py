@@ -122,7 +122,11 @@ def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tenso
     for method in active:
         if method.overrides("logits"):
             s = method.logits(s, call)
-    a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))
+    own = next((m for m in active if m.overrides("normalize")), None)
+    if own is None:
+        a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))
+    else:
+        a = own.normalize(s, call)
     for method in active:
         if method.overrides("read"):
             method.read(a, call)

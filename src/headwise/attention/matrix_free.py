@@ -229,7 +229,9 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
             continue
         if not exact:
             return None
-    return edits
+    # Rows that sum to less than 1 are not renormalised to 1: dropping their keys is no mask.
+    partial = edits.edit is not None and edits.edit.kind == "pick"
+    return None if partial and edits.kept_after is not None else edits
 
 
 def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:

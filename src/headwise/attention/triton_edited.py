@@ -6,7 +6,9 @@ With s the scaled products of queries and keys plus an additive mask, the logits
 - PAST, BETWEEN: s + c_i - c_j or s - |c_i - c_j|, for one number c of each token and head, whose gradients are the sums
   of the logits' gradients over a row and over a column;
 - STABLE: s itself, with exponents relative to a number r that is not the running maximum m where m repeats, so that at
-  most one weight of a tile is exactly 1. The two largest logits so far tell whether m repeats.
+  most one weight of a tile is exactly 1. The two largest logits so far tell whether m repeats;
+- PICK: s itself, with weights relu(e^s - 1) over Z = c + the row's sum of |e^s - 1|. Its log-sum-exp L is log Z, and
+  the gradient of a logit e^(s - L) (g v + l) above 0 and -e^(s - L) l below, with l what the row has in common.
 
 Logits are in units of log 2. The queries' kernel also computes what a row of gradients has in common, -<dO, O> + dL,
 and writes it and the log-sum-exp in these units for the keys' kernel, which follows it. That one works on (keys,
@@ -44,8 +46,8 @@ from headwise.attention.triton_tiles import (
 from headwise.core.kernels import as_hosts
 
 # What the kernels' constant EDIT says; backward of STABLE is PLAIN.
-PLAIN, CAP, PAST, BETWEEN, STABLE = range(5)
-KINDS = {"cap": CAP, "past": PAST, "between": BETWEEN, "stable": STABLE}
+PLAIN, CAP, PAST, BETWEEN, STABLE, PICK = range(6)
+KINDS = {"cap": CAP, "past": PAST, "between": BETWEEN, "stable": STABLE, "pick": PICK}
 
 
 @triton.jit
@@ -105,8 +107,8 @@ def _edited(
         if MASK == 1:
             seen = seen & (mask_tile(mask_at, query, key, mt, mn, T, N, BT, BN, KEYS_FIRST) != 0)
         if MASK == 2:
-            # tanh would make such a number a logit like others.
-            seen = seen & (entries > (-9000.0 if EDIT == 1 else float("-inf")))
+            # tanh would make such a number a logit like others, and a sum of sizes counts it.
+            seen = seen & (entries > (-9000.0 if EDIT == 1 or EDIT == 5 else float("-inf")))
         s = tl.where(seen, s, float("-inf"))
     return s, slope
 
@@ -160,7 +162,13 @@ def _add_tile(
     seen = tl.where(m == float("-inf"), 0.0, now)
     a = tl.exp2(r - seen)
     e = tl.exp2(s - seen[:, None])
-    weights = e.to(v.dtype)
+    if EDIT == 5:
+        # Keys that are not seen have no part in the sum.
+        e = tl.where(s == float("-inf"), 0.0, e - tl.exp2(-seen)[:, None])
+        weights = tl.maximum(e, 0.0).to(v.dtype)
+        e = tl.abs(e)
+    else:
+        weights = e.to(v.dtype)
     if EDIT == 4:
         # The sum is that of the rounded weights.
         e = weights.to(tl.float32)
@@ -189,7 +197,8 @@ def forward_kernel(
     mask_at = head_of(mask_at, b, h, mb, mh)
     of_product, of_mask, of_result = _factors(by_at, number, scale, EDIT, HELD)
     own = _numbers(by_at, b, h, H, query, T, BT, EDIT == 2 or EDIT == 3)
-    m = tl.full([BT], float("-inf"), tl.float32)
+    # At least 0 where e^0 is subtracted from each exponential.
+    m = tl.full([BT], 0.0 if EDIT == 5 else float("-inf"), tl.float32)
     second, r, z = m, m, tl.zeros([BT], tl.float32)
     acc = tl.zeros([BT, BDV], tl.float32)
     whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
@@ -205,6 +214,8 @@ def forward_kernel(
             of_product, of_mask, of_result, number, near, half,
             D, DV, EDIT, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD, BDV,
         )  # fmt: skip
+    if EDIT == 5:
+        z += number * tl.exp2(-r)
     full = tl.where(z == 0.0, 1.0, z)
     i = query + tl.arange(0, BT)
     lse = tl.where(z == 0.0, 0.0, (r + tl.log2(full)) * 0.6931471805599453)
@@ -297,7 +308,11 @@ def _add_keys(
         tl.dot(q, tl.trans(k), input_precision=PRECISION), own[:, None], past[None, :], mask_at, query, key, mt, mn,
         T, N, of_product, of_mask, of_result, EDIT, MASK, CAUSAL, WHOLE, False, BT, BN,
     )  # fmt: skip
-    ds = tl.exp2(s - lse[:, None]) * (tl.dot(g, tl.trans(v), input_precision=PRECISION) + level[:, None])
+    p, of_weight = tl.exp2(s - lse[:, None]), tl.dot(g, tl.trans(v), input_precision=PRECISION)
+    if EDIT == 5:
+        ds = p * _picked(s, of_weight, level[:, None])
+    else:
+        ds = p * (of_weight + level[:, None])
     if EDIT == 1:
         ds *= slope
     elif EDIT == 2:
@@ -305,6 +320,12 @@ def _add_keys(
     elif EDIT == 3:
         down += tl.sum(ds * slope, 1)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), down
+
+
+@triton.jit
+def _picked(s, of_weight, level):
+    """Return the gradients of logits over e^(s - L), from those of the weights and what their rows have in common."""
+    return tl.where(s > 0.0, of_weight + level, tl.where(s < 0.0, -level, 0.0))
 
 
 @triton.jit
@@ -326,10 +347,16 @@ def _add_queries(
         T, N, of_product, of_mask, of_result, EDIT, MASK, CAUSAL, WHOLE, True, BT, BN,
     )  # fmt: skip
     # Infinity makes the weights of queries beyond the last 0.
-    p = tl.exp2(s - tl.load(lse_at + row, mask=rows, other=float("inf"))[None, :])
-    dvalue = tl.dot(p.to(g.dtype), g, dvalue, input_precision=PRECISION)
+    lse = tl.load(lse_at + row, mask=rows, other=float("inf"))
+    p = tl.exp2(s - lse[None, :])
+    weights = tl.maximum(p - tl.exp2(-lse)[None, :], 0.0) if EDIT == 5 else p
+    dvalue = tl.dot(weights.to(g.dtype), g, dvalue, input_precision=PRECISION)
     level = tl.load(level_at + row, mask=rows, other=0.0)
-    ds = p * (tl.dot(v, tl.trans(g), input_precision=PRECISION) + level[None, :])
+    of_weight = tl.dot(v, tl.trans(g), input_precision=PRECISION)
+    if EDIT == 5:
+        ds = p * _picked(s, of_weight, level[None, :])
+    else:
+        ds = p * (of_weight + level[None, :])
     if EDIT == 1:
         ds *= slope
     elif EDIT == 2:

@@ -16,7 +16,7 @@ class Acting:
     Attributes:
         methods: all of them.
         in_call: those that act on the attention call itself, and not just on the layer's input, output or weights.
-        hidden, inputs, output, branch: those that define the stage.
+        hidden, inputs, around, output, branch: those that define the stage.
         ahead: whether any computes something before attention.
         inside: whether any edits or reads logits or weights.
         keyed: whether any draws, or penalizes, in the call, so that its pass is opened before it is cut into blocks.
@@ -26,8 +26,9 @@ class Acting:
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = tuple(methods)
         self.in_call = tuple(m for m in methods if touches_call(m))
-        self.hidden, self.inputs, self.output, self.branch = (
-            tuple(m for m in methods if m.overrides(stage)) for stage in ("hidden", "inputs", "output", "branch")
+        self.hidden, self.inputs, self.around, self.output, self.branch = (
+            tuple(m for m in methods if m.overrides(stage))
+            for stage in ("hidden", "inputs", "around", "output", "branch")
         )
         self.ahead = any(m.overrides("ahead") for m in methods)
         self.inside = any(m.overrides(stage) for m in methods for stage in INSIDE)

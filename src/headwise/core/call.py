@@ -82,12 +82,13 @@ class LogitEdit:
     """An edit of the logits s that kernels know, as a method's `edit` describes it.
 
     Attributes:
-        kind: "cap" for c·tanh(s / c), "past" for s + c_i - c_j, "between" for s - |c_i - c_j|, and "stable" for the
-            same softmax whose exponents are lowered where a row's largest logit repeats, by the factor c.
+        kind: "cap" for c·tanh(s / c), "past" for s + c_i - c_j, "between" for s - |c_i - c_j|, "stable" for the same
+            softmax whose exponents are lowered where a row's largest logit repeats, by the factor c, and "pick" for
+            weights relu(exp(s) - 1) over c plus the row's sum of |exp(s) - 1|, in place of a softmax.
         by: c; 0-d, or for "past" and "between" (B, N, H) in fp32, where it gets a gradient.
     """
 
-    kind: Literal["cap", "past", "between", "stable"]
+    kind: Literal["cap", "past", "between", "stable", "pick"]
     by: Tensor
 
 

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 REGISTRY: dict[str, type[Method]] = {}
 
-STAGES = ("build", "hidden", "inputs", "logits", "weights", "read", "output", "branch", "after_step", "penalty")
+STAGES = (
+    "build", "hidden", "inputs", "around", "logits", "normalize", "weights", "read", "output", "branch", "after_step",
+    "penalty",
+)  # fmt: skip
 TWINS = {
     "logits": ("scores", "keep", "drop", "edit", "attend"),
     "weights": ("attend", "keep", "drop"),
     "read": ("read_free",),
 }
 
-CALL_STAGES = ("inputs", "logits", "weights", "read", "read_free", "output")
+CALL_STAGES = ("inputs", "around", "logits", "weights", "read", "read_free", "output")
 
 Attend = Callable[["Tensor"], "Tensor"]
 
@@ -277,6 +280,13 @@ class Method:
             """Return the edited q (B, H, T, D), k (B, H, N, D) and v (B, H, N, Dv), with the same shapes and dtypes."""
             ...
 
+        def around(self, v: Tensor, call: Call) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            """Return the values (B, H, N, Dv) that attention takes instead of v, and the function of its output.
+
+            The function gets o (B, H, T, Dv) and returns what the `output` stages see. All methods see the plain v.
+            """
+            ...
+
         def logits(self, s: Tensor, call: Call) -> Tensor:
             """Return the edited logits, for scaled and masked logits s (B, H, T, N).
 
@@ -311,6 +321,13 @@ class Method:
             """Return the edit as one that kernels know, or None where none of them is exact.
 
             The fast form of `logits` on CUDA; without kernels it is not asked.
+            """
+            ...
+
+        def normalize(self, s: Tensor, call: Call) -> Tensor:
+            """Return the weights (B, H, T, N) of the final logits s, which replace their softmax.
+
+            Only in a class with `logits`. Entries of -inf, and keys that `call.allowed()` forbids, must get weight 0.
             """
             ...
 

@@ -21,10 +21,12 @@ from headwise.methods.drop_key import DropKey as DropKey
 from headwise.methods.entropy_penalty import EntropyPenalty as EntropyPenalty
 from headwise.methods.feat_scale import FeatScale as FeatScale
 from headwise.methods.forgetting_attention import ForgettingAttention as ForgettingAttention
+from headwise.methods.gated_norm import GatedNorm as GatedNorm
 from headwise.methods.gated_output import GatedOutput as GatedOutput
 from headwise.methods.gfsa import GFSA as GFSA
 from headwise.methods.input_noise import InputNoise as InputNoise
 from headwise.methods.interleaved_heads import InterleavedHeads as InterleavedHeads
+from headwise.methods.laser import LASER as LASER
 from headwise.methods.layer_scale import LayerScale as LayerScale
 from headwise.methods.linear_attention import LinearAttention as LinearAttention
 from headwise.methods.lsa import LSA as LSA
@@ -38,12 +40,14 @@ from headwise.methods.re_attention import ReAttention as ReAttention
 from headwise.methods.relaxed_attention import RelaxedAttention as RelaxedAttention
 from headwise.methods.sigma_reparam import SigmaReparam as SigmaReparam
 from headwise.methods.soft_cap import SoftCap as SoftCap
+from headwise.methods.softpick import Softpick as Softpick
 from headwise.methods.spectral_cap import SpectralCap as SpectralCap
 from headwise.methods.spectral_norm import SpectralNorm as SpectralNorm
 from headwise.methods.ssmax import SSMax as SSMax
 from headwise.methods.stable_softmax import StableSoftmax as StableSoftmax
 from headwise.methods.symmetric_attention import SymmetricAttention as SymmetricAttention
 from headwise.methods.temperature import Temperature as Temperature
+from headwise.methods.value_norm import ValueNorm as ValueNorm
 from headwise.methods.value_residual import ValueResidual as ValueResidual
 from headwise.methods.weight_norm import WeightNorm as WeightNorm
 from headwise.methods.xsa import XSA as XSA
