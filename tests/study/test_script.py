@@ -377,11 +377,11 @@ def test_a_search_without_a_learning_rate_is_refused(tmp_path):
         carry_script(tmp_path, methods=("baseline | steps=5",), trials=2)
 
 
-def test_a_plan_starts_every_arm_and_ends_it_after_its_second_step(tmp_path):
+def test_a_plan_starts_every_arm_and_ends_it_after_its_third_step(tmp_path):
     command = f"{COMMAND} --wrong slow --steps 300"
     trying, first, baseline, changed, *rest = planned(tmp_path, command, seeds=3)
-    assert trying == "trying 2 arms for a batch before the first run ..."
-    assert first == "plan:   6 runs, each arm tried for a batch" and "baseline | lr=0.3: " in changed
+    assert trying == "trying 2 arms for three steps before the first run ..."
+    assert first == "plan:   6 runs, each arm tried for three steps" and "baseline | lr=0.3: " in changed
     told = " ".join(line.strip() for line in rest)
     assert re.fullmatch(
         r"time:   about [\d.]+ (min|h) for each 1,000 steps of a run; give their number with "
@@ -416,8 +416,39 @@ run.record(accuracy=0.5)
 """
 
 
+FORGETS = """
+import torch, headwise
+run = headwise.run()
+torch.manual_seed(run.seed)
+model = torch.nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
+handle = run.regularize(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(50):
+    (model(torch.randn(2, 3, 8)).square().mean(){loss}).backward()
+    optimizer.step(){after}
+    run.log(step=step + 1, loss=1.0)
+run.record(accuracy=0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "after", "told"),
+    [
+        ("EntropyPenalty(strength=0.1)", "", "; handle.after_step()", r"regularized\.loss\(\) was never read"),
+        ("QKClip(threshold=1.0)", " + handle.loss()", "", r"regularized\.after_step\(\) was not called"),
+    ],
+)
+def test_a_forgotten_call_fails_before_the_study(tmp_path, method, loss, after, told):
+    (tmp_path / "train.py").write_text(FORGETS.format(loss=loss, after=after))
+    with pytest.raises(StudyError, match=rf"(?s){told}.*Nothing was trained"):
+        carry_script(
+            tmp_path / "out", f"{sys.executable} {tmp_path / 'train.py'}", methods=(method,), options={"rehearse": True}
+        )
+    assert not list((tmp_path / "out").glob("runs/*"))
+
+
 @pytest.mark.grid
-def test_a_script_that_logs_nothing_is_ended_after_its_second_step_and_its_minutes_are_told(tmp_path):
+def test_a_script_that_logs_nothing_is_ended_after_its_third_step_and_its_minutes_are_told(tmp_path):
     script = tmp_path / "quiet.py"
     script.write_text(QUIET)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The plan of a study and its rehearsal: every arm is checked, then trained for two batches."""
+"""The plan of a study and its rehearsal: every arm is checked, then trained for a few steps."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def rehearse(comparison: Comparison) -> list[str]:
     chosen = [first[arm] for arm in study.arms if arm not in begun and arm not in measured]
     tried: list[dict[str, Any]] = []
     if chosen and (plan_only or len(study.arms) > 1):
-        comparison.listener.say(f"trying {count(len(chosen), 'arm')} for a batch before the first run ...")
+        comparison.listener.say(f"trying {count(len(chosen), 'arm')} for {_tried(study)} before the first run ...")
         tried = _of_task(comparison, chosen) if isinstance(study.task, Task) else _of_script(comparison, chosen)
     known = measured | {entry["arm"]: entry for entry in tried}
     return describe(comparison, [known[arm] for arm in study.arms if arm in known], left) if tried or plan_only else []
@@ -177,7 +177,7 @@ def _of_task(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]
 
 
 def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, Any]]:
-    """Start the script once for each arm, end it after its second step, and return the costs."""
+    """Start the script once for each arm, end it after its third step, and return the costs."""
     tried: dict[str, Order] = {}
     for number, order in enumerate(orders):
         assert isinstance(order, ScriptOrder)
@@ -202,6 +202,10 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
         lines = [f"{'; '.join(arms)}: {reason}{printed[reason]}" for reason, arms in problems.items()]
         raise StudyError("\n".join([*lines, AGAIN]))
     return [entries[order.configuration.arm] for order in orders]
+
+
+def _tried(study: Study) -> str:
+    return "a batch" if isinstance(study.task, Task) else "three steps"
 
 
 def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
@@ -245,7 +249,7 @@ def describe(comparison: Comparison, entries: list[dict[str, Any]], left: list[O
     for order in left:
         runs[order.configuration.arm] += 1
     tried = any(entry["layers"] is not None for entry in entries)
-    how = "each arm tried for a batch" if tried else "as finished ones took"
+    how = f"each arm tried for {_tried(comparison.study)}" if tried else "as finished ones took"
     lines = [f"plan:   {_runs(len(left), _trials(comparison))}, {how}"]
     disk = 0
     for entry in entries:

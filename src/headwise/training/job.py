@@ -110,7 +110,7 @@ class ScriptOrder(Order):
     outcomes: tuple[str, ...] = ()
     timeout: float | None = None
     environment_before: dict[str, str | None] = field(default_factory=dict)
-    # whether the script is only tried: it is stopped after its second step
+    # whether the script is only tried: it is stopped after its third step
     tries: bool = False
 
     def kept(self) -> int:

@@ -42,6 +42,10 @@ TELLS = 1.0
 LONG_SILENCE = 120.0
 # seconds for a script and its children to end on their own before they are killed
 PATIENCE = 5.0
+# whole steps of a script that is only tried
+TRIED = 3
+# points that are enough although fewer steps were seen: of an optimizer that is not the model's only one
+MANY_POINTS = 20
 # seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
 # last lines of a script's output that an error message shows
@@ -76,7 +80,7 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
 
 
 def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
-    """Start a script, end it after its second step, and return layers, steps, parameters and step seconds.
+    """Start a script, end it after its third step, and return layers, steps, parameters and step seconds.
 
     Figures that the script did not record are None.
 
@@ -287,8 +291,12 @@ class Follower:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether a script that is only tried has recorded enough: two points, two whole steps, or its end."""
-        return self._points > 1 or self._steps > 2 or self._closed
+        """Return whether a script that is only tried has recorded enough: three whole steps, or its end.
+
+        A forgotten `loss()` or `after_step()` is an error before the third step of the optimizer. Points count where
+        no step is seen, as without an optimizer of torch.
+        """
+        return self._closed or self._steps > TRIED or self._points > (MANY_POINTS if self._steps else TRIED - 1)
 
     def read(self) -> bool:
         """Read the new records; return whether there were any."""
