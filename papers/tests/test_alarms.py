@@ -81,6 +81,8 @@ def test_each_fault_changes_a_training_from_its_onset_on(fault, family, monkeypa
     def weights(one):
         torch.manual_seed(0)
         model = family.model(TINY)
+        for layer in (module for module in model.modules() if isinstance(module, Attention)):
+            layer.causal = fault.kind.startswith("causal mask")
         injection, draw = Injection(one, family, model, 0), torch.Generator().manual_seed(1)
         seen = [model.head.weight.detach().clone()]
         for step in range(6):
@@ -100,7 +102,26 @@ def test_each_fault_changes_a_training_from_its_onset_on(fault, family, monkeypa
 
 def test_faults_that_a_model_cannot_have_are_left_out(family):
     kinds = {fault.kind for fault in faults_of(family, Size(8, 1, "post"))}
+    assert "sorted by class, share of a batch" in kinds and "causal mask lost, share of blocks" not in kinds
     assert kinds - {fault.kind for fault in faults_of(family, TINY)} == {"no warm-up, rate ×"}
+
+
+def test_a_lost_causal_mask_is_back_where_the_model_is_evaluated():
+    model = torch.nn.Sequential(*(Attention(8, 2, causal=True) for _ in range(3)))
+    faults.lose_causal_mask(model, 0.3)
+    model(torch.randn(1, 4, 8))
+    assert [layer.causal for layer in model] == [False, True, True]
+    model.eval()(torch.randn(1, 4, 8))
+    assert all(layer.causal for layer in model)
+
+
+def test_batches_sorted_by_class_go_through_the_classes_in_order(family):
+    labels = torch.cat([family.in_order(number, 32)[1] for number in range(43)])
+    assert (labels.diff() >= 0).all() and len(set(labels.tolist())) == 10
+    images, targets = family.batch(torch.Generator().manual_seed(0))
+    half = Injection(Fault("sorted by class, share of a batch", 0.5), family, family.model(TINY), 0)
+    mixed, answers = half.batch(128, images, targets)
+    assert torch.equal(mixed[2:], images[2:]) and torch.equal(answers[:2], family.in_order(0, 2)[1])
 
 
 def test_a_fault_shows_where_two_evaluations_in_a_row_lie_ten_percent_above_the_twin():

@@ -93,7 +93,7 @@ def test_the_worst_head_of_the_encoder_is_the_one_without_entropy(encoder, story
     assert value(found, "encoder.layer.0.attention.self", "entropy_share", 2) < 0.05
     assert found.data == "story.txt"
     (alert,) = [a for a in found.alerts if a["alert"] == "sharp_head"]
-    assert alert["sentence"].startswith("entropy of encoder.layer.0.attention.self head 2 is below 5 % of its range")
+    assert alert["sentence"].startswith("the entropy of encoder.layer.0.attention.self head 2 is below 5 %")
 
 
 def test_activations_of_the_llama_are_read_on_a_text(stories, story):

@@ -193,6 +193,21 @@ def attention_distance(whole, previous):
     return whole.mean((whole.weights * away).sum(-1) / whole.weights.sum(-1))
 
 
+def later_keys(whole, previous):
+    """One query after the other: which of the keys behind it may it see?"""
+    r = whole.reading
+    means = []
+    for h in range(r.heads):
+        shares = [
+            whole.allowed[b, h, i, i + 1 :].double().mean()
+            for b in range(r.batch)
+            for i in range(r.keys - 1)
+            if whole.real[b, h, i]
+        ]
+        means.append(torch.stack(shares).mean())
+    return torch.stack(means).amax()[None]
+
+
 def _floor(size, keys):
     if keys < 2:
         return 0.0

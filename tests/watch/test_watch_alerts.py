@@ -14,7 +14,10 @@ def test_entropy_collapse_is_told_with_head_steps_and_remedy():
     judge = Judge(Thresholds())
     assert judge.alerts([figure("entropy_share", 0.5, step=60)]) == []
     (alert,) = judge.alerts([figure("entropy_share", 0.01, step=100)])
-    assert alert["sentence"] == "entropy of blocks.3.attn head 2 fell below 5 % of its range (to 0.01) in 40 steps"
+    assert alert["sentence"] == (
+        "the entropy of blocks.3.attn head 2 fell below 5 % of its range (now 0.01) within 40 steps"
+    )
+    assert alert["since"] == 60
     assert "SigmaReparam or QKNorm bound it" in alert["remedy"]
     assert "2303.06296" in alert["source"]
     assert (alert["alert"], alert["head"], alert["step"], alert["threshold"]) == ("entropy_collapse", 2, 100, 0.05)
@@ -83,7 +86,8 @@ def test_an_audits_judge_tells_of_what_is_ill_at_its_only_reading():
     (alert,) = judge.alerts([figure("entropy_share", 0.01)])
     assert (
         alert["sentence"]
-        == "entropy of blocks.3.attn head 2 is below 5 % of its range (0.01): it looks at about one key for each query"
+        == "the entropy of blocks.3.attn head 2 is below 5 % of its range (0.01): it looks at about one key for each "
+        "query"
     )
 
 
@@ -129,13 +133,14 @@ def test_alerts_warn_raise_or_call_as_asked():
     sharpen(model, 300)
     with pytest.warns(
         HealthWarning,
-        match=r"largest logit of blocks.0.attn head \d is above 100 .*, and \d+ more like it\n  what to do: QKNorm",
+        match=r"Step 0: the largest logit of blocks.0.attn head \d exceeds 100 \(.*\), here and in .* heads\n"
+        "  what to do: QKNorm",
     ):
         read(model, watch)
     model, watch = watched(on_alert="raise")
     sharpen(model, 300)
     model(VECTORS)
-    with pytest.raises(HealthAlert, match=r"is above 100") as caught:
+    with pytest.raises(HealthAlert, match=r"exceeds 100") as caught:
         watch.step()
     assert caught.value.alerts == watch.alerts()
     assert watch.records()
@@ -155,7 +160,7 @@ def test_a_training_that_diverged_is_told_of_and_goes_on(tmp_path):
     ill = [a for a in watch.alerts() if a["site"] == "blocks.0.attn"]
     assert {a["alert"] for a in ill} == {"not_finite"}
     assert len({a["head"] for a in ill}) == len(ill) > 1
-    assert re.search(r"of blocks.0.attn head 0 is nan: the training diverged in 1 step", ill[0]["sentence"])
+    assert re.search(r"of blocks.0.attn head 0 is nan: the training diverged within 1 step", ill[0]["sentence"])
     assert watch.reasons()["blocks.0.attn"]["spectral_norm_qk"] == "the weights are not finite"
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])["value"] is None
 
@@ -179,7 +184,7 @@ def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
 
     told = {rule.alert for rule in (*rules.RULES, *rules.OF_STEPS)}
     of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}
-    at_once = {rule.of_checkpoint or rule.alert for rule in rules.RULES}
+    at_once = {rule.of_checkpoint or rule.alert for rule in rules.RULES if rule.in_audits}
     used = [remedy_for(alert, trains=True) for alert in told] + [remedy_for(alert, trains=False) for alert in at_once]
     used += [remedy_for_weights(alert) for alert in of_weights]
     assert {id(remedy) for remedy in used} == {id(remedy) for remedy in REMEDIES.values()}

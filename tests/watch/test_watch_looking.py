@@ -120,7 +120,7 @@ def test_a_plot_has_a_panel_for_each_statistic_and_marks_alerts():
 
 
 def test_a_plot_marks_alerts_of_the_loss_in_every_panel():
-    model, watch = watched(every=1000)
+    model, watch = watched(every=1000, closer=None)
     read(model, watch)
     for step in range(60):
         watch.step(5.0 if step == 55 else 1 + 0.01 * (step % 3))
@@ -141,7 +141,7 @@ def test_a_plot_of_what_was_not_read_is_refused():
 
 def test_a_notebook_shows_the_watch_and_its_alerts_as_tables():
     model, watch = watched()
-    assert "nothing was read yet" in watch._repr_html_() and "0 alerts" in watch._repr_html_()
+    assert "nothing was read yet" in watch._repr_html_() and "No alerts" in watch._repr_html_()
     read(model, watch)
     sharpen(model, 100)
     read(model, watch)

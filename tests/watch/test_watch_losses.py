@@ -41,7 +41,7 @@ def test_a_spike_of_the_loss_is_told_at_its_step_between_two_readings(as_tensor)
     exact = Spikes(50, 50).add(noisy(90, [(70, 2.0)]))[70]
     assert alert["value"] == pytest.approx(exact, rel=1e-4) and alert["threshold"] == 4.3
     assert alert["sentence"] == (
-        f"the loss rose to {exact:.3g} standard deviations above the 50 steps before (4.3) in 1 step"
+        f"the loss rose to {exact:.3g} standard deviations above the 50 steps before within 1 step"
     )
     assert "docs/results/alarms" in alert["remedy"] and "docs/results/stability-map" in alert["remedy"]
 
@@ -80,7 +80,7 @@ def test_raise_stops_at_the_step_of_the_spike(tmp_path):
 
 def test_a_named_figure_raises_no_second_alert_at_its_reading():
     model = fresh(HOSTS["own"])
-    watch = headwise.watch(model, every=20, on_alert=None, statistics=["loss_spike"])
+    watch = headwise.watch(model, every=20, closer=None, on_alert=None, statistics=["loss_spike"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", headwise.watching.alerts.HealthWarning)
         for loss in noisy(90, [(70, 2.0)]):

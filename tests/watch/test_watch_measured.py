@@ -8,7 +8,8 @@ from watched_model import figure
 from headwise.files.health_records import figures_among
 from headwise.statistics.alert_remedies import REMEDIES
 from headwise.watching import alerts
-from headwise.watching.alerts import Judge, told
+from headwise.watching.alerts import Judge
+from headwise.watching.diagnosis import Incidents, told
 from headwise.watching.rules import RULES, Thresholds
 
 FOUND = {
@@ -17,9 +18,13 @@ FOUND = {
         "caught": 12,
         "lead": 24.0,
         "healthy_steps": 50_000,
-        "per_1000": [0.04, 0.01, 0.117],
+        "false_alarms": 2,
     }
 }
+
+
+def said(found):
+    return told(Incidents().add(found))
 
 
 def judged(shares, **settings):
@@ -42,17 +47,29 @@ def kept(monkeypatch, tmp_path):
 def test_an_alert_quotes_its_lead_and_its_false_alarms(kept):
     (alert,) = judged([0.5, 0.01])
     assert alert["measured"] == (
-        "caught 12 of 30 faults, 24 steps before the loss at the median, 0.04 [0.01, 0.117] false alarms in 1,000 "
-        "healthy steps "
-        "(docs/results/alarms)"
+        "In tests: caught 12 of 30 faults, typically 24 steps early; 2 false alarms in 50,000 healthy steps."
     )
-    assert told([alert])[0].endswith(alert["measured"])
+    assert said([alert]).endswith(alert["measured"])
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"false_alarms": 0}, "caught 12 of 30 faults, typically 24 steps early; no false alarms."),
+        ({"caught": 0, "lead": None, "false_alarms": 1}, "caught none of 30 faults; 1 false alarm in 50,000 healthy"),
+        ({"lead": 0.0}, "typically as the loss showed them;"),
+        ({"lead": 1.0}, "typically 1 step early;"),
+    ],
+)
+def test_the_quality_of_an_alarm_reads_as_a_sentence(kept, found, words):
+    alerts.measured()["entropy_collapse"].update(found)
+    assert words in alerts.in_words("entropy_collapse")
 
 
 def test_an_alert_that_was_not_measured_says_so(kept):
     judge = Judge(Thresholds())
     (alert,) = judge.alerts([figure("max_logit", 200.0)])
-    assert alert["measured"] == alerts.UNKNOWN and "not measured" in told([alert])[0]
+    assert alert["measured"] == alerts.UNKNOWN and "not measured" in said([alert])
 
 
 def test_the_only_reading_of_a_checkpoint_tells_of_sharp_heads_and_of_no_collapse():
@@ -63,13 +80,15 @@ def test_the_only_reading_of_a_checkpoint_tells_of_sharp_heads_and_of_no_collaps
         records = figures_among([figure("entropy_share", 0.01), figure("attention_distance", away)])
         (alert,) = Judge(Thresholds(), at_once=True).alerts(records)
         assert alert["alert"] == "sharp_head" and alert["sentence"].endswith(words)
-        assert not any("collapse" in text or "measured" in text for text in told([alert]))
+        assert not any("collapse" in text or "measured" in text for text in [said([alert])])
     (alert,) = judged([0.01], at_once=True)
     assert alert["sentence"].endswith("it looks at about one key for each query")
 
 
 def test_every_rule_has_a_remedy_while_training_and_one_of_a_checkpoint():
-    for rule in RULES:
+    assert [rule.alert for rule in RULES if not rule.in_audits] == ["mask_lost"]
+    assert "mask_lost" in REMEDIES
+    for rule in (rule for rule in RULES if rule.in_audits):
         name = rule.of_checkpoint or rule.alert
         checkpoint = REMEDIES[f"{name} of a checkpoint"].text
         assert rule.alert in REMEDIES

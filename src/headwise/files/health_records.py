@@ -50,6 +50,8 @@ class Alert(TypedDict):
     source: str
     # how early and how often wrong the alarm is, in words
     measured: str
+    # the last step at which the figure was read and healthy
+    since: NotRequired[int]
 
 
 Line = Record | Alert

@@ -12,6 +12,7 @@ from headwise.statistics.entropy import (
     EntropyShare,
     LowestEntropy,
 )
+from headwise.statistics.later_keys import LaterKeys
 from headwise.statistics.logits import LogitBound, MaxLogit
 from headwise.statistics.mass import AttentionDistance, ImageToTextMass, PeakedRows, SinkMass, TextToImageMass
 from headwise.statistics.norms import KeyNorm, OutputNorm, QueryNorm, ValueNorm
@@ -62,6 +63,7 @@ STATISTICS |= {
         ValueNorm,
         MassiveActivations,
         AttentionDistance,
+        LaterKeys,
         TextToImageMass,
         ImageToTextMass,
     )

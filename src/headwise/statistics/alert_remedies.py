@@ -50,6 +50,12 @@ REMEDIES = {
         "bound the logits from there",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
+    "mask_lost": Remedy(
+        "stop: the model reads the tokens that it is to predict, so its training loss means nothing from here on. Find "
+        "what changed in the attention call (is_causal, the mask, a new kernel or cache), and go back to the "
+        "checkpoint before",
+        "Vaswani et al. 2017, arXiv 1706.03762",
+    ),
     "dead_head": Remedy(
         "the head can be pruned, or DropHead spreads the work over heads in the next run",
         "Michel et al. 2019, arXiv 1905.10650; Zhou et al. 2020, arXiv 2004.13342",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
@@ -12,13 +13,13 @@ from typing import Any
 from headwise.files.health_records import Alert, Record
 from headwise.pages.formats import html_table
 from headwise.statistics.alert_remedies import remedy_for
+from headwise.watching.diagnosis import Incidents, told
 from headwise.watching.rules import RULES, ByStatistic, Finding, Rule
 from headwise.watching.rules import Thresholds as Thresholds
 
 # A copy of the alarms.json that the study of the alarms writes; absent until its results are published.
 FILE = "measured_alarms.json"
-UNKNOWN = "how early and how often wrong this alarm is was not measured"
-PAGE = "docs/results/alarms"
+UNKNOWN = "How early and how often wrong this alarm is was not measured."
 
 
 @cache
@@ -29,18 +30,21 @@ def measured() -> dict[str, Any]:
 
 
 def in_words(alert: str) -> str:
-    """Return a sentence with the faults that an alert caught, its median lead and its rate of false alarms.
+    """Return how many faults the alarm caught in the study of the alarms, how early, and how often it was wrong.
 
-    The sentence is `UNKNOWN` for an alert that was not measured.
+    The words are `UNKNOWN` for an alert that was not measured.
     """
     quality = measured().get(alert)
     if not quality or not quality["healthy_steps"]:
         return UNKNOWN
-    rate, low, high = quality["per_1000"]
-    false = f"{rate:.3g} [{low:.3g}, {high:.3g}] false alarms in 1,000 healthy steps"
-    caught = f"caught {quality['caught']} of {quality['faults']} faults"
-    lead = "" if quality["lead"] is None else f", {quality['lead']:.0f} steps before the loss at the median"
-    return f"{caught}{lead}, {false} ({PAGE})"
+    false, steps = quality["false_alarms"], quality["healthy_steps"]
+    wrong = f"{false} false alarm{'s' if false > 1 else ''} in {steps:,} healthy steps" if false else "no false alarms"
+    lead = "" if quality["lead"] is None else f", typically {_early(round(quality['lead']))}"
+    return f"In tests: caught {quality['caught'] or 'none'} of {quality['faults']} faults{lead}; {wrong}."
+
+
+def _early(steps: int) -> str:
+    return f"{steps} step{'s' if steps > 1 else ''} early" if steps else "as the loss showed them"
 
 
 class HealthWarning(UserWarning):
@@ -51,7 +55,7 @@ class HealthAlert(RuntimeError):
     """Error that stops the training because of an unhealthy head or layer; raised with `on_alert="raise"` only."""
 
     def __init__(self, alerts: list[Alert]) -> None:
-        super().__init__("\n".join(told(alerts)))
+        super().__init__(told(Incidents().add(alerts)))
         self.alerts = alerts
 
 
@@ -66,23 +70,6 @@ class Alerts(list[Alert]):
         )
 
 
-def told(alerts: list[Alert]) -> list[str]:
-    """Return one text for each kind of alert.
-
-    A text has the sentence of the first alert and the number of further ones, a line with the remedy, and a line with
-    the measured quality of the alarm if there is one.
-    """
-    kinds: dict[str, list[Alert]] = {}
-    for alert in alerts:
-        kinds.setdefault(alert["alert"], []).append(alert)
-    texts = []
-    for first, *others in kinds.values():
-        more = f", and {len(others)} more like it" if others else ""
-        measured = f"\n  how good this alarm is: {known}" if (known := first["measured"]) else ""
-        texts.append(f"{first['sentence']}{more}\n  what to do: {first['remedy']} ({first['source']}){measured}")
-    return texts
-
-
 class Judge:
     """Judge that turns the records of a reading into alerts.
 
@@ -95,12 +82,16 @@ class Judge:
     """
 
     def __init__(self, thresholds: Thresholds, at_once: bool = False, rules: tuple[type[Rule], ...] = RULES) -> None:
-        self.rules = [rule(thresholds) for rule in rules]
+        self.rules = [rule(thresholds) for rule in rules if rule.in_audits or not at_once]
         self.at_once = at_once
         # Keys are alert, statistic, site and head: the last healthy step of each figure, and the figures that are
         # unhealthy and have been reported.
         self._healthy: dict[tuple[str, str, str, int | None], int] = {}
         self._reported: set[tuple[str, str, str, int | None]] = set()
+
+    def ill(self) -> dict[str, int]:
+        """Return the number of figures that are beyond their limit and were told, by alert."""
+        return dict(Counter(alert for alert, *_ in self._reported))
 
     def alerts(self, records: Iterable[Record]) -> list[Alert]:
         """Return the new alerts of the records of one step."""
@@ -127,7 +118,7 @@ class Judge:
         self._reported.add(key)
         name = (self.at_once and rule.of_checkpoint) or rule.alert
         remedy = remedy_for(name, trains=not self.at_once)
-        yield {
+        alert: Alert = {
             "alert": name,
             "site": record["site"],
             "depth": record["depth"],
@@ -141,11 +132,14 @@ class Judge:
             "source": remedy.source,
             "measured": "" if self.at_once else in_words(rule.alert),
         }
+        if since is not None:
+            alert["since"] = since
+        yield alert
 
 
 def _sentence(rule: Rule, finding: Finding, since: int | None) -> str:
     record = finding.record
-    when = "" if since is None else f" in {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
+    when = "" if since is None else f" within {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
     place = record["site"] + ("" if record["head"] is None else f" head {record['head']}")
-    verb, to = ("is", "") if since is None else (rule.verb, "to ")
-    return finding.says.format(place=place, value=record["value"], verb=verb, to=to) + when
+    verb, now = (rule.state, "") if since is None else (rule.verb, "now ")
+    return finding.says.format(place=place, value=record["value"], verb=verb, now=now) + when

@@ -157,6 +157,7 @@ class WatchCallback(TrainerCallback):
         where: Any = None,
         statistics: list[str] | None = None,
         thresholds: Thresholds | None = None,
+        closer: int | None = 5,
         loss: Loss | None = None,
         log_heads: bool = False,
         report: bool = True,
@@ -164,6 +165,7 @@ class WatchCallback(TrainerCallback):
         is_a("every", every, int, "a whole number of steps")
         self.settings: dict[str, Any] = {"every": every, "log": log, "on_alert": on_alert, "rows": rows, "where": where}
         self.settings |= {"statistics": statistics, "thresholds": thresholds, "loss": loss, "log_heads": log_heads}
+        self.settings["closer"] = closer
         self.report = report
         self.watch: Watch | None = None
         self._losses: StepLosses | None = None

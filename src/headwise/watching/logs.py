@@ -14,8 +14,9 @@ from typing import Any
 
 from headwise.files.arguments import is_a, is_path
 from headwise.files.durable import open_to_append, write_all
-from headwise.files.health_records import Line
+from headwise.files.health_records import Line, alerts_among
 from headwise.files.user_warnings import warn
+from headwise.watching.diagnosis import Incidents
 from headwise.watching.loggers import logger_of
 from headwise.watching.pictures import shown
 
@@ -117,19 +118,21 @@ class Metrics(Log):
                 "object that has one of them"
             )
         self.target, self.heads, self._logger = target, heads, logger
+        # As many texts as there are kinds of trouble, and not one for each head.
+        self.incidents = Incidents()
         # Whether to log six figures only; set by `logs_of` for a watch without named statistics.
         self.brief = False
 
     def write(self, records: list[Line], step: int) -> None:
-        summary = shown(records, self.heads, self.brief)
+        summary, news = shown(records, self.heads, self.brief), self.incidents.add(alerts_among(records))
         self._logger.figures(summary.figures, step)
         try:
             if summary.maps:
                 self._logger.maps(summary.maps, step)
         finally:
             # Pictures may need a library that is not installed; alerts are logged all the same.
-            if summary.alerts:
-                self._logger.alerts(summary.alerts, step)
+            if news:
+                self._logger.alerts(news, step)
 
     def __repr__(self) -> str:
         return f"Metrics({type(self.target).__name__})"

@@ -13,7 +13,6 @@ from torch import Tensor
 from headwise.core.settings import suggest
 from headwise.files.health_records import Alert, Line, Record, alerts_among, figures_among, flat
 from headwise.files.optional_imports import load
-from headwise.watching.alerts import told
 
 # Characters of three columns and five rows; each row is a digit from 0 to 7 whose bits are the columns.
 ROWS = (
@@ -148,11 +147,10 @@ def _enlarged(colours: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shown:
-    """Figures and pictures by name, and one text for each kind of alert."""
+    """Figures and pictures by name."""
 
     figures: dict[str, float]
     maps: dict[str, Tensor]
-    alerts: dict[str, str]
 
 
 def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Shown:
@@ -183,14 +181,11 @@ def shown(lines: Iterable[Line], heads: bool = False, brief: bool = False) -> Sh
             if any(name == record["statistic"] for record in figures_among(lines))
         }
         by_statistic = {name: records for name, records in by_statistic.items() if name in BRIEF_MAPS}
-    alerts = alerts_among(lines)
-    kinds = dict.fromkeys(alert["alert"] for alert in alerts)
-    if alerts:
+    if alerts := alerts_among(lines):
         figures["health/alerts"] = float(len(alerts))
     return Shown(
         figures | (flat(lines) if heads else {}),
         {f"health/map/{name}": heat_map(records) for name, records in by_statistic.items()},
-        dict(zip(kinds, told(alerts))),
     )
 
 

@@ -35,6 +35,8 @@ class Thresholds:
         loss_spike: loss spike: the loss passed to `step()` is more than this many standard deviations above the mean of
             the fifty steps before.
         redundancy: redundancy: a head's mean cosine with the other maps of its layer exceeds this.
+        later_keys: lost mask: the queries of a layer may see more than this share of the later keys, after readings in
+            which they saw none. A layer that sees later keys from the first reading on is no alert.
         redundancy_entropy: no redundancy alert for a head with an entropy share above this: maps that are nearly
             uniform are always alike.
 
@@ -53,6 +55,7 @@ class Thresholds:
     loss_spike: float | None = 4.3
     redundancy: float | None = 0.99
     redundancy_entropy: float = 0.9
+    later_keys: float | None = 1e-5
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,7 +76,7 @@ class Finding:
         record: the figure.
         threshold: the limit that the figure is compared with.
         ill: whether the figure is beyond the limit.
-        says: the template of the sentence, with the fields {place}, {value} and, for a change, {verb} and {to}.
+        says: the template of the sentence, with the fields {place}, {value} and, for a change, {verb} and {now}.
     """
 
     record: Record
@@ -86,12 +89,15 @@ class Rule(ABC):
     """Comparison of the figures of a step with one limit."""
 
     alert: ClassVar[str]
-    # The verb for a figure that was healthy before, such as "fell"; the verb for any other figure is "is".
-    verb: ClassVar[str] = "is"
+    # What a figure did that was healthy before, such as "fell below", and what any other figure does.
+    verb: ClassVar[str] = ""
+    state: ClassVar[str] = ""
     # Whether a figure that has never been healthy raises an alert too.
     at_once: ClassVar[bool] = True
     # Whether a head raises one alert for each statistic, or a single one for all.
     per_statistic: ClassVar[bool] = True
+    # Whether an audit, which reads once, applies the rule.
+    in_audits: ClassVar[bool] = True
     # The name of the alert in an audit of a checkpoint, if it is another one there.
     of_checkpoint: ClassVar[str] = ""
 
@@ -142,7 +148,7 @@ class NotFinite(Rule):
 class EntropyCollapse(Rule):
     """Rule for heads whose entropy fell below a share of its range."""
 
-    alert, verb = "entropy_collapse", "fell"
+    alert, verb, state = "entropy_collapse", "fell below", "is below"
     # Heads of a checkpoint that already attend to a single key are not a collapse.
     at_once = False
     of_checkpoint = "sharp_head"
@@ -160,33 +166,31 @@ class EntropyCollapse(Rule):
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its entropy is below the limit."""
         if (limit := self.thresholds.entropy_share) is not None:
-            says = f"entropy of {{place}} {{verb}} below {100 * limit:.3g} % of its range ({{to}}{{value:.3g}})"
+            says = f"the entropy of {{place}} {{verb}} {100 * limit:.3g} % of its range ({{now}}{{value:.3g}})"
             yield from _below(finite.get("entropy_share", ()), limit, says)
 
 
 class LogitGrowth(Rule):
     """Rule for heads whose largest logit is above a limit."""
 
-    alert, verb = "logit_growth", "rose"
+    alert, verb, state = "logit_growth", "passed", "exceeds"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its largest logit is above the limit."""
         if (limit := self.thresholds.max_logit) is not None:
-            says = f"the largest logit of {{place}} {{verb}} above {limit:g} ({{to}}{{value:.4g}})"
+            says = f"the largest logit of {{place}} {{verb}} {limit:g} ({{now}}{{value:.4g}})"
             yield from _above(finite.get("max_logit", ()), limit, says)
 
 
 class LossSpike(Rule):
     """Rule for steps whose loss is far above those of the steps before."""
 
-    alert, verb = "loss_spike", "rose"
+    alert, verb, state = "loss_spike", "rose to", "is"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each step: whether its loss is above the limit."""
         if (limit := self.thresholds.loss_spike) is not None:
-            says = (
-                f"the loss {{verb}} {{to}}{{value:.3g}} standard deviations above the {BEFORE} steps before ({limit:g})"
-            )
+            says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"
             yield from _above(finite.get(LOSS_SPIKE, ()), limit, says)
 
 
@@ -198,7 +202,7 @@ class OverSmoothing(Rule):
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each layer: whether the mean cosine of its tokens is above the limit."""
         if (limit := self.thresholds.token_cosine) is not None:
-            says = f"tokens that enter {{place}} are alike: mean cosine {{value:.3f}}, above {limit:g}"
+            says = f"tokens that enter {{place}} are alike (mean cosine {{value:.3f}}, limit {limit:g})"
             yield from _above(finite.get("token_cosine", ()), limit, says)
 
 
@@ -211,8 +215,8 @@ class RankCollapse(Rule):
         """Return a finding for each layer: whether the tokens' norm without their mean is below the limit."""
         if (limit := self.thresholds.high_frequency) is not None:
             says = (
-                f"tokens that enter {{place}} are nearly one vector: {{value:.2%}} of their norm is not their mean, "
-                f"below {limit:.3%}"
+                f"tokens that enter {{place}} are nearly one vector ({{value:.2%}} of their norm is not their mean, "
+                f"limit {limit:.3g})"
             )
             yield from _below(finite.get("high_frequency", ()), limit, says)
 
@@ -220,7 +224,7 @@ class RankCollapse(Rule):
 class LowRank(Rule):
     """Rule for heads with a product of weights that lost its rank."""
 
-    alert, verb = "low_rank", "fell"
+    alert, verb, state = "low_rank", "fell below", "is below"
     # A product that never had a higher rank has a low rank by design.
     at_once = False
 
@@ -228,7 +232,7 @@ class LowRank(Rule):
         """Return a finding for each head and product: whether its effective rank is below the limit."""
         if (limit := self.thresholds.effective_rank) is not None:
             for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
-                says = f"effective rank of {product} of {{place}} {{verb}} below {limit:g} ({{to}}{{value:.3g}})"
+                says = f"the effective rank of {product} of {{place}} {{verb}} {limit:g} ({{now}}{{value:.3g}})"
                 yield from _below(finite.get(name, ()), limit, says)
 
 
@@ -248,12 +252,12 @@ class DeadHead(Rule):
             # The largest and not the median, because most heads of a layer may be dead.
             largest = max(record["value"] for record in heads)
             quiet = (
-                f"{{place}} says next to nothing: its mean output norm {{value:.3g}} is below {limit:.3g} of its "
+                f"{{place}} is nearly dead: its mean output norm {{value:.3g}} is below {limit:.3g} of its "
                 f"layer's largest, {largest:.3g}"
             )
             for record in heads:
                 silent = record["value"] == 0
-                says = "{place} says nothing: its outputs are zero" if silent else quiet
+                says = "{place} is dead: its output is zero" if silent else quiet
                 yield Finding(record, limit * largest, silent or record["value"] < limit * largest, says)
 
 
@@ -267,15 +271,30 @@ class Redundancy(Rule):
         if (limit := self.thresholds.redundancy) is None:
             return
         shares = {(r["site"], r["head"]): r["value"] for r in finite.get("entropy_share", ())}
-        says = f"{{place}} attends like the other heads of its layer: mean cosine {{value:.3f}}, above {limit:g}"
+        says = f"{{place}} attends like the other heads of its layer (mean cosine {{value:.3f}}, limit {limit:g})"
         for record in finite.get("head_redundancy", ()):
             uniform = shares.get((record["site"], record["head"]), 0.0) > self.thresholds.redundancy_entropy
             yield Finding(record, limit, record["value"] > limit and not uniform, says)
 
 
+class MaskLost(Rule):
+    """Rule for layers whose queries see later keys, as they did not before."""
+
+    alert = "mask_lost"
+    # Layers that always saw later keys are those of an encoder, or of a prefix.
+    at_once = in_audits = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each layer: whether its queries see later keys."""
+        if (limit := self.thresholds.later_keys) is not None:
+            says = "queries of {place} see {value:.3%} of the later tokens, none before: the causal mask is lost"
+            yield from _above(finite.get("later_keys", ()), limit, says)
+
+
 # The rules for a reading, in the order of their alerts.
 RULES: tuple[type[Rule], ...] = (
     NotFinite,
+    MaskLost,
     EntropyCollapse,
     LogitGrowth,
     OverSmoothing,

@@ -22,12 +22,14 @@ from headwise.pages.formats import html_table
 from headwise.regularizing.optimizer_steps import OptimizerSteps
 from headwise.regularizing.plan import Where
 from headwise.regularizing.regularize import no_argument
-from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge, told
+from headwise.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge
+from headwise.watching.cadence import MOVED, NEAR, Cadence
+from headwise.watching.diagnosis import Diagnosis, Incidents, told
 from headwise.watching.figures import Figures
 from headwise.watching.logs import Careful, logs_of
 from headwise.watching.losses import LOSS_SPIKE, NO_LOSS, Losses
 from headwise.watching.places import Places
-from headwise.watching.recorder import Recorder, SiteObserver, is_first, joined
+from headwise.watching.recorder import Recorder, SiteObserver, is_first, joined, ranks
 from headwise.watching.replay_file import Keeper
 from headwise.watching.rules import OF_STEPS, Thresholds
 from headwise.watching.weights import Weights
@@ -49,6 +51,7 @@ def watch(
     where: Where = None,
     statistics: list[str] | None = None,
     thresholds: Thresholds | None = None,
+    closer: int | None = 5,
     loss: Loss | None = None,
     log_heads: bool = False,
     keep: int | None = None,
@@ -77,6 +80,10 @@ def watch(
             W_qᵀW_k in a step. `gradient_spike` and `loss_spike` are the largest deviation of a step since the last
             reading from the steps before it (a thousand steps; fifty for the loss), in their standard deviations.
         thresholds: the limits of the alerts.
+        closer: the number of steps between readings once a cheap signal has moved, for `every` steps at a time and at
+            most half of the training; None for none. Such signals are a loss or `gradient_norm` passed to `step()`
+            three standard deviations above the fifty steps before, and a largest logit at half of its limit. With
+            several processes only the latter, which all of them know.
         loss: a function that returns the loss of a fixed batch, for example `lambda: criterion(model(x), y)`. It adds
             the statistics `sharpness` and `sharpness_share`, the sharpness as a share of what the optimizer tolerates.
             It is called when the optimizer's step begins, and costs about a hundred backward passes; see
@@ -116,6 +123,7 @@ def watch(
     is_a("every", every, int, "a whole number of steps")
     is_a("rows", rows, (int, type(None)), "a whole number of queries or None")
     is_a("keep", keep, (int, type(None)), "a whole number of steps or None")
+    is_a("closer", closer, (int, type(None)), "a whole number of steps or None")
     is_a("log_heads", log_heads, bool, "True or False")
     is_a("thresholds", thresholds, (Thresholds, type(None)), "headwise.Thresholds(...) or None")
     if loss is not None and not callable(loss):
@@ -128,10 +136,13 @@ def watch(
         raise ValueError(f"every must be at least 1 and rows at least 2, got every={every}, rows={rows}")
     if on_alert not in ("warn", "raise", None) and not callable(on_alert):
         raise TypeError(f'on_alert is "warn", "raise", a function of a record or None, got {on_alert!r}')
+    if closer is not None and closer < 1:
+        raise ValueError(f"closer is the number of steps between closer readings and must be at least 1, got {closer}")
     if keep is not None and keep < 1:
         raise ValueError(f"keep is the number of steps to run again and must be at least 1, got {keep}")
     names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None)
-    watching = Watch(model, every, Careful(logs), on_alert, rows, where, names, thresholds or Thresholds(), loss)
+    cadence, limits = Cadence(every, closer), thresholds or Thresholds()
+    watching = Watch(model, cadence, Careful(logs), on_alert, rows, where, names, limits, loss)
     if keep is not None:
         watching.keep(keep, Path(keep_in))
     return watching
@@ -144,12 +155,12 @@ def statistics_median(records: list[Record]) -> float:
 
 
 class Watch:
-    """Handle of a watched model, with `step()`, `records()`, `alerts()`, `plot()` and `remove()`."""
+    """Handle of a watched model, with `step()`, `report()`, `records()`, `alerts()`, `plot()` and `remove()`."""
 
     def __init__(
         self,
         model: nn.Module,
-        every: int,
+        cadence: Cadence,
         logs: Careful,
         on_alert: OnAlert,
         rows: int | None,
@@ -158,10 +169,12 @@ class Watch:
         thresholds: Thresholds,
         loss: Loss | None = None,
     ) -> None:
-        self.every, self.on_alert, self.names = every, on_alert, names
+        self.every, self.on_alert, self.names = cadence.every, on_alert, names
+        self._cadence, self._limits, self._incidents = cadence, thresholds, Incidents(cadence.every)
         self.steps, self.rows, self.removed = 0, rows, False
         self._keeper: Keeper | None = None
         self._losses, self._judge_of_losses = Losses(), Judge(thresholds, rules=OF_STEPS)
+        self._gradients, self._largest = Losses(), 0.0
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
@@ -189,7 +202,9 @@ class Watch:
         self._keeper = Keeper(self._places.model, self._places.regularized, last, Path(folder))
         self._keeper.begin(self.steps)
 
-    def step(self, loss: Tensor | float | None = None, batch: Any = None) -> None:
+    def step(
+        self, loss: Tensor | float | None = None, batch: Any = None, *, gradient_norm: Tensor | float | None = None
+    ) -> None:
         """Record that the optimizer stepped; after a step that was read, log its records and report its alerts.
 
         Args:
@@ -197,6 +212,8 @@ class Watch:
                 device.
             batch: the examples of this step, as the training of a replay gets them: numbers, texts or tensors, or lists
                 or dicts of them.
+            gradient_norm: the norm of this step's gradients, such as `clip_grad_norm_` returns it; it makes readings
+                closer where it moves, and nothing waits for it either.
 
         Raises:
             ValueError: if `watch` has `keep=` and there is no batch, or if the loss is more than one number.
@@ -207,6 +224,9 @@ class Watch:
         if loss is not None:
             is_a("loss", loss, (Real, Tensor), "a number or a tensor of one number")
             self._losses.add(self.steps, loss)
+        if gradient_norm is not None:
+            is_a("gradient_norm", gradient_norm, (Real, Tensor), "a number or a tensor of one number")
+            self._gradients.add(self.steps, gradient_norm)
         if self._keeper is not None:
             if batch is None:
                 raise ValueError(
@@ -214,6 +234,7 @@ class Watch:
                 )
             self._keeper.step(self.steps, loss, batch)
         alerts = self._judge_losses() + (self._take() if self._armed else [])
+        self._look_closer()
         if self._keeper is not None:
             if alerts and is_first():
                 settings = {"statistics": self.names, "rows": self.rows, "every": self.every}
@@ -227,12 +248,26 @@ class Watch:
         """Return the alerts of the losses that are known by now, and log each with its figure."""
         alerts: list[Alert] = []
         for record in self._losses.known(wait=self._armed):
+            self._moved("the loss", record)
             new = self._judge_of_losses.alerts([record])
             if new and is_first():
                 self._logs.write([record, *new], record["step"])
             alerts += new
         self._alerts += alerts
         return alerts
+
+    def _look_closer(self) -> None:
+        """Have the next steps read closer if a cheap signal has moved."""
+        for record in self._gradients.known(wait=False):
+            self._moved("the gradient norm", record)
+        limit = self._limits.max_logit
+        if self._armed and limit is not None and self._largest > NEAR * limit:
+            self._cadence.moved(self.steps, f"the largest logit reached {self._largest:.3g} of {limit:g}")
+
+    def _moved(self, what: str, record: Record) -> None:
+        # Every process has its own loss, and all of them must read the same steps.
+        if record["value"] > MOVED and ranks() == 1:
+            self._cadence.moved(self.steps, f"{what} was {record['value']:.2g} standard deviations up")
 
     def _last_readings(self, count: int) -> list[Record]:
         steps = sorted({figure.step for figure in self._figures})[-count:]
@@ -252,14 +287,15 @@ class Watch:
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
             self._judge.alerts(records)
         self._recorder.clear()
-        self._losses = Losses()
+        self._losses, self._gradients = Losses(), Losses()
+        self._cadence.begin()
         self.steps = step
         if self._keeper is not None:
             self._keeper.begin(step)
         self._arm()
 
     def _arm(self) -> None:
-        self._armed = self.steps % self.every == 0
+        self._armed = self._cadence.due(self.steps)
         self._recorder.step = self.steps
         for layer in self._places.sites:
             layer.had_nothing = False
@@ -284,6 +320,7 @@ class Watch:
         recorder.clear()
         figures += of_model
         records = [record for figure in figures for record in figure.records()]
+        self._largest = max((record["value"] for record in records if record["statistic"] == "max_logit"), default=0.0)
         alerts = self._judge.alerts(records)
         # Not judged here: each loss was judged at its own step.
         spiked = self._losses.largest(self.steps)
@@ -319,6 +356,7 @@ class Watch:
             warn(text, HealthWarning)
 
     def _report(self, alerts: list[Alert]) -> None:
+        news = self._incidents.add(alerts)
         if not alerts or self.on_alert is None:
             return
         if self.on_alert == "raise":
@@ -326,9 +364,8 @@ class Watch:
         if callable(self.on_alert):
             for alert in alerts:
                 self.on_alert(alert)
-        elif is_first():
-            for text in told(alerts):
-                warn(text, HealthWarning)
+        elif news and is_first():
+            warn(told(news), HealthWarning)
 
     # Results
 
@@ -342,6 +379,18 @@ class Watch:
         A notebook displays them as a table.
         """
         return Alerts(self._alerts)
+
+    def report(self, details: bool = False) -> Diagnosis:
+        """Return the diagnosis, to be printed: what began, where, since when, what to do and what has followed.
+
+        Args:
+            details: list every alert too.
+        """
+        is_a("details", details, bool, "True or False")
+        readings = len({figure.step for figure in self._figures})
+        now = self._judge.ill() | self._judge_of_losses.ill()
+        closer = tuple(map(str, self._cadence.stretches))
+        return Diagnosis(self.steps, readings, tuple(self._incidents.all), now, closer, details)
 
     def plot(self, *names: str) -> Any:
         """Return charts of the named statistics, or of the six that loggers get, with a line per head and the alerts.
@@ -401,7 +450,7 @@ class Watch:
         when = "nothing was read yet" if last is None else f"reading of step {last}"
         return (
             html_table(f"{self!r}: {when}", ("statistic", "lowest", "median", "highest"), rows)
-            + self.alerts()._repr_html_()
+            + self.report()._repr_html_()
         )
 
     def __repr__(self) -> str:

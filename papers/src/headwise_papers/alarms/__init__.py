@@ -61,7 +61,8 @@ def run(
     say = progress or (lambda text: None)
     tinyshakespeare.prepare(data, say)
     multi30k.prepare(data, say)
-    runs = carried_out(out, list(cells(data, seeds or SEEDS, seeds or HELD_OUT_SEEDS)), jobs, say, data, steps)
+    every = list(cells(data, seeds or SEEDS, seeds or HELD_OUT_SEEDS))
+    runs = carried_out(out, every, jobs, say, partial(write_run, data=data, steps=steps))
     return findings(runs, out, seeds or SEEDS)
 
 
@@ -94,10 +95,9 @@ def carried_out(
     requested: list[Any],
     jobs: int,
     say: Callable[[str], None],
-    data: Path | None,
-    steps: int | None,
+    write: Callable[..., None],
 ) -> list[dict[str, Any]]:
-    """Return the records of all runs, after executing those without a file."""
+    """Return the records of all runs, after `write(run, folder=...)` has executed those without a file."""
     from headwise.files.durable import read_json
     from headwise.files.ownership import REPORT, STUDY, claim, plain_folder
 
@@ -105,7 +105,7 @@ def carried_out(
     folder = plain_folder(out / "runs")
     missing = [one for one in requested if not (folder / f"{one.name}.json").is_file()]
     say(f"{len(requested) - len(missing)} of {len(requested)} runs are there")
-    one_by_one = partial(write_run, folder=folder, data=data, steps=steps)
+    one_by_one = partial(write, folder=folder)
     if jobs > 1 and len(missing) > 1:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             for done, _ in enumerate(as_completed([pool.submit(one_by_one, one) for one in missing]), 1):

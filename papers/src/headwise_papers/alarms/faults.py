@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,10 @@ FAULTS = (
     Fault("β₂ 0.9999, then rate ×", 5),
     Fault("gains' decay", 0),
     Fault("gains' decay", -3),
+    Fault("causal mask lost, share of blocks", 0.3),
+    Fault("causal mask lost, share of blocks", 1),
+    Fault("sorted by class, share of a batch", 0.5),
+    Fault("sorted by class, share of a batch", 1),
 )
 # tried once, after all choices: the gradients of earlier steps are never cleared
 SURPRISE = Fault(UNLISTED, 1)
@@ -80,6 +85,10 @@ def faults_of(family: Family, size: Size) -> Iterator[Fault]:
         if fault.kind.startswith("no warm-up") and size.norm != "post":
             continue
         if fault.kind.startswith("weights rounded") and not can_round:
+            continue
+        if fault.kind.startswith("causal mask") and not family.causal:
+            continue
+        if fault.kind.startswith("sorted by class") and not family.has_classes:
             continue
         yield fault
 
@@ -123,6 +132,8 @@ class Injection:
             for module in self.model.modules():
                 if isinstance(module, Attention):
                     module.bits = int(self.severity)
+        if self.kind.startswith("causal mask") and step == self.fault.onset:
+            lose_causal_mask(self.model, self.severity)
 
     def _rate(self, step: int, active: bool) -> float:
         """Return the multiple of the family's learning rate."""
@@ -133,6 +144,8 @@ class Injection:
 
     def batch(self, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch of a step, corrupted if the fault is active."""
+        if self.kind.startswith("sorted by class") and step >= self.fault.onset:
+            return self._sorted(step - self.fault.onset, inputs, targets)
         if not self.fault.onset <= step < self.fault.onset + CORRUPTED:
             return inputs, targets
         if self.kind.startswith("shuffled labels"):
@@ -143,6 +156,20 @@ class Injection:
         if self.kind.startswith("outlier tokens"):
             inputs = self.family.outliers(inputs, self.severity, self.draw)
         return inputs, targets
+
+    def _sorted(self, number: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch whose first rows are those of the next batch of a pass over the examples sorted by class."""
+        rows = round(self.severity * len(inputs))
+        of_class, labels = self.family.in_order(number, rows)
+        return torch.cat([of_class, inputs[rows:]]), torch.cat([labels, targets[rows:]])
+
+
+def lose_causal_mask(model: nn.Module, share: float) -> None:
+    """Take the causal mask from the first share of the blocks while they train; in evaluation they keep it."""
+    layers = [one for one in model.modules() if hasattr(one, "causal") or hasattr(one, "is_causal")]
+    for layer in layers[: math.ceil(share * len(layers))]:
+        name = "causal" if hasattr(layer, "causal") else "is_causal"
+        layer.register_forward_pre_hook(lambda module, _, name=name: setattr(module, name, not module.training))
 
 
 @torch.no_grad()

@@ -130,6 +130,8 @@ class Family(ABC):
     sizes: tuple[Size, ...]
     rate: float
     batch_size: int
+    # whether its queries see earlier tokens alone, and whether its examples have classes
+    causal = has_classes = False
 
     def __init__(self, data: Path | None) -> None:
         self.folder = data
@@ -149,6 +151,14 @@ class Family(ABC):
     @abstractmethod
     def outliers(self, inputs: Tensor, share: float, draw: torch.Generator) -> Tensor:
         """Return inputs with a share of the tokens replaced by values far outside the data."""
+
+    def in_order(self, number: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of a step of a pass over the training examples in the order of their classes.
+
+        Raises:
+            NotImplementedError: if the examples have no classes.
+        """
+        raise NotImplementedError(f"the examples of {self.name} have no classes")
 
     @property
     @abstractmethod
@@ -174,6 +184,7 @@ class Text(Family):
     """Characters of a text, with the last tenth held out."""
 
     batch_size = 16
+    causal = True
 
     @abstractmethod
     def text(self) -> str:
@@ -268,6 +279,7 @@ class Digits(Family):
     rate = 4e-3
     batch_size = 32
     classes = 10
+    has_classes = True
 
     def model(self, size: Size) -> SmallViT:
         return SmallViT(size)
@@ -282,6 +294,12 @@ class Digits(Family):
     def batch(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         images, digits = self._all()
         index = 400 + torch.randint(len(digits) - 400, (self.batch_size,), generator=draw)
+        return images[index], digits[index]
+
+    def in_order(self, number: int, rows: int) -> tuple[Tensor, Tensor]:
+        images, digits = self._all()
+        order = 400 + digits[400:].sort(stable=True).indices
+        index = order[torch.arange(number * rows, (number + 1) * rows) % len(order)]
         return images[index], digits[index]
 
     def held_out(self) -> tuple[Tensor, Tensor]:

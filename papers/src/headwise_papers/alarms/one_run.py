@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 
 import headwise
+from headwise.files.health_records import Record
 from headwise.watching.losses import Spikes
+from headwise.watching.rules import RULES, Thresholds
 from headwise_papers.alarms.faults import STEPS, Fault, Injection
 from headwise_papers.alarms.models import Family, Size
 
@@ -74,8 +78,25 @@ class Cell:
         return "".join(c if c.isalnum() or c in ".-" else "_" for c in words)
 
 
-def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
-    """Train once, and return losses by step, evaluations, readings by signal, and the alerts of the shipped rules."""
+def carry_out(
+    cell: Cell,
+    family: Family,
+    steps: int = STEPS,
+    *,
+    read: int = READ,
+    evaluate: int | None = EVALUATE,
+    statistics: Sequence[str] = STATISTICS,
+) -> dict[str, Any]:
+    """Train once, and return losses by step, evaluations, readings by signal, and the alerts of the shipped rules.
+
+    Args:
+        cell: the run.
+        family: its model and data.
+        steps: of the run.
+        read: steps between readings.
+        evaluate: steps between evaluations; None for none.
+        statistics: what is read.
+    """
     start = time.process_time()
     with torch.random.fork_rng([]):
         torch.manual_seed(cell.seed)
@@ -83,7 +104,7 @@ def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
     injection = Injection(cell.fault, family, model, cell.seed)
     draw = torch.Generator().manual_seed(1_000 + cell.seed)
     # alerts are evaluated later, so printing them would only fill the screen
-    watch = headwise.watch(model, every=READ, on_alert=None, statistics=list(STATISTICS))
+    watch = headwise.watch(model, every=read, on_alert=None, statistics=list(statistics))
     losses: list[float] = []
     gradients: list[float] = []
     evaluated: list[tuple[int, float]] = []
@@ -98,7 +119,7 @@ def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
         losses.append(loss.item())
         injection.optimizer.step()
         watch.step()
-        if step % EVALUATE == EVALUATE - 1:
+        if evaluate is not None and step % evaluate == evaluate - 1:
             evaluated.append((step, _evaluate(family, model, held_out)))
         if not math.isfinite(losses[-1]):
             break
@@ -121,6 +142,7 @@ def carry_out(cell: Cell, family: Family, steps: int = STEPS) -> dict[str, Any]:
         },
         "evaluated": [(step, written(x)) for step, x in evaluated],
         **_readings(watch),
+        "ill": ill_figures(watch.records()),
         "alerts": sorted({(alert["step"], alert["alert"]) for alert in watch.alerts()}),
         "seconds": time.process_time() - start,
     }
@@ -149,6 +171,27 @@ def _readings(watch: headwise.Watch) -> dict[str, Any]:
         for name, (statistic, how) in KEPT.items()
     }
     return {"read": steps, "readings": readings}
+
+
+def ill_figures(records: list[Record]) -> list[list[Any]]:
+    """Return each figure beyond its limit in each reading: step, alert, statistic, site and head.
+
+    They suffice to know which alerts any choice of these readings raises, as every figure is in every reading.
+    """
+    rules = [rule(Thresholds()) for rule in RULES]
+    ill: list[list[Any]] = []
+    for step, group in groupby(sorted(records, key=lambda one: one["step"]), key=lambda one: one["step"]):
+        of_step = list(group)
+        finite: dict[str, list[Record]] = {}
+        for record in of_step:
+            if math.isfinite(record["value"]):
+                finite.setdefault(record["statistic"], []).append(record)
+        for rule in rules:
+            for found in rule.findings(finite, of_step):
+                if found.ill:
+                    statistic = found.record["statistic"] if rule.per_statistic else ""
+                    ill.append([step, rule.alert, statistic, found.record["site"], found.record["head"]])
+    return ill
 
 
 def _one(values: list[float], how: str) -> float | None:
