@@ -103,6 +103,9 @@ OWN = {
     # torch's flash attention, and in backward a kernel before it
     "attend_with_lse": (1, 2, 1.0),
     "attend_with_lse_backward": (2, 5, 1.0),
+    # torch's flash attention, a kernel after it, and in backward one before it and a sum
+    "attend_with_sinks": (2, 2, 1.0),
+    "attend_with_sinks_backward": (3, 5, 1.0),
     "attend_dropped": (1, 2, 0.45),
     "attend_dropped_backward": (6, 7, 0.45),
     # Rows by queries and by keys; with the maps of the layer before, products of twice as many heads.
@@ -113,7 +116,7 @@ OWN = {
     "attend_edited_backward": (2, 7, 0.45),
 }
 # How often they read or write as many bytes as the output has before or after attention, which does not overlap.
-PASSES = {"attend_with_lse_backward": 4}
+PASSES = {"attend_with_lse_backward": 4, "attend_with_sinks": 2, "attend_with_sinks_backward": 2}
 # of queries in the kernels of the overlap of heads
 OVERLAP_BLOCK = 128
 # methods with kernels that serve all layers at once
@@ -139,11 +142,18 @@ READS = {"medians": 2}
 SAVED = {
     "attend_rows_backward": 4,
     "attend_with_lse_backward": 2,
+    "attend_with_sinks_backward": 1,
     "attend_dropped_backward": 2,
     "attend_edited_backward": 2,
 }
 # where other operators say whether they are causal; the default is after q, k, v and a mask
-CAUSAL_AT = {"read_rows": 9, "read_columns": 8, "read_products": 10}
+CAUSAL_AT = {
+    "attend_with_sinks": 5,
+    "attend_with_sinks_backward": 3,
+    "read_rows": 9,
+    "read_columns": 8,
+    "read_products": 10,
+}
 
 
 class Counter(FakeCuda):

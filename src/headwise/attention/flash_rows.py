@@ -42,10 +42,12 @@ def attend_with_lse(
     return _WithLse.apply(q, k, v, mask, causal, scale)
 
 
-def flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> bool:
+def flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, *, fp16: bool = False) -> bool:
     """Return whether torch's flash kernels compute this call with its log-sum-exp, and its gradients by one call.
 
-    In fp16 the gradient of a row with dO = 0 would leave the range of numbers.
+    Args:
+        q, k, v, mask, causal: as in `attend_with_lse`.
+        fp16: whether fp16 counts. With a gradient of the log-sum-exp, that of a row with dO = 0 would leave its range.
     """
     if mask is not None or q.shape != v.shape or k.shape != v.shape or q.numel() == 0:
         return False
@@ -54,7 +56,8 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bo
     if q.device.type == "cpu":
         known = q.dtype in (torch.float32, torch.float64, torch.bfloat16)
         return known and has_flash() and flash_on_cpu_backward is not None
-    fits = q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    halves = (torch.bfloat16, torch.float16) if fp16 else (torch.bfloat16,)
+    fits = q.dtype in halves and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     # Cards before Ampere have no flash kernel.
     return fits and flash_on_cuda is not None and torch.cuda.get_device_capability(q.device)[0] >= 8
 
@@ -62,6 +65,11 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bo
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     if not flash_takes(q, k, v, mask, causal):
         return attend_whole(q, k, v, mask, causal, scale)[:2]
+    return by_flash(q, k, v, causal, scale)
+
+
+def by_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return A v and the log-sum-exp of each row, of a call that `flash_takes`."""
     if q.device.type == "cpu":
         out, lse = flash(q, k, v, None, causal, scale)
     else:
@@ -70,19 +78,54 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return out, lse.contiguous()
 
 
+def flash_gradients(
+    g_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v by torch's flash kernels, with P = exp(logits - lse).
+
+    Args:
+        g_out: gradient dO of the output, (B, H, T, D).
+        q, k, v, causal, scale: of the call, which `flash_takes`.
+        out: the rows whose product with dO is subtracted from dO V^T, (B, H, T, D); the output itself, if lse is that
+            of the call.
+        lse: what the logits are lowered by, (B, H, T).
+    """
+    q, k, v, g_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, g_out))
+    if q.device.type == "cpu":
+        dq, dk, dv = flash_on_cpu_backward(g_out, q, k, v, out, lse, 0.0, causal, scale=scale)
+        return dq, dk, dv
+    # Without dropout its random state is not read; without lengths of sequences there are none.
+    unread = torch.empty(2, dtype=torch.uint64, device=q.device)
+    dq, dk, dv = flash_on_cuda_backward(
+        g_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unread, unread, scale=scale
+    )
+    return dq, dk, dv
+
+
 @torch.library.custom_op("headwise::attend_with_lse", mutates_args=())
 def registered_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the result of `attend_with_lse`, as the operator that compilers and counters see."""
     out, lse = _attend(q, k, v, mask, causal, scale)
-    return out.contiguous(), lse
+    return rows_first(out), lse
 
 
 @registered_lse.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return v.new_empty(*q.shape[:3], v.shape[-1]), lse
+    return empty_rows(q, v), lse
+
+
+def rows_first(x: Tensor) -> Tensor:
+    """Return (B, H, T, D) in memory as (B, T, H, D): as flash kernels write it and hosts read it, without a copy."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def empty_rows(q: Tensor, v: Tensor) -> Tensor:
+    """Return an empty tensor for an output, or for a gradient, in that order of memory."""
+    batch, heads, queries, _ = q.shape
+    return v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
 
 
 @torch.library.custom_op("headwise::attend_with_lse_backward", mutates_args=())
@@ -91,14 +134,14 @@ def attend_with_lse_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; `saved` is q, k, v and the forward's two outputs."""
     dq, dk, dv = _gradients_of(g_out, g_lse, saved, mask, causal, scale)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+    return rows_first(dq), rows_first(dk), rows_first(dv)
 
 
 @attend_with_lse_backward.register_fake
 def _(
     g_out: Tensor | None, g_lse: Tensor | None, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    q, k, v = (empty_rows(x, x) for x in saved[:3])
     return q, k, v
 
 
@@ -113,17 +156,7 @@ def _gradients_of(
     if g_lse is not None:
         with without_autocast(q.device):
             g_out, out = carry(g_out, out, g_lse)
-    if q.device.type == "cpu":
-        q, k, v, g_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, g_out))
-        dq, dk, dv = flash_on_cpu_backward(g_out, q, k, v, out, lse, 0.0, causal, scale=scale)
-        return dq, dk, dv
-    q, k, v, g_out = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, g_out))
-    # Without dropout its random state is not read; without lengths of sequences there are none.
-    unread = torch.empty(2, dtype=torch.uint64, device=q.device)
-    dq, dk, dv = flash_on_cuda_backward(
-        g_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unread, unread, scale=scale
-    )
-    return dq, dk, dv
+    return flash_gradients(g_out, q, k, v, out, lse, causal, scale)
 
 
 def carry(g_out: Tensor, out: Tensor, g_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from headwise.attention.edited_logits import attend_edited, edits_run
 from headwise.attention.flash_rows import attend_with_lse
 from headwise.attention.overlap import head_overlap, overlap_runs
 from headwise.attention.row_statistics import attend_rows
+from headwise.attention.sink_rows import attend_with_sinks
 from headwise.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
 from headwise.core.call import Call, Dropping, LogitEdit
 from headwise.core.masked import mask_at, masked_logits, rows_at
@@ -85,8 +86,7 @@ class FusedMap:
     def _with_sinks(self, v: Tensor) -> Tensor:
         """Return A v with a sink per head: an extra column that takes weight and has no value."""
         assert self.sinks is not None
-        out, lse = attend_with_lse(self.q, self.k, v, self.mask, self.causal, self.scale)
-        return out * sink_share(lse, self.sinks).unsqueeze(-1).to(out.dtype)
+        return attend_with_sinks(self.q, self.k, v, self.sinks, self.mask, self.causal, self.scale)
 
 
 class DroppedMap:

@@ -17,27 +17,27 @@ from headwise.core.precision import at_least_fp32
 
 
 def gradients(
-    form: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]],
+    form: Callable[..., Sequence[Tensor]],
     inputs: Sequence[Tensor],
     of_outputs: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Return the gradients of q, k and v with a graph, those that need one; None for the others.
+    """Return the gradients of an operator's inputs with a graph, of those that need one; None for the others.
 
     Args:
-        form: computes the outputs from q, k and v by operations that torch differentiates.
-        inputs: q, k and v as they entered the operator.
+        form: computes the outputs from these inputs by operations that torch differentiates.
+        inputs: q, k, v and others, as they entered the operator.
         of_outputs: the gradients of the outputs; None for unused ones.
     """
     # Views, as the host may give one tensor as queries and keys.
-    q, k, v = (x.view_as(x) for x in inputs)
-    with torch.autocast(q.device.type, enabled=False):
-        outputs = form(q, k, v)
+    inputs = [x.view_as(x) for x in inputs]
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        outputs = form(*inputs)
     pairs = [(x, g) for x, g in zip(outputs, of_outputs, strict=True) if g is not None and x.requires_grad]
-    needed = [x for x in (q, k, v) if x.requires_grad]
+    needed = [x for x in inputs if x.requires_grad]
     found = iter(
         torch.autograd.grad([x for x, _ in pairs], needed, [g for _, g in pairs], create_graph=True, allow_unused=True)
     )
-    return [next(found) if x.requires_grad else None for x in (q, k, v)]
+    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def rows_by_matrix(
