@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,27 @@ def of_studies() -> dict[str, Any]:
 def _study(name: str) -> dict[str, Any]:
     module = importlib.import_module(_modules()[name])
     study = getattr(module, "STUDY", None)
-    kept_answer, measured = _kept(name), _measured(name)
+    common = {"source": _sources().get(name, "own"), "measured": _measured(name), "kept": _kept(name)}
     if study is None:
-        return {"question": module.TITLE, "measured": measured, "kept": kept_answer}
+        return {"question": module.TITLE} | common
     scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
     data = [dataclasses.asdict(data_set) for data_set in study.task.data_sets()]
     entry = {"question": study.question, "arms": len(study.arms), "seeds": study.seeds, "scales": scales}
-    return entry | {"data": data, "measured": measured, "kept": kept_answer}
+    return entry | {"data": data} | common
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """Return the source whose experiment each study repeats: the one whose page has its claims, or is in its name."""
+    text = (ROOT / "docs" / "results" / "sources.toml").read_text(encoding="utf-8")
+    sources = tomllib.loads(text)["source"]
+    claims = [
+        (source["key"], claim) for source in sources for part in source["part"] for claim in part.get("claims", [])
+    ]
+    known = {claim["of"].partition(":")[0]: key for key, claim in claims}
+    keys = [source["key"] for source in sources]
+    named = {name: name.partition("-")[0] for name in PAPERS if name.partition("-")[0] in keys}
+    return named | known
 
 
 def _measured(name: str) -> dict[str, Any]:

@@ -369,11 +369,17 @@ def league(
 
 
 @app.command()
-def studies() -> None:
-    """List the studies: name, question, arms and seeds, data, last verdict."""
-    from headwise.studies.registry import print_studies
+def studies(
+    name: Annotated[str | None, typer.Argument(help="Describe this study in full.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Only studies of this source: blog, neutreno, sigma, decay or own.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Only studies that took at most this long.")] = None,
+) -> None:
+    """List the studies, one a line: name, source, minutes, question."""
+    from headwise.studies.listing import print_studies
 
-    print_studies()
+    print_studies(name, source, minutes)
 
 
 @app.command()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwise.files.errors import StudyError
-from headwise.studies.registry import catalogue, print_methods, print_studies
+from headwise.studies.listing import SOURCES, print_studies
+from headwise.studies.registry import catalogue, print_methods, study_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,13 +51,41 @@ def test_methods_are_found_by_what_they_are_for_and_by_name(capsys):
 
 def test_a_verdict_that_was_found_here_is_told(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    print_studies()
+    print_studies("digits")
     said = capsys.readouterr().out
-    assert "9 arms x 10 seeds; data: comes with its packages" in said and "kept: In test accuracy" in " ".join(
-        said.split()
-    )
+    assert "9 arms x 10 seeds; data: comes with its packages" in said and "headwise compare digits: 9 x 10" in said
+    assert "kept: In test accuracy" in " ".join(said.split())
     (tmp_path / "results" / "digits").mkdir(parents=True)
     (tmp_path / "results" / "digits" / "analysis.json").write_text('{"answer": "All is well."}')
-    print_studies()
+    print_studies("digits")
     said = capsys.readouterr().out
     assert "found here: All is well." in said and max(map(len, said.splitlines())) <= 80
+
+
+def listed(capsys, **options):
+    print_studies(**options)
+    lines = capsys.readouterr().out.splitlines()
+    return lines, {line.split()[0]: line for line in lines[1 : lines.index("")]}
+
+
+def test_every_study_is_one_line_that_fits(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines, found = listed(capsys)
+    assert list(found) == study_names() and max(map(len, lines)) <= 80
+    assert found["digits"].split()[1:4] == ["own", "6.9", "Which"]
+    monkeypatch.setenv("COLUMNS", "300")
+    entry = catalogue()["studies"]["digits"]
+    assert entry["question"] in listed(capsys)[1]["digits"]
+
+
+def test_studies_are_chosen_by_source_and_minutes(capsys):
+    by_source = [set(listed(capsys, source=source)[1]) for source in SOURCES]
+    assert sum(map(len, by_source)) == len(set.union(*by_source)) == len(study_names())
+    assert all(by_source) and "digits" in by_source[-1]
+    short, found = listed(capsys, minutes=10)
+    assert "digits" in found and "alarms" not in found and any("as no time was kept" in line for line in short)
+    assert all(float(line.split()[2]) <= 10 for line in found.values())
+    with pytest.raises(StudyError, match=r"--source nowhere: no study is from it\. Sources: blog, "):
+        print_studies(source="nowhere")
+    with pytest.raises(StudyError, match="there is no study 'digit'"):
+        print_studies("digit")

@@ -67,7 +67,7 @@ OPTIONS = {
     "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --json --out --pairs --plan "
     "--ray-address --run --seeds --slurm --source --time --trials --worlds",
     "methods": "--for --help",
-    "studies": "--help",
+    "studies": "--help --minutes --source",
     "audit": "--fail-on --help --images --json --out --text",
     "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --diverged --floor --help "
     "--json --ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",

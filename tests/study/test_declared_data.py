@@ -9,7 +9,8 @@ from headwise.comparing.command import announce, carry_out
 from headwise.comparing.request import Request, refuse_unused
 from headwise.engines.local import HereEngine
 from headwise.files.errors import StudyError
-from headwise.studies.registry import Installed, catalogue, load_study, print_studies
+from headwise.studies.listing import print_studies
+from headwise.studies.registry import Installed, catalogue, load_study
 from headwise.study import DataSet
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,9 +73,9 @@ def test_sizes_are_those_of_the_page_on_data():
 def test_minutes_are_of_kept_runs_and_others_are_not_measured(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWISE_DATA", str(tmp_path))
-    print_studies()
+    print_studies("digits")
     said = capsys.readouterr().out
-    assert "default: 9 x 10, 90 runs took 6.9 min" in said and max(map(len, said.splitlines())) <= 80
+    assert "compare digits: 9 x 10, 90 runs took 6.9 min" in said and max(map(len, said.splitlines())) <= 80
     for name, entry in catalogue()["studies"].items():
         page = DOCS / "results" / name / "README.md"
         assert bool(entry["measured"]) <= page.exists(), name

@@ -1,12 +1,9 @@
-"""The studies that can be run by name, and the output of `headwise studies` and `headwise methods`, without torch."""
+"""The studies that can be run by name, and the output of `headwise methods`, without torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
-import os
-import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,8 +11,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from headwise.comparing.request import is_of_file
-from headwise.files.data_set import DataSet
-from headwise.files.durable import read_json
 from headwise.files.entry_points import entry_points, load
 from headwise.files.errors import StudyError
 
@@ -148,68 +143,3 @@ def _methods_of_packages() -> dict[str, Any]:
             "about": cls.__doc__ or "",
         }
     return entries
-
-
-def print_studies() -> None:
-    """Print each installed study: question, arms and seeds, data, minutes at each scale, and its latest verdict."""
-    names = study_names()
-    for name in names:
-        print(name)
-        for line in _about_study(name):
-            print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
-    missing = [name for name in PAPERS if name not in names]
-    if missing:
-        print(f"\nIn a checkout, pip install -e papers adds {len(missing)} studies, such as {missing[0]}.")
-    print("\nMinutes are those of training the kept runs one after the other (docs/results")
-    print("names the machines); headwise compare STUDY --plan estimates them for this one.")
-
-
-def _about_study(name: str) -> list[str]:
-    entry = catalogue()["studies"].get(name) or _study_of_package(name)
-    measured = entry.get("measured", {})
-    if "arms" not in entry:
-        line = f"special figures: no arms to choose; {_minutes(measured.get(DEFAULT))}"
-        return [entry["question"], line, *_verdict(name, entry)]
-    sizes = {DEFAULT: entry["seeds"]} | {key: scale["seeds"] for key, scale in entry["scales"].items()}
-    lines = [entry["question"], f"{entry['arms']} arms x {entry['seeds']} seeds; data: {_data(entry['data'])}"]
-    lines += [f"{key}: {entry['arms']} x {seeds}, {_minutes(measured.get(key))}" for key, seeds in sizes.items()]
-    return [*lines, *_verdict(name, entry)]
-
-
-def _data(data_sets: list[dict[str, Any]] | str) -> str:
-    """Return the data sets with their sizes, and whether they are in $HEADWISE_DATA or the user's cache."""
-    if isinstance(data_sets, str):
-        return data_sets
-    folder = Path(os.environ["HEADWISE_DATA"]) if os.environ.get("HEADWISE_DATA") else None
-    return "; ".join(DataSet(**entry).words(folder) for entry in data_sets) or "comes with its packages"
-
-
-def _minutes(measured: dict[str, Any] | None) -> str:
-    """Return the time of the kept run, or "not measured" without one."""
-    if measured is None:
-        return "not measured"
-    runs = f"{measured['runs']} runs took " if "runs" in measured else "took "
-    return f"{runs}{measured['minutes']:.3g} min"
-
-
-def _verdict(name: str, entry: dict[str, Any]) -> list[str]:
-    """Return the verdict of the last run in this folder, else the one that is kept with the project."""
-    analysis = read_json(Path("results") / name / "analysis.json")
-    if isinstance(analysis, dict) and analysis.get("answer"):
-        return [f"found here: {analysis['answer']}"]
-    return [f"kept: {entry['kept']}"] if entry.get("kept") else []
-
-
-def _study_of_package(name: str) -> dict[str, Any]:
-    module = load_study(name)
-    study = getattr(module, "STUDY", None)
-    if study is None:
-        return {"question": module.TITLE}
-    scales = {key: {"seeds": scale.seeds or study.seeds} for key, scale in study.scales.items()}
-    return {
-        "question": study.question,
-        "arms": len(study.arms),
-        "seeds": study.seeds,
-        "scales": scales,
-        "data": [dataclasses.asdict(data_set) for data_set in study.task.data_sets()] or "its package says",
-    }
