@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.auditing.alert_texts import capital, harmless, kinds, serious, without_place
 from headwise.auditing.audit import audit
 from headwise.auditing.page import Audit, files_of, lead, most_worrying
 from headwise.auditing.records import place_of
@@ -15,6 +16,7 @@ from headwise.auditing.result import SCORE, AuditResult
 from headwise.files.errors import StudyError
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
+from headwise.results.answer import count
 from headwise.statistics.alert_remedies import REMEDIES
 
 ALERTS = 10
@@ -30,15 +32,16 @@ def show(audit: AuditResult, console: Any) -> None:
         console.print(_worst(audit))
         console.print(text(SCORE, style="dim"))
         console.print(_overview(audit))
-        console.print(text("Statistics without a worrying side are in the report.", style="dim"))
-    for alert in audit.alerts[:ALERTS]:
-        console.print(
-            text.assemble(
-                (f"{alert['alert']}: ", "bold red"), f"{alert['sentence']}. {alert['remedy']} ({alert['source']})."
-            )
-        )
-    if len(audit.alerts) > ALERTS:
-        console.print(f"{len(audit.alerts) - ALERTS} more alerts are in the report.")
+        console.print(text("The report has the other statistics too.", style="dim"))
+    found = serious(audit.alerts)
+    for alert in found[:ALERTS]:
+        console.print(text.assemble((f"{alert['alert']}: ", "bold red"), f"{capital(alert['sentence'])}."))
+    if len(found) > ALERTS:
+        console.print(f"{len(found) - ALERTS} more alerts are in the report.")
+    for kind in kinds(found):
+        console.print(text.assemble((f"{kind.title}: ", "bold"), f"{kind.remedy} ({kind.source})"))
+    if quiet := harmless(audit.alerts):
+        console.print(f"No action needed: {count(len(quiet), 'sharp head')}, in the report.")
     for note in audit.notes():
         console.print(text(f"note: {note}", style="dim"))
 
@@ -69,14 +72,18 @@ def command(
     found = run(checkpoint, text=text, images=images, out=out, quiet=as_json)
     if as_json:
         print(found.to_json())
-    if any(alert["alert"] in named or ANY in named for alert in found.alerts):
+    # an alert that needs no action fails a pipeline only by its name
+    if any(alert["alert"] in named for alert in found.alerts) or (ANY in named and serious(found.alerts)):
         sys.exit(ALERTED)
 
 
 def _worst(audit: AuditResult) -> Any:
     table = _table("The worst heads", "head", "score", "why")
     for head in audit.worst():
-        table.add_row(place_of(head), f"{head['score']:g}", "; ".join(head["reasons"]) or "nothing stands out")
+        if head["reasons"]:
+            table.add_row(
+                place_of(head), f"{head['score']:g}", "; ".join(without_place(one, head) for one in head["reasons"])
+            )
     return table
 
 

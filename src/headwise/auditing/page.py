@@ -11,16 +11,33 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from headwise.auditing.alert_texts import harmless, kinds, places, serious, short_place, without_place
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import SCORE, AuditResult, distances, worrying
 from headwise.auditing.weights import NEARLY, PRODUCTS, compared, in_words
 from headwise.files.durable import write_bytes
 from headwise.files.ownership import claim
-from headwise.pages.charts import heat_map, pairs_of
-from headwise.pages.shell import Cell, Column, Section, figure, grid, join, page, pairs, prose, table
+from headwise.pages.charts import beyond, heat_map, pairs_of, robust_range
+from headwise.pages.shell import (
+    Column,
+    Section,
+    figure,
+    findings,
+    fold,
+    grid,
+    join,
+    page,
+    pairs,
+    prose,
+    subtitle,
+    table,
+)
+from headwise.results.answer import count
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
+# Heads and layers whose alerts are shown at once; the others are folded.
+OPEN = 12
 # The most points of a chart; of more points, an evenly spaced selection is drawn.
 POINTS = 1500
 BALANCE = (
@@ -37,8 +54,10 @@ def audit_page(audit: AuditResult) -> str:
     names = list(dict.fromkeys(record["statistic"] for record in audit.records))
     weights = [name for name in names if name not in STATISTICS]
     on_data = [name for name in names if name in STATISTICS]
-    sections = [Section("Worst heads", _worst(audit), SCORE)]
-    sections.append(Section("Alerts", _alerts(audit)))
+    sections = [Section("Alerts", _alerts(audit))]
+    worst = _worst(audit)
+    if worst:
+        sections.append(Section("Worst heads", join(worst, fold("How the score is made", prose([SCORE])))))
     for kind, product in PRODUCTS.items():
         maps = [_map(audit, name) for name in weights if name.endswith(f"_{kind}")]
         if maps:
@@ -56,7 +75,7 @@ def audit_page(audit: AuditResult) -> str:
     facts = [
         ("layers", len(audit.layers)),
         ("heads", heads),
-        ("alerts", len(audit.alerts)),
+        ("alerts", len(serious(audit.alerts))),
         ("read", audit.data or "weights alone"),
     ]
     return page(f"Audit of {audit.checkpoint}", sections, eyebrow="headwise audit", lead=lead(audit), facts=facts)
@@ -64,24 +83,31 @@ def audit_page(audit: AuditResult) -> str:
 
 def _worst(audit: AuditResult) -> Any:
     columns = [Column("head"), Column("score", number=True), Column("why", wide=True)]
-    rows = [[place_of(w), w["score"], "; ".join(w["reasons"]) or "nothing stands out"] for w in audit.worst(10)]
-    return table(columns, rows)
+    rows = [
+        [short_place(w, audit), w["score"], "; ".join(without_place(one, w) for one in w["reasons"])]
+        for w in audit.worst(10)
+        if w["reasons"]
+    ]
+    return table(columns, rows) if rows else ""
 
 
 def _alerts(audit: AuditResult) -> Any:
-    if not audit.alerts:
-        return prose(["No figure is beyond its limit."])
-    columns = [Column("where"), Column("alert"), Column("meaning and remedy", wide=True), Column("value", number=True)]
-    rows = [
-        [
-            place_of(a),
-            Cell(a["alert"], tone="worse"),
-            Cell(f"{a['sentence']}. {a['remedy']}.", small=a["source"]),
-            a["value"],
-        ]
-        for a in audit.alerts
-    ]
-    return table(columns, rows)
+    found, quiet = serious(audit.alerts), harmless(audit.alerts)
+    parts = [] if found else [prose(["No statistic is beyond its limit."])]
+    listed = places(audit, found)
+    parts += [findings((one.name, one.sentences) for one in listed[:OPEN])]
+    if len(listed) > OPEN:
+        rest = findings((one.name, one.sentences) for one in listed[OPEN:])
+        parts.append(fold(f"{len(listed) - OPEN} more heads and layers", rest))
+    if found:
+        remedies = [(f"{kind.title} ({kind.alerts})", [kind.remedy], kind.source) for kind in kinds(found)]
+        parts += [subtitle("What to do"), findings(remedies)]
+    if quiet:
+        why = kinds(quiet)[0]
+        listed_quiet = findings((one.name, one.sentences) for one in places(audit, quiet))
+        title = f"{count(len(quiet), 'head')} to know of, without a need for action"
+        parts.append(fold(title, join(prose([f"{why.remedy} Source: {why.source}."], kind="note"), listed_quiet)))
+    return join(*parts)
 
 
 def _map(audit: AuditResult, name: str) -> Any:
@@ -99,8 +125,10 @@ def _map(audit: AuditResult, name: str) -> Any:
             spectrum = audit.spectra.get(f"{record['site']}|{record['head']}|{kind}", [])
             row["spectrum"] = [float(f"{x:.3g}") for x in spectrum]
         rows.append(row)
-    chart = heat_map(rows, value_title=title_of(name), legend_title="")
-    caption = _caption(statistic if kind in PRODUCTS else name)
+    values = [row["value"] for row in rows if row["value"] is not None]
+    domain = robust_range(values)
+    chart = heat_map(rows, value_title=title_of(name), legend_title="", domain=domain)
+    caption = f"{_caption(statistic if kind in PRODUCTS else name)} {beyond(values, domain)}".strip()
     return figure(chart, title=title_of(name), caption=caption, trace="singular values" if traced else "")
 
 
@@ -266,26 +294,36 @@ def short(record: AuditRecord, audit: AuditResult) -> str:
 
 
 def lead(audit: AuditResult) -> str:
-    """Return a sentence that sums up the alerts of a checkpoint."""
+    """Return a sentence that sums up the alerts of a checkpoint that ask for an action."""
     heads = sum(layer.get("heads") or 0 for layer in audit.layers)
-    alerted = {(a["site"], a["head"]) for a in audit.alerts if a["head"] is not None}
-    if not audit.alerts:
-        return f"No figure of {heads} heads in {len(audit.layers)} layers is beyond its limit."
-    count = f"{len(audit.alerts)} alert{'s' if len(audit.alerts) != 1 else ''}"
+    found = serious(audit.alerts)
+    alerted = {(a["site"], a["head"]) for a in found if a["head"] is not None}
+    of = f"{count(heads, 'head')} in {count(len(audit.layers), 'layer')}"
+    if not found:
+        return f"No statistic of {of} is beyond its limit."
     if not alerted:
-        return f"{count}, on no single head, of {heads} heads in {len(audit.layers)} layers."
-    return f"{count} on {len(alerted)} of {heads} heads in {len(audit.layers)} layers."
+        return f"{count(len(found), 'alert')} on whole layers, none on a head, of {of}."
+    return f"{count(len(found), 'alert')} on {len(alerted)} of {of}."
 
 
 def markdown(audit: AuditResult) -> str:
-    """Return the audit as a short Markdown page: worst heads, alerts, overview, notes, and how it was made."""
-    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit), "", "## Worst heads", "", SCORE, ""]
-    lines += _table(
-        ["head", "score", "why"], [[place_of(w), f"{w['score']:g}", "; ".join(w["reasons"])] for w in audit.worst()]
-    )
-    if audit.alerts:
+    """Return the audit as a short Markdown page: alerts, worst heads, overview, notes, and how it was made."""
+    lines = [f"# Audit of {audit.checkpoint}", "", lead(audit)]
+    if found := serious(audit.alerts):
         lines += ["", "## Alerts", ""]
-        lines += [f"- **{a['alert']}**: {a['sentence']}. {a['remedy']} ({a['source']})." for a in audit.alerts]
+        lines += [f"- **{one.name}** {' '.join(one.sentences)}" for one in places(audit, found)]
+        lines += ["", "### What to do", ""]
+        lines += [f"- **{kind.title}** ({kind.alerts}): {kind.remedy} Source: {kind.source}." for kind in kinds(found)]
+    if worst := [w for w in audit.worst() if w["reasons"]]:
+        lines += ["", "## Worst heads", ""]
+        rows = [
+            [short_place(w, audit), f"{w['score']:g}", "; ".join(without_place(one, w) for one in w["reasons"])]
+            for w in worst
+        ]
+        lines += [*_table(["head", "score", "why"], rows), "", f"Score: {SCORE}"]
+    if quiet := harmless(audit.alerts):
+        lines += ["", f"## No action needed: {count(len(quiet), 'head')}", "", kinds(quiet)[0].remedy, ""]
+        lines += [f"- **{one.name}** {' '.join(one.sentences)}" for one in places(audit, quiet)]
     lines += ["", "## Statistics", ""]
     rows = [
         [o["statistic"], f"{o['lowest']:.4g}", o["at"], f"{o['median']:.4g}", f"{o['highest']:.4g}", o["where"]]

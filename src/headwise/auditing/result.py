@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from headwise.auditing.records import AuditAlert, AuditRecord, BalanceRecord, Layer, WorstHead
 from headwise.auditing.weights import PRODUCTS, in_words
 from headwise.statistics import STATISTICS
+from headwise.statistics.alert_remedies import HARMLESS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
 # The smallest relative spread between heads.
@@ -22,9 +23,9 @@ LEAST = 0.05
 MOST = 10.0
 # The explanation of the score for reports.
 SCORE = (
-    f"The score of a head adds {MOST:g} for each alert. For each figure on its worrying side of the median of all "
-    f"heads it adds the distance from the median beyond two, at most {MOST:g}. Distances are in robust standard "
-    "deviations (1.4826 MAD), of the logarithm if all values are positive."
+    f"{MOST:g} per alert, plus each statistic's excess over two robust standard deviations (at most {MOST:g}). The "
+    "deviation is that from the median of all heads on the unhealthy side, in units of 1.4826 MAD, of the logarithm if "
+    "all values are positive. Alerts that need no action add nothing."
 )
 
 
@@ -33,7 +34,7 @@ def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], mo
 
     The distance of a figure from the median of all heads is measured in robust standard deviations (1.4826 MAD, at
     least 5 %), of the logarithm if all values are positive. The excess over 2 is added to the head's score, at most 10
-    for each figure, and an alert adds 10.
+    for each figure, and an alert adds 10 unless it needs no action.
     """
     scores: dict[tuple[str, int], dict[str, float]] = {}
     depths = {record["site"]: record["depth"] for record in records}
@@ -47,7 +48,7 @@ def worst_heads(records: Sequence[AuditRecord], alerts: Sequence[AuditAlert], mo
             reason = f"{in_words(name)} {value:.3g} (median {middle:.3g})"
             scores.setdefault(head, {})[reason] = min(max(0.0, excess), MOST)
     for alert in alerts:
-        if alert["head"] is not None:
+        if alert["head"] is not None and alert["alert"] not in HARMLESS:
             scores.setdefault((alert["site"], alert["head"]), {})[alert["sentence"]] = MOST
     ranked = sorted(scores.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     return [

@@ -94,8 +94,8 @@ class DeadWeights(WeightRule):
             for record in heads:
                 if record["value"] < limit * largest or record["value"] == 0:
                     says = (
-                        f"{place_of(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, its "
-                        f"layer's largest {largest:.3g}"
+                        f"{place_of(record)} writes next to nothing: the norm of W_OW_V is {record['value']:.3g}, "
+                        f"below {100 * limit:.3g} % of its layer's largest ({largest:.3g})"
                     )
                     yield Violation(record, limit * largest, says)
 
@@ -115,9 +115,14 @@ class LargeLogits(WeightRule):
             if record["value"] > times * middle:
                 says = (
                     f"{place_of(record)} can make large logits: the spectral norm of W_KᵀW_Q is "
-                    f"{record['value']:.3g}, {record['value'] / middle:.1f} times the model's median"
+                    f"{_figure(record['value'])}, {record['value'] / middle:,.0f} times the model's median "
+                    f"(limit: {times:g})"
                 )
                 yield Violation(record, times * middle, says)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 class DecayedRank(WeightRule):
@@ -137,8 +142,9 @@ class DecayedRank(WeightRule):
                 if record["value"] < limit and share < self.limits.balance:
                     says = (
                         f"weight decay has made {product} of {place_of(record)} low-rank: 95 % of its singular values' "
-                        f"sum lie in {100 * record['value']:.0f} % of the head's dimensions, and its factors are "
-                        f"balanced to {share:.3f}"
+                        f"sum lie in {100 * record['value']:.0f} % of the head's dimensions "
+                        f"(limit: {100 * limit:.0f} %), and its factors are balanced to {share:.3f} "
+                        f"(limit: {self.limits.balance:g})"
                     )
                     yield Violation(record, limit, says)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +122,15 @@ def _band(channel: Any, name: str, rows: Iterable[Row], axis: Any, order: list[s
 
 
 def _ramp(alt: Any, value: str, domain: tuple[float, float], title: str, diverging: bool) -> Any:
-    legend = alt.Legend(title=title or None, orient="top", gradientLength=110, gradientThickness=9, titleLimit=300)
+    legend = alt.Legend(
+        title=title or None,
+        orient="top",
+        gradientLength=150,
+        gradientThickness=9,
+        titleLimit=300,
+        format=digits_of(domain),
+        tickCount=3,
+    )
     scale = alt.Scale(scheme="blueorange" if diverging else "cividis", domain=list(domain), clamp=True)
     return alt.Color(field=value, type="quantitative", scale=scale, legend=legend)
 
@@ -128,6 +138,41 @@ def _ramp(alt: Any, value: str, domain: tuple[float, float], title: str, divergi
 def _range(rows: Iterable[Row], value: str) -> tuple[float, float]:
     numbers = [row[value] for row in rows if row.get(value) is not None]
     return (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
+
+
+def robust_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return a range of colours that one outlier does not flatten: that of the values within three quartile ranges.
+
+    The range is that of all values if fewer than eight are given or half of them are equal; it is never empty.
+    """
+    if not values:
+        return (0.0, 1.0)
+    low, high = min(values), max(values)
+    if len(values) >= 8:
+        first, _, third = statistics.quantiles(values, n=4)
+        reach = 3 * (third - first)
+        if reach > 0:
+            low = min(value for value in values if value >= first - reach)
+            high = max(value for value in values if value <= third + reach)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def beyond(values: Sequence[float], domain: tuple[float, float]) -> str:
+    """Return the sentence on values that have the colour of an end of the range, or ""."""
+    above, below = sum(value > domain[1] for value in values), sum(value < domain[0] for value in values)
+    parts = [f"{above} above (to {max(values):.4g})"] if above else []
+    parts += [f"{below} below (to {min(values):.4g})"] if below else []
+    return f"Colours end at the limits of most values; beyond: {' and '.join(parts)}." if parts else ""
+
+
+def digits_of(domain: tuple[float, float]) -> str:
+    """Return the format that distinguishes the ends of a range: ".2r" for 0.1 to 0.9, ".5r" for 0.99981 to 0.99989."""
+    low, high = domain
+    largest, width = max(abs(low), abs(high)), high - low
+    if not largest or not width:
+        return ".3~r"
+    digits = min(7, max(2, 2 + math.ceil(math.log10(largest / width))))
+    return f".{digits}~{'e' if largest >= 1e5 or largest < 1e-4 else 'r'}"
 
 
 def _in_order(rows: Iterable[Row], name: str) -> list[Any]:

@@ -221,6 +221,16 @@ def prose(paragraphs: Iterable[object], *, kind: str = "prose") -> Markup:
     return _macro("prose", [str(paragraph) for paragraph in paragraphs], kind)
 
 
+def subtitle(text: str) -> Markup:
+    """Return a heading within a section."""
+    return _macro("subtitle", text)
+
+
+def findings(items: Iterable[Sequence[Any]]) -> Markup:
+    """Return a list that is read on any screen: (heading, sentences) or (heading, sentences, source) per entry."""
+    return _macro("findings", [tuple(item) for item in items])
+
+
 def pairs(items: Mapping[str, object] | Iterable[tuple[str, object]]) -> Markup:
     """Return (name, value) pairs, or a dictionary, as a two-column list; nested values are shown as JSON."""
     items = items.items() if isinstance(items, Mapping) else items

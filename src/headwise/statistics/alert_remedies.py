@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -10,6 +11,32 @@ class Remedy(NamedTuple):
 
     text: str
     source: str
+
+
+# Whether a model that was trained with a method can become a stock one by handle.export: exactly, or not at all.
+EXPORTED = {
+    "SigmaReparam": True,
+    "QKClip": True,
+    "QKNorm": False,
+    "SoftCap": False,
+    "NeuTRENO": False,
+    "AttnScale": False,
+    "FeatScale": False,
+    "ValueResidual": False,
+}
+# Alerts that describe a head and need no action; they add nothing to its score in an audit.
+HARMLESS = ("sharp_head",)
+
+
+def _with_export(remedy: Remedy) -> Remedy:
+    """Return a remedy that says which of its methods survive the export to a stock model, if one does not."""
+    named = [name for name in dict.fromkeys(re.findall(r"\w+", remedy.text)) if name in EXPORTED]
+    exact = " and ".join(name for name in named if EXPORTED[name])
+    refused = ", ".join(name for name in named if not EXPORTED[name])
+    if not refused:
+        return remedy
+    kept = f"is exact with {exact} and " if exact else ""
+    return remedy._replace(text=f"{remedy.text}. Export to a stock model {kept}refuses {refused}")
 
 
 # By alert. "<alert> of a checkpoint" is for activations of a checkpoint, "<alert> of weights" for its weights.
@@ -57,7 +84,7 @@ REMEDIES = {
         "Vaswani et al. 2017, arXiv 1706.03762",
     ),
     "dead_head": Remedy(
-        "the head can be pruned, or DropHead spreads the work over heads in the next run",
+        "prune it, or spread the work over heads with DropHead in the next run",
         "Michel et al. 2019, arXiv 1905.10650; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "redundancy": Remedy(
@@ -65,7 +92,7 @@ REMEDIES = {
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "sharp_head of a checkpoint": Remedy(
-        "no action is needed: heads that read a fixed position, such as the token before, are sharp in healthy "
+        "none is needed: heads that read a fixed position, such as the token before, are sharp in healthy "
         "models. headwise.watch shows during training whether a head became sharp",
         "Voita et al. 2019, arXiv 1905.09418",
     ),
@@ -87,7 +114,7 @@ REMEDIES = {
     "not_finite of a checkpoint": Remedy(
         "the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"
     ),
-    "dead_head of a checkpoint": Remedy("the head can be pruned", "Michel et al. 2019, arXiv 1905.10650"),
+    "dead_head of a checkpoint": Remedy("prune it", "Michel et al. 2019, arXiv 1905.10650"),
     "redundancy of a checkpoint": Remedy(
         "heads with similar attention can be pruned to one", "Michel et al. 2019, arXiv 1905.10650"
     ),
@@ -108,6 +135,9 @@ REMEDIES = {
         "the file is damaged or the training diverged: take an earlier checkpoint", "IEEE 754"
     ),
 }
+
+
+REMEDIES = {name: _with_export(remedy) for name, remedy in REMEDIES.items()}
 
 
 def remedy_for_weights(alert: str) -> Remedy:
