@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from headwise.auditing.audit import WeightThresholds, audit
-from headwise.auditing.page import markdown
+from headwise.auditing.page import audit_page, lead, markdown
 from headwise.auditing.result import distances, worst_heads
+from headwise.core.method import REGISTRY
 from headwise.files.errors import StudyError
+from headwise.regularizing.model_card import beyond_weights
+from headwise.statistics.alert_remedies import EXPORTED, REMEDIES, remedy_for
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE
@@ -74,7 +79,6 @@ CASES = [
 
 @pytest.mark.parametrize(("change", "alert", "index", "sentence"), CASES, ids=[case[1] for case in CASES])
 def test_an_ill_head_raises_its_alert_and_is_the_worst(checked, change, alert, index, sentence):
-    import re
 
     found = checked(change)
     hits = [a for a in found.alerts if a["alert"] == alert]
@@ -136,8 +140,10 @@ def test_one_or_two_values_have_a_median_and_no_spread():
 
 def test_the_markdown_lists_worst_heads_alerts_and_how_it_was_made(checked):
     text = markdown(checked(silence))
-    assert text.index("## Worst heads") < text.index("## Alerts") < text.index("## Statistics")
-    assert "- **dead_head**: layers.2.self_attn head 3 writes next to nothing" in text
+    assert text.index("## Alerts") < text.index("### What to do") < text.index("## Worst heads")
+    assert "- **Layer 2 head 3** Dead head: The head writes next to nothing: the norm of W_OW_V is " in text
+    assert re.search(r"below 0.5 % of its layer's largest \(\d", text)
+    assert "- **Dead head** (1): Prune it" in text
     assert "torch " in text
 
 
@@ -150,11 +156,60 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)
-    table = console.file.getvalue().split("All heads")[1].split("Statistics without")[0]
+    table = console.file.getvalue().split("All heads")[1].split("The report has")[0]
     rows = [line.split() for line in table.splitlines() if " of W_" in line]
     assert len(rows) == 8
     assert all("head" in row for row in rows)
     assert max(map(len, table.splitlines())) <= 80
+
+
+def sharp(of, head=0):
+    """Return an audit whose only alert needs no action."""
+    alert = {"alert": "sharp_head", "site": "layers.2.self_attn", "depth": 2, "head": head, "step": 0, "value": 0.01}
+    alert |= {"statistic": "entropy_share", "threshold": 0.05, "measured": ""}
+    remedy = remedy_for("sharp_head", trains=False)
+    alert["sentence"] = f"entropy of layers.2.self_attn head {head} is below 5 % of its range (0.01)"
+    return replace(of, alerts=[alert | {"remedy": remedy.text, "source": remedy.source}])
+
+
+def test_what_needs_no_action_is_folded_adds_nothing_to_a_score_and_fails_only_by_its_name(
+    checked, tmp_path, monkeypatch
+):
+    from headwise.auditing import command
+
+    plain = checked(lambda attention: None)
+    found = sharp(plain)
+    assert [head["score"] for head in found.worst(16)] == [head["score"] for head in plain.worst(16)]
+    assert lead(found) == "No statistic of 16 heads in 4 layers is beyond its limit."
+    page = audit_page(found)
+    assert "<summary><h3>1 head to know of, without a need for action</h3></summary>" in page
+    assert "<dd>Sharp head: Entropy is below 5 % of its range (0.01).</dd>" in page
+    assert "## No action needed: 1 head" in markdown(found)
+    monkeypatch.setattr(command, "audit", lambda *_, **__: found)
+    command.command("built.py:build", None, None, None, fail_on=["any"])
+    with pytest.raises(SystemExit):
+        command.command("built.py:build", None, None, None, fail_on=["sharp_head"])
+
+
+def test_the_page_begins_with_alerts_by_head_and_ends_in_no_empty_reason(checked):
+    page = audit_page(checked(silence))
+    assert page.index('id="alerts"') < page.index("What to do") < page.index('id="worst-heads"')
+    first = page.split('id="alerts"')[1].split("What to do")[0]
+    assert first.count("<dt>") == 1 and "<dt>Layer 2 head 3</dt>" in first
+    assert "<summary><h3>How the score is made</h3></summary>" in page and "nothing stands out" not in page
+
+
+def test_an_alert_names_the_methods_that_survive_the_export_to_a_stock_model():
+    """What the remedies promise is what handle.export decides by."""
+    import headwise.methods  # noqa: F401  # registers the methods
+
+    for name, exact in EXPORTED.items():
+        assert bool(beyond_weights([REGISTRY[name]()])) == (not exact), name
+    assert (
+        "Export to a stock model is exact with SigmaReparam and QKClip and refuses QKNorm"
+        in REMEDIES["logit_growth of weights"].text
+    )
+    assert "Export" not in REMEDIES["dead_head"].text
 
 
 def test_an_audit_shows_itself_in_one_line(checked):
@@ -191,5 +246,7 @@ def test_an_alert_that_is_asked_for_has_its_exit_code(checked, tmp_path, monkeyp
     # without being asked, or for another alert, it is no failure
     command.command("built.py:build", None, None, None)
     command.command("built.py:build", None, None, None, fail_on=["not_finite"])
-    with pytest.raises(StudyError, match=r"--fail-on dead_haed: there is no such alert. Alerts: entropy_.*any"):
+    with pytest.raises(
+        StudyError, match=r"--fail-on dead_haed: there is no such alert. Alerts: entropy_.*, sharp_head, .*any\.$"
+    ):
         command.command("built.py:build", None, None, None, fail_on=["dead_haed"])

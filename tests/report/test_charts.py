@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from headwise.pages.charts import attention_maps, heat_map, pairs_of
+from headwise.pages.charts import attention_maps, beyond, digits_of, heat_map, pairs_of, robust_range
 from headwise.pages.label_columns import lines_of
 from headwise.pages.line_charts import against_cost, curves, dose, lines
 from headwise.reporting.difference_section import forest, panel
@@ -148,6 +148,28 @@ def test_labels_and_numbers_are_columns_beside_the_marks():
     assert spec["resolve"] == {"axis": {"y": "independent"}} and "text" not in str(
         [one["mark"] for one in spec["layer"]]
     )
+
+
+def test_one_outlier_flattens_no_colours_and_is_counted():
+    values = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 500.0]
+    domain = robust_range(values)
+    assert domain == (1.0, 1.7) and beyond(values, domain).endswith("1 above (to 500).")
+    assert robust_range([3.0] * 9 + [7.0]) == (3.0, 7.0) and robust_range([2.0]) == (1.5, 2.5)
+    assert beyond(values[:-1], domain) == ""
+
+
+@pytest.mark.parametrize(
+    ("domain", "form"),
+    [
+        ((0.1, 0.9), ".3~r"),
+        ((0.99981, 0.99989), ".7~r"),
+        ((0.0, 1.0), ".2~r"),
+        ((1e-7, 4e-7), ".3~e"),
+        ((0, 0), ".3~r"),
+    ],
+)
+def test_a_legend_has_the_digits_that_distinguish_its_values(domain, form):
+    assert digits_of(domain) == form
 
 
 def test_a_legend_lists_the_verdicts_that_are_drawn():

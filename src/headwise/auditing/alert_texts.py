@@ -79,7 +79,7 @@ def short_place(alert: AuditAlert | WorstHead, audit: AuditResult) -> str:
 
 
 def sentence(alert: AuditAlert) -> str:
-    """Return the sentence of an alert that stands under its place, which it need not name again."""
+    """Return the sentence of an alert below the name of its place, which it need not repeat."""
     return f"{without_place(alert['sentence'], alert)}."
 
 
@@ -87,6 +87,11 @@ def without_place(text: str, at: AuditAlert | WorstHead) -> str:
     """Return a text with "the head" or "the layer" where it names the place of a head or layer."""
     place, subject = place_of(at), "the layer" if at["head"] is None else "the head"
     return capital(text.replace(f" of {place}", "").replace(place, subject))
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def capital(text: str) -> str:

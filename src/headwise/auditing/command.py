@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.auditing.alert_texts import capital, harmless, kinds, serious, without_place
+from headwise.auditing.alert_texts import capital, count, harmless, kinds, serious, without_place
 from headwise.auditing.audit import audit
 from headwise.auditing.page import Audit, files_of, lead, most_worrying
 from headwise.auditing.records import place_of
@@ -16,7 +16,6 @@ from headwise.auditing.result import SCORE, AuditResult
 from headwise.files.errors import StudyError
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
-from headwise.results.answer import count
 from headwise.statistics.alert_remedies import REMEDIES
 
 ALERTS = 10
@@ -66,9 +65,11 @@ def command(
         StudyError: if there is no alert of a name.
     """
     named = [name for part in fail_on for name in part.split(",") if name]
-    unknown = [name for name in named if name not in (*REMEDIES, ANY)]
+    # a remedy is of an alert, or of an alert "of a checkpoint" or "of weights"
+    known = [*dict.fromkeys(remedy.partition(" of ")[0] for remedy in REMEDIES), ANY]
+    unknown = [name for name in named if name not in known]
     if unknown:
-        raise StudyError(f"--fail-on {unknown[0]}: there is no such alert. Alerts: {', '.join((*REMEDIES, ANY))}.")
+        raise StudyError(f"--fail-on {unknown[0]}: there is no such alert. Alerts: {', '.join(known)}.")
     found = run(checkpoint, text=text, images=images, out=out, quiet=as_json)
     if as_json:
         print(found.to_json())

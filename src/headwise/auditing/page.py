@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from headwise.auditing.alert_texts import harmless, kinds, places, serious, short_place, without_place
+from headwise.auditing.alert_texts import count, harmless, kinds, places, serious, short_place, without_place
 from headwise.auditing.records import AuditRecord, place_of
 from headwise.auditing.result import SCORE, AuditResult, distances, worrying
 from headwise.auditing.weights import NEARLY, PRODUCTS, compared, in_words
@@ -32,7 +32,6 @@ from headwise.pages.shell import (
     subtitle,
     table,
 )
-from headwise.results.answer import count
 from headwise.statistics import STATISTICS
 from headwise.statistics.weights import WEIGHT_STATISTICS
 
