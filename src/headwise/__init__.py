@@ -36,6 +36,11 @@ _HOME = {
     "compress": "compressing.compress",
     "load_compressed": "compressing.record",
     "sharpness": "statistics.sharpness",
+    "Muon": "optimizers.muon",
+    "Hyperball": "optimizers.hyperball",
+    "Stiefel": "optimizers.stiefel",
+    "CautiousDecay": "optimizers.cautious_decay",
+    "AlphaDecay": "optimizers.alpha_decay",
     "judge": "judging.from_python",
     "run": "training.script_run",
     "Run": "training.script_run",
@@ -93,6 +98,11 @@ if TYPE_CHECKING:
     from headwise.judging.from_python import judge as judge
     from headwise.methods import *  # noqa: F403
     from headwise.methods.text import parse as parse
+    from headwise.optimizers.alpha_decay import AlphaDecay as AlphaDecay
+    from headwise.optimizers.cautious_decay import CautiousDecay as CautiousDecay
+    from headwise.optimizers.hyperball import Hyperball as Hyperball
+    from headwise.optimizers.muon import Muon as Muon
+    from headwise.optimizers.stiefel import Stiefel as Stiefel
     from headwise.regularizing.handle import Regularized as Regularized
     from headwise.regularizing.handle import handle as handle
     from headwise.regularizing.load_pretrained import load_pretrained as load_pretrained

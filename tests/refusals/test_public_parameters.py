@@ -33,6 +33,15 @@ def loss():
     return HOST.run(model()).square().mean()
 
 
+def groups(decay=0.0):
+    return headwise.parameter_groups(model(), lr=1e-3, weight_decay=decay)
+
+
+def attached(decay=0.0):
+    known = groups(decay)
+    return {"optimizer": torch.optim.AdamW(known), "groups": known}
+
+
 # what else a call needs
 VALID = {
     "audit": lambda: {"checkpoint": model()},
@@ -44,6 +53,11 @@ VALID = {
     "parse": lambda: {"text": "DropHead"},
     "regularize": lambda: {"model": model(), "methods": (DropHead(),)},
     "sharpness": lambda: {"loss": loss, "parameters": list(model().parameters())},
+    "Muon": lambda: {"groups": groups()},
+    "Hyperball": lambda: attached(),
+    "Stiefel": lambda: attached(),
+    "AlphaDecay": lambda: attached(decay=0.1),
+    "CautiousDecay": lambda: {"optimizer": attached(decay=0.1)["optimizer"]},
     "ByDepth": lambda: {"first": 0.1, "last": 0.2},
     "Ramp": lambda: {"start": 0.1, "end": 0.2, "steps": 3},
     "VShape": lambda: {"start": 0.1, "end": 0.2, "warmup": 2, "total": 5},

@@ -109,7 +109,8 @@ def test_the_order_of_the_parts_does_not_matter(task):
         ("baseline | learning_rate=fast", "learning_rate=fast: Input should be a valid number"),
         (
             "baseline | optimizer=sdg",
-            "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars', 'adagrad' or 'muon'",
+            "optimizer=sdg: Input should be 'adamw', 'adam', 'sgd', 'lars', 'adagrad', 'muon', 'muon-head', "
+            "'muon-hyperball' or 'muon-stiefel'",
         ),
         ("baseline | momentum=0.9", "these settings: optimizer adamw has no momentum. Its settings: betas, eps"),
         ("baseline | epochs", "cannot read a setting from 'epochs'; write name=value"),

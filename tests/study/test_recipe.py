@@ -15,7 +15,7 @@ from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
 from headwise.experiments.task import Task
 from headwise.experiments.task_source import build_task
 from headwise.files.errors import StudyError
-from headwise.training.optimizer import KINDS, LARS, LearningRate, build_optimizer, share_at
+from headwise.training.optimizer import _ATTACHED, BY_HEAD, KINDS, LARS, LearningRate, build_optimizer, share_at
 
 CPU = torch.device("cpu")
 
@@ -43,16 +43,19 @@ def test_a_setting_that_would_do_nothing_is_refused(settings, message):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
     model = encoder()
+    # these two fix norms, which leaves a decay nothing to do
+    attention, mlp = 0.0 if name in _ATTACHED else 0.2, 0.0 if name == "muon-hyperball" else 0.3
     recipe = Recipe(
-        optimizer=name, learning_rate=0.1, weight_decay=0.1, attention_weight_decay=0.2, mlp_weight_decay=0.3
+        optimizer=name, learning_rate=0.1, weight_decay=0.1, attention_weight_decay=attention, mlp_weight_decay=mlp
     )
     optimizer = build_optimizer(recipe, model, torch.randn(2, 3, 8), CPU)
-    assert type(optimizer) is KINDS[name]
+    assert type(optimizer) is (headwise.Muon if name in BY_HEAD else KINDS[name])
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
-    assert decays == {"attention": 0.2, "mlp": 0.3, "undecayed": 0.0}
+    assert decays == {"attention": attention, "mlp": mlp, "undecayed": 0.0}
     for setting, value in recipe.optimizer_settings().items():
         # of muon each setting belongs to one of the two, and both have an eps
-        asked = [g for g in optimizer.param_groups if name != "muon" or ("betas" in g) == (setting in ("betas", "eps"))]
+        kinds = [("betas" in g) == (setting in ("betas", "eps")) for g in optimizer.param_groups]
+        asked = [g for g, own in zip(optimizer.param_groups, kinds, strict=True) if not name.startswith("muon") or own]
         assert asked and all(group[setting] == value for group in asked)
     before = copy.deepcopy(model.state_dict())
     model(torch.randn(2, 3, 8)).square().sum().backward()
@@ -66,7 +69,8 @@ def test_every_optimizer_is_built_with_its_settings_and_moves_every_group(name):
 def test_parameters_that_methods_add_have_a_learning_rate_of_their_own(name, schedule):
     model, example = encoder(), torch.randn(2, 3, 8)
     handle = headwise.regularize(model, headwise.FeatScale(), example=example)
-    recipe = Recipe(optimizer=name, learning_rate=0.01, method_rate=20, schedule=schedule, warmup=2)
+    decay = 0.0 if name in _ATTACHED else 0.01
+    recipe = Recipe(optimizer=name, learning_rate=0.01, method_rate=20, schedule=schedule, warmup=2, weight_decay=decay)
     added = {id(parameter) for parameter in handle.parameters()}
     optimizer = build_optimizer(recipe, model, example, CPU, handle.parameters())
     rates = LearningRate(recipe, optimizer, steps=10)
@@ -77,7 +81,8 @@ def test_parameters_that_methods_add_have_a_learning_rate_of_their_own(name, sch
         assert group["lr"] == pytest.approx(0.1 if kinds == {True} else 0.005)
     assert rates.value == pytest.approx(0.005)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len([*model.parameters()])
-    same = build_optimizer(Recipe(optimizer=name, learning_rate=0.01), model, example, CPU, handle.parameters())
+    alike = recipe.model_copy(update={"method_rate": 1.0})
+    same = build_optimizer(alike, model, example, CPU, handle.parameters())
     assert {group["lr"] for group in same.param_groups} == {0.01}
 
 
@@ -280,3 +285,15 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest_as_the_two_would_alone():
 def test_muon_without_a_matrix_of_its_own_is_refused():
     with pytest.raises(StudyError, match=r"optimizer=muon moves the matrices of attention layers.*Use optimizer=adamw"):
         build_optimizer(Recipe(optimizer="muon"), nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), CPU)
+
+
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_an_optimizer_by_head_in_a_model_without_attention_is_refused(name):
+    with pytest.raises(StudyError, match=f"optimizer={name}: Muon moves the matrices of attention.*has none"):
+        build_optimizer(Recipe(optimizer=name), nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), CPU)
+
+
+@pytest.mark.parametrize("name", _ATTACHED)
+def test_a_decay_of_weights_whose_size_is_fixed_is_refused(name):
+    with pytest.raises(StudyError, match=rf"optimizer={name}: .*weight_decay=0\.01 cannot change: set it to 0"):
+        build_optimizer(Recipe(optimizer=name), encoder(), torch.randn(2, 3, 8), CPU)

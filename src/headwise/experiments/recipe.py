@@ -6,19 +6,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lars", "adagrad", "muon"]
+OptimizerName = Literal[
+    "adamw", "adam", "sgd", "lars", "adagrad", "muon", "muon-head", "muon-hyperball", "muon-stiefel"
+]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # Settings of each optimizer, with the value used for None: torch's own defaults, except momentum 0.9, as papers mean by
 # SGD. LARS: You et al. 2017, arXiv 1708.03888. Muon: Jordan et al. 2024, for the matrices of attention and MLPs, with
-# AdamW for the rest; betas and eps are AdamW's.
+# AdamW for the rest; betas and eps are AdamW's. "muon" takes each weight as it is stored, "muon-head" each head of
+# attention alone; "muon-hyperball" keeps the norm of each projection, and "muon-stiefel" the singular values of each
+# head.
+MUON: dict[str, Any] = {"momentum": 0.95, "nesterov": True, "betas": (0.9, 0.999), "eps": 1e-8}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9, "nesterov": False},
     "lars": {"momentum": 0.9, "nesterov": False, "trust": 0.001},
     "adagrad": {"eps": 1e-10},
-    "muon": {"momentum": 0.95, "nesterov": True, "betas": (0.9, 0.999), "eps": 1e-8},
+    "muon": MUON,
+    "muon-head": MUON,
+    "muon-hyperball": MUON,
+    "muon-stiefel": MUON,
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},

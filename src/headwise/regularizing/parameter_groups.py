@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,6 +80,19 @@ def _matrices(block: nn.Module, own: set[int]) -> Iterator[nn.Parameter]:
 MATRICES = (nn.Linear, nn.Embedding, Convolution)
 
 
+class ParameterGroups(list[dict[str, Any]]):
+    """Parameter groups that know the model and attention layers of their parameters; to torch's optimizers, a list.
+
+    Attributes:
+        model: as it was given to `parameter_groups`.
+        sites: its attention layers, also those that methods cannot reach.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], model: nn.Module, sites: list[Site]) -> None:
+        super().__init__(groups)
+        self.model, self.sites = model, sites
+
+
 def parameter_groups(
     model: nn.Module,
     lr: float,
@@ -89,7 +102,7 @@ def parameter_groups(
     mlp_weight_decay: float | None = None,
     example: Any = None,
     **rest: Any,
-) -> list[dict[str, Any]]:
+) -> ParameterGroups:
     """Return parameter groups for an optimizer, with separate weight decays for attention (q, k, v, o) and the MLPs.
 
     Every trainable parameter is in exactly one group, also if it is shared. Attention weights are those of the sites,
@@ -107,7 +120,8 @@ def parameter_groups(
         rest: further settings of all groups, such as `betas`.
 
     Returns:
-        The groups "attention", "mlp", "other" and "undecayed" (key "name"), without the empty ones.
+        A list of the groups "attention", "mlp", "other" and "undecayed" (key "name"), without the empty ones. It also
+        knows the model, from which headwise's optimizers tell the heads of each weight.
 
     Raises:
         ValueError: if a decay is negative, the weights of an attention layer cannot be identified, or the model has
@@ -150,11 +164,12 @@ def parameter_groups(
     for parameter in model.parameters():
         if parameter.requires_grad:
             groups[kinds.get(id(parameter), "other")].append(parameter)
-    return [
+    filled = [
         {"name": name, "lr": lr, "params": parameters, "weight_decay": decays[name], **rest}
         for name, parameters in groups.items()
         if parameters
     ]
+    return ParameterGroups(filled, model, sites)
 
 
 def _check_decays(weight_decay: float, attention: float | None, mlp: float | None) -> None:

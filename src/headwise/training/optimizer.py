@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from headwise.experiments.recipe import Recipe
 from headwise.files.errors import StudyError
-from headwise.regularizing.parameter_groups import parameter_groups, undecayed
+from headwise.optimizers import Hyperball, Muon, Stiefel
+from headwise.regularizing.parameter_groups import ParameterGroups, parameter_groups, undecayed
 
 # the key of a group's learning rate, in learning rates of the recipe
 MULTIPLE = "rate_multiple"
@@ -227,6 +228,11 @@ KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+# Optimizers of which `headwise.optimizers` tells the heads, and what is attached to their Muon.
+BY_HEAD = ("muon-head", "muon-hyperball", "muon-stiefel")
+_ATTACHED: dict[str, Callable[..., object]] = {"muon-hyperball": Hyperball, "muon-stiefel": Stiefel}
+
+
 def build_optimizer(
     recipe: Recipe, model: nn.Module, example: Any, device: torch.device, added: Iterable[nn.Parameter] = ()
 ) -> torch.optim.Optimizer:
@@ -245,8 +251,34 @@ def build_optimizer(
     settings: dict[str, Any] = recipe.optimizer_settings()
     if recipe.optimizer in ("adamw", "adam", "sgd"):
         settings["fused"] = device.type == "cuda"
-    groups = rate_groups(recipe, decay_groups(recipe, model, example), added)
+    known = decay_groups(recipe, model, example)
+    groups = rate_groups(recipe, known, added)
+    if recipe.optimizer in BY_HEAD:
+        return _by_head(recipe.optimizer, known, groups, settings)
     return KINDS[recipe.optimizer](groups, lr=recipe.learning_rate, **settings)
+
+
+def _by_head(
+    kind: str, known: list[dict[str, Any]], groups: list[dict[str, Any]], settings: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Return an optimizer that treats the heads of the weights one by one.
+
+    Raises:
+        StudyError: if the heads cannot be told, or it leaves a decay nothing to do.
+    """
+    if not isinstance(known, ParameterGroups):
+        raise StudyError(
+            f"optimizer={kind} needs the heads of the attention weights, which cannot be told in this model. Use "
+            "optimizer=adamw or optimizer=muon."
+        )
+    groups = ParameterGroups(groups, known.model, known.sites)
+    try:
+        optimizer = Muon(groups, per="matrix" if kind == "muon-hyperball" else "head", **settings)
+        if kind != "muon-head":
+            _ATTACHED[kind](optimizer, groups)
+    except ValueError as error:
+        raise StudyError(f"optimizer={kind}: {error}") from error
+    return optimizer
 
 
 def rate_groups(recipe: Recipe, groups: list[dict[str, Any]], added: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
