@@ -50,6 +50,10 @@ def table(results: Path) -> str:
             counts.append(f"{APART.get(kind, kind).capitalize()}, {len(verdicts)}: {by_verdict}.")
     contrary = sum(one.claim.once_contrary for _, one in placed)
     counts += [f"{contrary} once stood contrary and were judged otherwise after the runs."] if contrary else []
+    folded = [one for source in sources(results) for part in source.parts for one in part.folded]
+    if folded:
+        names = ", ".join(f"[{name}]({name}/README.md)" for name in dict.fromkeys(one.study for one in folded))
+        counts.append(f"Not listed, because their runs cannot decide them: {len(folded)} of {names}.")
     rows = [HEAD, ["---"] * len(HEAD), *(_row(name, one) for name, one in placed)]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join([" ".join(counts), "", *lines, *(f"\n{words}" for words in made_otherwise(results))])
