@@ -143,7 +143,7 @@ class HeadwiseCallback(TrainerCallback):
             self._fit(model, trainer, args)
 
     def _add_penalties(self, trainer: Any, regularized: Regularized) -> None:
-        if not is_trl(trainer):
+        if not computes_own_loss(trainer):
             trainer.compute_loss_func = regularized.compute_loss_func(self.base or trainer.compute_loss_func)
             return
         try:
@@ -211,13 +211,18 @@ SAMPLING = ("GRPOTrainer", "RLOOTrainer", "DistillationTrainer")
 REFERRING = ("DPOTrainer", "KTOTrainer")
 
 
-def is_trl(trainer: object) -> bool:
-    """Return whether a Trainer is one of TRL's or a subclass of one."""
-    return any(cls.__module__.split(".")[0] == "trl" for cls in type(trainer).__mro__)
+# Packages whose trainers compute their own loss, call `compute_loss_func` with other arguments, or set it once they are
+# made: TRL, ms-swift and LlamaFactory.
+OWN_LOSS = ("trl", "swift", "llamafactory")
+
+
+def computes_own_loss(trainer: object) -> bool:
+    """Return whether a Trainer is one of `OWN_LOSS` or a subclass of one, to whose loss `penalize` adds penalties."""
+    return any(cls.__module__.split(".")[0] in OWN_LOSS for cls in type(trainer).__mro__)
 
 
 def penalize(handle: Regularized, trainer: Any) -> None:
-    """Let a trainer of TRL add the handle's penalties to its loss, in training only.
+    """Let a trainer that computes its own loss add the handle's penalties to it, in training only.
 
     The penalties are those of the forwards with gradients in one `compute_loss`, each counted once. A reference model,
     or any forward without gradients, adds none. Under gradient accumulation the gradient is that of the mean over the
