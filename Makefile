@@ -61,7 +61,7 @@ lint: $(VENV)/.test
 	$(PY) docs/check.py
 
 types: $(VENV)/.test
-	@echo "make types: both packages: a minute or two; result here"
+	@echo "make types: all packages: a minute or two; result here"
 	$(PY) -m mypy
 
 pytest: $(VENV)/.test
@@ -90,7 +90,7 @@ canaries:
 	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)'
 	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)' -r requirements/canaries.txt \
 		$(if $(filter oldest,$(VERSIONS)),-c requirements/oldest.txt,--upgrade)
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(VENV)/$(VERSIONS)/bin/python -m pytest -m canary tests/test_borders.py $(ARGS)
+	PYTHONPATH=src:verdict/src OMP_NUM_THREADS=1 $(VENV)/$(VERSIONS)/bin/python -m pytest -m canary tests/test_borders.py $(ARGS)
 
 bench: $(VENV)/.test
 	@echo "make bench: attention on this processor: minutes; table here"
@@ -165,22 +165,22 @@ $(VENV)/.torch:
 	$(PIP) install torch==2.13.0
 	touch $@
 
-$(VENV)/.study: $(VENV)/.torch pyproject.toml $(CONSTRAINTS)
-	$(PIP) install -c $(CONSTRAINTS) -e '.[study]'
+$(VENV)/.study: $(VENV)/.torch pyproject.toml verdict/pyproject.toml $(CONSTRAINTS)
+	$(PIP) install -c $(CONSTRAINTS) -e verdict -e '.[study]'
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.study
-	$(PIP) install -c $(CONSTRAINTS) -e '.[study,hf]'
+	$(PIP) install -c $(CONSTRAINTS) -e verdict -e '.[study,hf]'
 	touch $@
 
 # the site shows the papers' studies
 $(VENV)/.docs: $(VENV)/.demo papers/pyproject.toml
-	$(PIP) install -c $(CONSTRAINTS) -e '.[docs]' -e papers
+	$(PIP) install -c $(CONSTRAINTS) -e verdict -e '.[docs]' -e papers
 	touch $@
 
 # Packages that break a user's imports go to a folder that only the tests have on their path (tests/tests_only.py).
 $(VENV)/.test: $(VENV)/.demo papers/pyproject.toml requirements/test.txt requirements/test-no-deps.txt requirements/test-triton.txt
-	$(PIP) install -c $(CONSTRAINTS) -e '.[study,ray,slurm,hf,diffusers,tensorboard]' -e papers -r requirements/test.txt
+	$(PIP) install -c $(CONSTRAINTS) -e verdict -e '.[study,ray,slurm,hf,diffusers,tensorboard]' -e papers -r requirements/test.txt
 	$(PIP) uninstall -y -r requirements/test-no-deps.txt
 	rm -rf $(VENV)/tests-only
 	$(PIP) install --no-deps --target $(VENV)/tests-only -r requirements/test-no-deps.txt
@@ -189,4 +189,4 @@ $(VENV)/.test: $(VENV)/.demo papers/pyproject.toml requirements/test.txt require
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist docs/generated src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/generated src/*.egg-info */src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

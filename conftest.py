@@ -112,7 +112,7 @@ def _nothing_is_left_behind(request):
 def _taken_back():
     """Name what was left, and take it back all the same, so that the next file is not blamed for it."""
     told = []
-    live = sys.modules.get("headwise.attention.fitted_layer")
+    live = sys.modules.get("headwise.attend.attention.fitted_layer")
     if live is not None:
         # Models that were thrown away without remove() lie in cycles: they are no leak. What a finalizer let go of
         # takes a second pass.
@@ -126,12 +126,12 @@ def _taken_back():
         for fitted in sites:
             fitted.alive = False
         # With no site left the function passes calls on, and goes with the next site: late, but no leak.
-        if not sites and "headwise.hosts.sdpa.call" in sys.modules:
-            sys.modules["headwise.hosts.sdpa.call"].step_aside()
+        if not sites and "headwise.attend.hosts.sdpa.call" in sys.modules:
+            sys.modules["headwise.attend.hosts.sdpa.call"].step_aside()
     now = torch.nn.functional.scaled_dot_product_attention
     if now is not PLAIN:
         told.append(f"{now!r} instead of F.scaled_dot_product_attention")
         torch.nn.functional.scaled_dot_product_attention = PLAIN
-        if "headwise.hosts.sdpa.call" in sys.modules:
-            sys.modules["headwise.hosts.sdpa.call"].replacement.on = False
+        if "headwise.attend.hosts.sdpa.call" in sys.modules:
+            sys.modules["headwise.attend.hosts.sdpa.call"].replacement.on = False
     return told

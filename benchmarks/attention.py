@@ -21,7 +21,7 @@ from memory import memory
 from parts import decorrelation, model_step, packed_step, qk_clip
 from timing import CLOCKS, interleave, machine, ratio
 
-from headwise.methods import (
+from headwise.attend.methods import (
     AttentionNormPenalty,
     AttnScale,
     DropAttention,

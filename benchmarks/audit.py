@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from headwise import Site, audit
-from headwise.auditing.weights import threads, threads_for
-from headwise.statistics.weights import read_weights, weight_reading
+from headwise.health.auditing.weights import threads, threads_for
+from headwise.health.statistics.weights import read_weights, weight_reading
 
 LAYERS, HEADS, WIDTH = 12, 12, 768
 

@@ -72,8 +72,8 @@ by count, our own kernel would take 1.11, and keys gathered for it would save on
 
 def subjects() -> list[str]:
     """Return every method at its defaults, the forms of some, and a reading of every statistic."""
-    from headwise import methods as shelf
-    from headwise.core.method import REGISTRY
+    from headwise.attend import methods as shelf
+    from headwise.attend.core.method import REGISTRY
 
     known = [form for form in FORMS if _accepted(form, REGISTRY)]
     return [*(f"{name}()" for name in shelf.__all__), *known, "watch"]
@@ -225,7 +225,7 @@ def host(names: list[str]) -> None:
     from timing import machine
 
     import headwise
-    from headwise.core.method import REGISTRY
+    from headwise.attend.core.method import REGISTRY
 
     torch.set_num_threads(1)
     training_models.WIDTH = NARROW
@@ -269,7 +269,7 @@ def measure(only: list[str]) -> None:
     from timing import interleave, machine, ratio
 
     import headwise
-    from headwise.core.method import REGISTRY
+    from headwise.attend.core.method import REGISTRY
 
     counted = {(row["model"], row["method"]): row for row in kept()}
     print(f"{machine(1)}; {COUNTED_LAYERS} layers, bf16, eager")

@@ -81,9 +81,9 @@ from fake_cuda import FakeCuda, believe_in_cuda  # noqa: E402
 from training_models import LAYERS, MODELS  # noqa: E402
 
 import headwise  # noqa: E402
-from headwise.attention.overlap import rows_of_a_strip  # noqa: E402
-from headwise.core.method import REGISTRY  # noqa: E402
-from headwise.statistics import figures_by_kernels  # noqa: E402
+from headwise.attend.attention.overlap import rows_of_a_strip  # noqa: E402
+from headwise.attend.core.method import REGISTRY  # noqa: E402
+from headwise.health.statistics import figures_by_kernels  # noqa: E402
 
 COUNTED_LAYERS = 2
 # An H100: bytes a second that a copy reaches, the shortest kernel in seconds, and products a second by dtype.

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from headwise.attention.dropped_elements import attend_dropped
-from headwise.attention.element_draw import Drawn
-from headwise.core import random_draws
+from headwise.attend.attention.dropped_elements import attend_dropped
+from headwise.attend.attention.element_draw import Drawn
+from headwise.attend.core import random_draws
 
 KEY, SALT, P = 0xFEDCBA98, 0x7FFFFFF1, 0.1
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -111,7 +111,7 @@ def step(attend, q, k, v, g) -> None:
 
 def tune(seconds: float) -> None:
     """Print the time of each kernel for other block sizes, until the seconds are over."""
-    from headwise.attention import triton_dropped
+    from headwise.attend.attention import triton_dropped
 
     chosen, ends = triton_dropped.settings, time.perf_counter() + seconds
     q, k, v, g = (torch.randn(16, 12, 1024, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(4))

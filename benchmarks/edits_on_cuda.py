@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from kernels_on_cuda import Clock, difference, drawn, fused_step, measured, once
 from torch import Tensor
 
-from headwise.attention import triton_edited
-from headwise.attention.edited_logits import attend_edited
+from headwise.attend.attention import triton_edited
+from headwise.attend.attention.edited_logits import attend_edited
 
 # batch, heads, tokens, head size, dtype
 CHECKED = (

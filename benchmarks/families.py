@@ -30,8 +30,9 @@ import torchvision_stub  # noqa: F401  (before transformers)
 from shrink import build, outline
 from torch import Tensor, nn
 
-from headwise import RelaxedAttention, hosts
-from headwise.regularizing.regularize import regularize
+from headwise import RelaxedAttention
+from headwise.attend import hosts
+from headwise.attend.regularizing.regularize import regularize
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 NEUTRAL = RelaxedAttention(gamma=0.0, matched_inference=True)

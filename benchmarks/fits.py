@@ -17,8 +17,8 @@ from timing import machine
 from torch import Tensor, nn
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 
 class Attention(nn.Module):

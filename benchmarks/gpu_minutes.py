@@ -15,12 +15,12 @@ import torch
 from on_a_gpu import PARTS
 
 from headwise.borders import DispatchMode
-from headwise.comparing.choosing import choose_study
-from headwise.comparing.request import Request
-from headwise.experiments.task import Task
-from headwise.studies.registry import Installed
-from headwise.training.batches import first, make_batch, run_model
-from headwise.training.measuring import counter
+from headwise.lab.comparing.choosing import choose_study
+from headwise.lab.comparing.request import Request
+from headwise.lab.experiments.task import Task
+from headwise.lab.studies.registry import Installed
+from headwise.lab.training.batches import first, make_batch, run_model
+from headwise.lab.training.measuring import counter
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 MARKS = "<!-- minutes: begin (python benchmarks/gpu_minutes.py) -->", "<!-- minutes: end -->"

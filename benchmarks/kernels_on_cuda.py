@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention import triton_largest, triton_rows
-from headwise.attention.flash_rows import attend_with_lse
-from headwise.attention.largest_logits import largest_logits
-from headwise.attention.row_statistics import attend_rows
-from headwise.statistics import Queries, Reading, RowFigures, read, triton_figures
-from headwise.statistics.figures_by_kernels import FIGURES, by_kernels
+from headwise.attend.attention import triton_largest, triton_rows
+from headwise.attend.attention.flash_rows import attend_with_lse
+from headwise.attend.attention.largest_logits import largest_logits
+from headwise.attend.attention.row_statistics import attend_rows
+from headwise.health.statistics import Queries, Reading, RowFigures, read, triton_figures
+from headwise.health.statistics.figures_by_kernels import FIGURES, by_kernels
 
 SHAPES = ((8, 12, 1024, 64), (1, 12, 16384, 64))
 CHECKED = ((2, 3, 333, 64, torch.bfloat16), (1, 2, 257, 80, torch.float16), (1, 2, 200, 128, torch.float32))

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "verdict" / "src")]
 
-from headwise.files.errors import StudyError  # noqa: E402
-from headwise.files.ownership import claim  # noqa: E402
+from headwise_verdict.files.errors import StudyError  # noqa: E402
+from headwise_verdict.files.ownership import claim  # noqa: E402
 
 OUT = ROOT / "results" / "gpu"
 WHEELS, SITE = ROOT / "wheels", ROOT / "build" / "site"
@@ -91,7 +91,14 @@ PARTS = (
 
 def environment() -> dict[str, str]:
     """Return the environment of the parts: the checkout's own source, and what was installed from wheels."""
-    folders = [ROOT / "src", ROOT / "papers" / "src", ROOT / "tests", ROOT / "benchmarks", SITE]
+    folders = [
+        ROOT / "src",
+        ROOT / "verdict" / "src",
+        ROOT / "papers" / "src",
+        ROOT / "tests",
+        ROOT / "benchmarks",
+        SITE,
+    ]
     known = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([*map(str, folders), *([known] if known else [])])
     fixed = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

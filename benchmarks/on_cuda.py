@@ -18,8 +18,8 @@ from attention import FIRST, SECOND
 from timing import interleave, machine, ratio
 from torch import Tensor
 
-from headwise.attention.largest_logits import largest_logits
-from headwise.statistics import Reading, read
+from headwise.attend.attention.largest_logits import largest_logits
+from headwise.health.statistics import Reading, read
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 SHAPES = ((32, 12, 256, 64), (8, 12, 1024, 64), (4, 12, 4096, 64), (1, 12, 16384, 64))

@@ -11,9 +11,9 @@ from timing import interleave, ratio
 from torch import nn
 
 import headwise
-from headwise.attention.largest_logits import largest_logits
-from headwise.methods import Decorrelation
-from headwise.studies.vision_transformer import VisionTransformer
+from headwise.attend.attention.largest_logits import largest_logits
+from headwise.attend.methods import Decorrelation
+from headwise.lab.studies.vision_transformer import VisionTransformer
 from headwise.testing.calls import attend_with
 
 

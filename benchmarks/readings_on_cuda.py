@@ -16,10 +16,10 @@ from torch import Tensor
 from training_models import MODELS
 
 import headwise
-from headwise.statistics import Queries, Reading, RowFigures, read
-from headwise.statistics.figures_by_kernels import FIGURES, by_kernels
-from headwise.statistics.squarings import largest_square
-from headwise.statistics.weights.product import by_eigenvalues
+from headwise.health.statistics import Queries, Reading, RowFigures, read
+from headwise.health.statistics.figures_by_kernels import FIGURES, by_kernels
+from headwise.health.statistics.squarings import largest_square
+from headwise.health.statistics.weights.product import by_eigenvalues
 
 SHAPES = ((8, 12, 1024, 64), (1, 12, 8192, 64))
 QUEUED = 10

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention import head_rows, linear, means, pairs, wide_head
+from headwise.attend.attention import head_rows, linear, means, pairs, wide_head
 
 # GPT-2 small with 16 samples.
 BATCH, HEADS, TOKENS, SIZE = 16, 12, 1024, 64

@@ -15,11 +15,11 @@ import torch
 from accelerate import Accelerator
 from headwise_papers.blog_cifar10 import STUDY
 
-from headwise.experiments.arm import read_arm
-from headwise.training.fit import fit
-from headwise.training.optimizer import LearningRate, build_optimizer
-from headwise.training.step_graphs import StepGraphs
-from headwise.training.train import Training, train_epoch
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.training.fit import fit
+from headwise.lab.training.optimizer import LearningRate, build_optimizer
+from headwise.lab.training.step_graphs import StepGraphs
+from headwise.lab.training.train import Training, train_epoch
 
 IMAGES = 50 * 256
 

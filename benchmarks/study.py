@@ -26,9 +26,9 @@ from accelerate import Accelerator
 from headwise_papers.blog_cifar10 import STUDY
 from timing import interleave, machine, ratio
 
-from headwise.experiments.task import Task
-from headwise.training.optimizer import LearningRate
-from headwise.training.train import Training, train_epoch
+from headwise.lab.experiments.task import Task
+from headwise.lab.training.optimizer import LearningRate
+from headwise.lab.training.train import Training, train_epoch
 
 IMAGES = 1024
 # the block that timm also has: a norm before attention
@@ -221,13 +221,13 @@ def growth(rounds: int) -> None:
     """
     import psutil
 
-    from headwise.comparing.compare import compare
-    from headwise.comparing.comparison import Comparison
-    from headwise.comparing.progress import PlainLines
-    from headwise.engines.local import HereEngine
-    from headwise.reporting import write
-    from headwise.studies.digits import STUDY as DIGITS
-    from headwise.training.execution import execute
+    from headwise.lab.comparing.compare import compare
+    from headwise.lab.comparing.comparison import Comparison
+    from headwise.lab.comparing.progress import PlainLines
+    from headwise.lab.engines.local import HereEngine
+    from headwise.lab.studies.digits import STUDY as DIGITS
+    from headwise.lab.training.execution import execute
+    from headwise_verdict.reporting import write
 
     runs = 100 * rounds
     torch.set_num_threads(1)

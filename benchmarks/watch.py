@@ -18,9 +18,9 @@ from timing import interleave, machine, ratio
 from torch import Tensor, nn
 
 import headwise
-from headwise.statistics import STATISTICS
-from headwise.studies.vision_transformer import VisionTransformer
-from headwise.watching.updates import OF_STEP
+from headwise.health.statistics import STATISTICS
+from headwise.health.watching.updates import OF_STEP
+from headwise.lab.studies.vision_transformer import VisionTransformer
 
 EVERY = 50
 # A full reading over a step; readings every 50 steps over the same steps; hook time of all sites over a step.

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 import headwise
-from headwise import methods
-from headwise.core.method import REGISTRY, Method
+from headwise.attend import methods
+from headwise.attend.core.method import REGISTRY, Method
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "hosts"))

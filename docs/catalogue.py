@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headwise import methods
-from headwise.core.method import REGISTRY
-from headwise.studies.registry import BUILT_IN, PAPERS
+from headwise.attend import methods
+from headwise.attend.core.method import REGISTRY
+from headwise.lab.studies.registry import BUILT_IN, PAPERS
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "src" / "headwise" / "studies" / "catalogue.json"
+TARGET = ROOT / "src" / "headwise" / "lab" / "studies" / "catalogue.json"
 
 # the lines on a study's duration as docs/keep_results.py writes them, for runs or for a study of findings
 COMMAND = re.compile(r"^Command: `headwise compare (?P<name>\S+)(?P<options>[^`]*)`.*", re.MULTILINE)

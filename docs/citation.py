@@ -1,4 +1,4 @@
-"""Write the sources of the methods from src/headwise/reporting/references.bib into CITATION.cff.
+"""Write the sources of the methods from verdict/src/headwise_verdict/reporting/references.bib into CITATION.cff.
 
 python docs/citation.py            write them below the mark
 python docs/citation.py --check    check whether they are current
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "CITATION.cff"
-BIB = ROOT / "src" / "headwise" / "reporting" / "references.bib"
+BIB = ROOT / "verdict" / "src" / "headwise_verdict" / "reporting" / "references.bib"
 MARK = "# sources: python docs/citation.py\n"
 KINDS = {"inproceedings": "conference-paper", "article": "article", "misc": "article"}
 # the studies that repeat a source's experiments

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from claims_placed import Placed
 
-from headwise.results.analysis_record import HELD, JudgedTest
+from headwise_verdict.results.analysis_record import HELD, JudgedTest
 
 WIDTH, ROW, HEAD, FOOT, LEFT, RIGHT = 880, 42, 44, 30, 10, 150
 COLOURS = {"held": "#0072b2", "against": "#c04d00", "open": "#7b828c"}

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headwise.files.errors import StudyError
-from headwise.results.analysis_record import AGAINST, HELD, ClaimsRecord, JudgedClaim
-from headwise.results.stored import checked_findings
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.analysis_record import AGAINST, HELD, ClaimsRecord, JudgedClaim
+from headwise_verdict.results.stored import checked_findings
 
 RESULTS = Path(__file__).parent / "results"
 SOURCES = "sources.toml"

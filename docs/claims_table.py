@@ -14,11 +14,11 @@ from typing import get_args
 from claims_forest import deciding
 from claims_placed import APART, RESULTS, Placed, kept_claims, sources
 
-from headwise.files.durable import read_json
-from headwise.files.errors import StudyError
-from headwise.results.analysis_record import Verdict
-from headwise.results.records import ClaimKind
-from headwise.studies.registry import load_study, study_names
+from headwise.lab.studies.registry import load_study, study_names
+from headwise_verdict.files.durable import read_json
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.analysis_record import Verdict
+from headwise_verdict.results.records import ClaimKind
 
 PAGE = "claims.md"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"

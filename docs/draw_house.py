@@ -1,6 +1,7 @@
 """Check the floors of the code against its imports and draw them: `python docs/draw_house.py [--check]`.
 
-A room is a folder or file directly in `src/headwise`. A file may import from its own floor and from lower ones. Imports
+A room is a folder or file directly in `src/headwise`, in one of its parts `attend`, `health` and `lab`, or in
+`verdict/src/headwise_verdict`. A file may import from its own floor and from lower ones. Imports
 for types, imports inside functions and modules named in `import_module` count like any other.
 """
 
@@ -14,46 +15,63 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "headwise"
+SOURCES = (ROOT / "src" / "headwise", ROOT / "verdict" / "src" / "headwise_verdict")
 PICTURE = ROOT / "docs" / "house.svg"
 
-# From the ground up. The package itself, `study`, `report`, `testing`, `lightning` and `axolotl` are doors: modules
-# that users import and no room does; `testing` also contains the checks that it offers.
+# Folders whose folders and files are the rooms, named attend.core; those of headwise_verdict are named verdict.results.
+PARTS = ("attend", "health", "lab")
+VERDICT = "headwise_verdict"
+
+# From the ground up. `attend`, `health`, `lab` and `verdict` are the doors of their parts. The package itself, `study`,
+# `report`, `testing`, `lightning` and `axolotl` are modules that users import and no room does; `testing` also contains
+# the checks that it offers.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("files", "pages", "borders"),
-    ("core",),
-    ("attention", "projections"),
-    ("methods", "statistics", "hosts"),
-    ("regularizing", "compressing"),
-    ("watching", "results", "optimizers"),
-    ("auditing", "experiments"),
-    ("training", "reporting"),
-    ("engines", "judging"),
-    ("comparing",),
-    ("league",),
-    ("studies", "cli"),
+    ("verdict.files", "verdict.pages"),
+    ("verdict.results",),
+    ("verdict.reporting",),
+    ("verdict.judging", "verdict"),
+    ("files", "borders"),
+    ("attend.core",),
+    ("attend.attention", "attend.projections"),
+    ("attend.methods", "attend.hosts"),
+    ("attend.regularizing", "attend.compressing"),
+    ("attend.optimizers", "attend"),
+    ("health.statistics", "health.health_records"),
+    ("health.watching",),
+    ("health.auditing", "health"),
+    ("lab.files", "lab.experiments"),
+    ("lab.training",),
+    ("lab.engines",),
+    ("lab.comparing",),
+    ("lab.studies", "lab", "cli"),
     ("headwise", "study", "report", "testing", "lightning", "axolotl", "__main__"),
 )
 TITLES = (
-    "ground: files, pages, borders",
-    "vocabulary of the methods",
+    "verdict, without torch: files, pages",
+    "records of results, and their statistics",
+    "pages and tables",
+    "judge one change",
+    "ground of headwise",
+    "attend: vocabulary of the methods",
     "attention, and its weights",
     "collections: one file each",
     "regularize and compress: models change",
-    "watch; optimizers by head; records of results",
-    "audit; definition of an experiment",
-    "one run; pages and tables",
-    "engines distribute runs; judge one change",
+    "optimizers by head",
+    "health: statistics",
+    "watch a training",
+    "audit a checkpoint",
+    "lab: definition of an experiment",
+    "one run",
+    "engines distribute runs",
     "compare: the drivers",
-    "methods × worlds",
     "commands that a user runs",
-    "doors: names that users import",
+    "names that users import",
 )
 # Rooms to which contributors add files.
-GROWING = ("methods", "statistics", "hosts", "studies")
+GROWING = ("attend.methods", "health.statistics", "attend.hosts", "lab.studies")
 
 # The dimensions of the picture in pixels.
-WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 122
+WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 96
 OPEN = "#e6f3e2"
 
 
@@ -71,15 +89,12 @@ class Arrow:
 
 
 class House:
-    """The modules of a package folder and their imports of each other."""
+    """The modules of package folders and their imports of each other."""
 
-    def __init__(self, source: Path = SOURCE) -> None:
-        self.source, self.package = source, source.name
-        self.files = {self._module(path): path for path in sorted(source.rglob("*.py"))}
-
-    def _module(self, path: Path) -> str:
-        parts = (self.package, *path.relative_to(self.source).with_suffix("").parts)
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    def __init__(self, *sources: Path) -> None:
+        self.sources = sources or SOURCES
+        self.packages = tuple(source.name for source in self.sources)
+        self.files = {_module(path, source): path for source in self.sources for path in sorted(source.rglob("*.py"))}
 
     @cached_property
     def arrows(self) -> list[Arrow]:
@@ -92,8 +107,12 @@ class House:
             for name in self._taken(node, module, path.name == "__init__.py"):
                 known = self._known(name)
                 if known and known != module:
-                    arrows.append(Arrow(path.relative_to(self.source.parent.parent), node.lineno, module, known))
+                    arrows.append(Arrow(self._shown(path), node.lineno, module, known))
         return arrows
+
+    def _shown(self, path: Path) -> Path:
+        root = ROOT if path.is_relative_to(ROOT) else self.sources[0].parent.parent
+        return path.relative_to(root)
 
     def _taken(self, node: ast.AST, module: str, is_package: bool) -> list[str]:
         """Return the dotted names that a statement or call imports, as far as they are literal."""
@@ -111,21 +130,23 @@ class House:
 
     def _known(self, name: str) -> str | None:
         """Return the longest prefix of a dotted name that is a module of the package, as `a.b` for a name c in it."""
-        while name.partition(".")[0] == self.package:
+        while name.partition(".")[0] in self.packages:
             if name in self.files:
                 return name
             name = name.rpartition(".")[0]
         return None
 
     def room(self, module: str) -> str:
-        """Return the room of a module: the folder or file directly in the package."""
-        parts = module.split(".")
-        return parts[1] if len(parts) > 1 else parts[0]
+        """Return the room of a module, as `attend.core` or `verdict.results`; a part itself is the room of its door."""
+        package, *parts = module.split(".")
+        if package == VERDICT:
+            return ".".join(["verdict", *parts[:1]])
+        return ".".join(parts[: 1 + (parts[0] in PARTS)]) if parts else package
 
     def purpose(self, room: str) -> str:
         """Return the first sentence of a room's module docstring."""
-        module = self.package if room == self.package else f"{self.package}.{room}"
-        docstring = ast.get_docstring(ast.parse(self.files[module].read_text(encoding="utf-8"))) or ""
+        path = next(path for module, path in self.files.items() if self.room(module) == room)
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         return " ".join(docstring.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
     def floor(self, module: str) -> int | None:
@@ -164,6 +185,11 @@ class House:
             imported[arrow.importer].add(arrow.imported)
         reached = {module: _reach(module, imported) for module in imported}
         return [arrow for arrow in self.arrows if arrow.importer in reached[arrow.imported]]
+
+
+def _module(path: Path, source: Path) -> str:
+    parts = (source.name, *path.relative_to(source).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _reach(start: str, imported: dict[str, set[str]]) -> set[str]:

@@ -32,12 +32,13 @@ from keep_results import (
 from recompute import read_seeds
 from scipy import stats
 
-from headwise.comparing.claim_check import canonical_claims, canonical_premises
-from headwise.experiments.study import Study
-from headwise.pages.formats import unit_named
-from headwise.reporting.plain_tables import study_csv
-from headwise.results.analysis import on_their_scales, scales_of
-from headwise.results.analysis_record import (
+from headwise.lab.comparing.claim_check import canonical_claims, canonical_premises
+from headwise.lab.experiments.study import Study
+from headwise.lab.studies.registry import load_study, study_names
+from headwise_verdict.pages.formats import unit_named
+from headwise_verdict.reporting.plain_tables import study_csv
+from headwise_verdict.results.analysis import on_their_scales, scales_of
+from headwise_verdict.results.analysis_record import (
     SIGNS,
     Analysis,
     ClaimsRecord,
@@ -46,9 +47,9 @@ from headwise.results.analysis_record import (
     JudgedPremise,
     JudgedTest,
 )
-from headwise.results.answer import answer
-from headwise.results.claim_tests import Criteria, Estimate, directed, same
-from headwise.results.claims import (
+from headwise_verdict.results.answer import answer
+from headwise_verdict.results.claim_tests import Criteria, Estimate, directed, same
+from headwise_verdict.results.claims import (
     all_diverged,
     amount_in_words,
     by_amount,
@@ -58,14 +59,13 @@ from headwise.results.claims import (
     judged_tests,
     premised,
 )
-from headwise.results.critical_rates import critical_rates
-from headwise.results.differences import paired_differences
-from headwise.results.diverged_runs import divergence_tests
-from headwise.results.folder import RunFolder, StudyFolder, whole_of
-from headwise.results.records import DIVERGED, ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
-from headwise.results.stored import checked_analysis
-from headwise.results.trend import trends
-from headwise.studies.registry import load_study, study_names
+from headwise_verdict.results.critical_rates import critical_rates
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.diverged_runs import divergence_tests
+from headwise_verdict.results.folder import RunFolder, StudyFolder, whole_of
+from headwise_verdict.results.records import DIVERGED, ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
+from headwise_verdict.results.stored import checked_analysis
+from headwise_verdict.results.trend import trends
 
 RESULTS = Path(__file__).parent / "results"
 CHANGED, TABLE = "changed_verdicts.md", "table.csv"

@@ -18,8 +18,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from headwise.judging.evidence import EFFECT
-from headwise.judging.ledger import levels
+from headwise_verdict.judging.evidence import EFFECT
+from headwise_verdict.judging.ledger import levels
 
 PAGE = Path(__file__).resolve().parent / "judge.md"
 MARK = re.compile(r"(<!-- simulated: (?P<name>\S+) -->\n)(?P<text>.*?)(\n<!-- /simulated -->)", re.DOTALL)

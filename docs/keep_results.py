@@ -17,13 +17,13 @@ from typing import Any
 
 from kept_curves import keep_curves
 
-from headwise.files.errors import StudyError
-from headwise.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
-from headwise.pages.shell import slug
-from headwise.reporting.export import figures, svg
-from headwise.reporting.optional_sections import phase_matrix
-from headwise.reporting.outcome_texts import powers
-from headwise.results.analysis_record import (
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.pages.formats import Unit, mebibytes, milliseconds, p_value, unit_named
+from headwise_verdict.pages.shell import slug
+from headwise_verdict.reporting.export import figures, svg
+from headwise_verdict.reporting.optional_sections import phase_matrix
+from headwise_verdict.reporting.outcome_texts import powers
+from headwise_verdict.results.analysis_record import (
     AGAINST,
     HELD,
     Analysis,
@@ -34,9 +34,9 @@ from headwise.results.analysis_record import (
     JudgedPremise,
     TableRecord,
 )
-from headwise.results.folder import read_study
-from headwise.results.records import DIVERGED, EarlierVerdict, StudyRecord
-from headwise.results.stored import checked_analysis, checked_findings, checked_study
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.records import DIVERGED, EarlierVerdict, StudyRecord
+from headwise_verdict.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
 # the file of every arm's differences, from which verdicts can be recomputed, and the file of every figure

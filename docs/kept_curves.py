@@ -15,12 +15,12 @@ from typing import Any
 
 import altair as alt
 
-from headwise.files.errors import StudyError
-from headwise.pages.charts import specification
-from headwise.reporting.export import svg
-from headwise.reporting.outcome_texts import unit_of
-from headwise.results.folder import StudyFolder, read_study
-from headwise.results.intervals import interval
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.pages.charts import specification
+from headwise_verdict.reporting.export import svg
+from headwise_verdict.reporting.outcome_texts import unit_of
+from headwise_verdict.results.folder import StudyFolder, read_study
+from headwise_verdict.results.intervals import interval
 
 CURVES = "curves.csv"
 SPLITS = ("train", "test")

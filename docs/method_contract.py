@@ -11,7 +11,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from headwise.core.method import Method
+from headwise.attend.core.method import Method
 
 GUIDE = Path(__file__).resolve().parent / "own_method.md"
 HOOKS = ("check", "refuse", "at", "acts_in", "draws", "counts_batches", "reads_own_tokens", "exchange")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from headwise import methods
-from headwise.core.method import REGISTRY, STAGES, TWINS, Method
+from headwise.attend import methods
+from headwise.attend.core.method import REGISTRY, STAGES, TWINS, Method
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 DOCS = Path(__file__).resolve().parent

@@ -20,9 +20,9 @@ from pathlib import Path
 from judge_again import kept_study
 from playwright.sync_api import sync_playwright
 
-from headwise.reporting.study_page import study_page
-from headwise.results.stored import checked_analysis
-from headwise.studies.registry import load_study
+from headwise.lab.studies.registry import load_study
+from headwise_verdict.reporting.study_page import study_page
+from headwise_verdict.results.stored import checked_analysis
 
 WIDTH, MARGIN = 1120, 24
 FOREST = "section#paired-differences"

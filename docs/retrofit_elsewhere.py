@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.experiments.configuration import BASELINE
 from headwise.files.provenance import hardware, versions
-from headwise.results.intervals import Interval, interval
-from headwise.studies.digits import Digits
+from headwise.lab.experiments.configuration import BASELINE
+from headwise.lab.studies.digits import Digits
+from headwise_verdict.results.intervals import Interval, interval
 
 FOLDER = Path(__file__).resolve().parent / "results" / "retrofit"
 FILE, PAGE = FOLDER / "elsewhere.csv", FOLDER / "README.md"

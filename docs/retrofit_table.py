@@ -14,10 +14,10 @@ from pathlib import Path
 
 from headwise_papers.retrofit import END, KEPT, MARGIN, METHODS, START, STUDY, TRAVEL, WARMED
 
-from headwise import methods
-from headwise.core.method import REGISTRY, Method
-from headwise.experiments.configuration import BASELINE
-from headwise.results.intervals import Interval, interval
+from headwise.attend import methods
+from headwise.attend.core.method import REGISTRY, Method
+from headwise.lab.experiments.configuration import BASELINE
+from headwise_verdict.results.intervals import Interval, interval
 
 DOCS = Path(__file__).resolve().parent
 FOLDER = DOCS / "results" / STUDY.name

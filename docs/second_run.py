@@ -19,9 +19,9 @@ from pathlib import Path
 
 from keep_results import DIFFERENCES
 
-from headwise.files.errors import StudyError
-from headwise.reporting.outcome_texts import unit_of
-from headwise.results.folder import StudyFolder, read_study
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting.outcome_texts import unit_of
+from headwise_verdict.results.folder import StudyFolder, read_study
 
 HEADER = (
     "| outcome | arms | equal to the bit | largest change of a mean | its standard error over these seeds |\n"

@@ -20,10 +20,10 @@ from keep_results import SEEDS
 from recompute import read
 from scipy import stats
 
-from headwise.results.analysis_record import Analysis, Interval
-from headwise.results.folder import read_study
-from headwise.results.records import DIVERGED
-from headwise.results.stored import checked_analysis
+from headwise_verdict.results.analysis_record import Analysis, Interval
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.records import DIVERGED
+from headwise_verdict.results.stored import checked_analysis
 
 Figures = dict[tuple[str, str], dict[int, float]]
 

@@ -14,8 +14,8 @@ from claims_forest import forest
 from claims_placed import APART, KINDS, RESULTS, Part, Placed, Source, sources
 from claims_table import filled
 
-from headwise.files.errors import StudyError
-from headwise.results.analysis_record import HELD
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.analysis_record import HELD
 
 MARKS = "<!-- sources -->", "<!-- end of sources -->"
 # the sentence of counts on the first page of the project, if it has these marks

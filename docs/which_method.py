@@ -24,20 +24,20 @@ from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from headwise_papers.league.files import World, read_worlds
+from headwise_papers.league.follow_up_page import estimate
+from headwise_papers.league.gains import Estimate
+from headwise_papers.league.page import write
+from headwise_papers.league.tables import ENDS
+from headwise_papers.league.world_file import Contents, contents_of
+from headwise_papers.league.world_folder import FILE, FRESH, PAIRS, STEP_TIMES
+from headwise_papers.league.world_folder import write as write_record
 from scipy.stats import spearmanr
 
-from headwise.files.ownership import REPORT, STUDY, claim
-from headwise.league.files import World, read_worlds
-from headwise.league.follow_up_page import estimate
-from headwise.league.gains import Estimate
-from headwise.league.page import write
-from headwise.league.tables import ENDS
-from headwise.league.world_file import Contents, contents_of
-from headwise.league.world_folder import FILE, FRESH, PAIRS, STEP_TIMES
-from headwise.league.world_folder import write as write_record
-from headwise.pages.formats import Unit, unit_named
-from headwise.results.answer import count
-from headwise.results.records import StudyRecord
+from headwise_verdict.files.ownership import REPORT, STUDY, claim
+from headwise_verdict.pages.formats import Unit, unit_named
+from headwise_verdict.results.answer import count
+from headwise_verdict.results.records import StudyRecord
 
 DOCS = Path(__file__).resolve().parent
 # the folder of the worlds' definitions

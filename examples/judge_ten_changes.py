@@ -6,7 +6,7 @@ python examples/judge_ten_changes.py
 import numpy as np
 
 import headwise
-from headwise.judging.ledger import levels
+from headwise_verdict.judging.ledger import levels
 
 # each change, as settings of `train`; the data are quadratic, and noisy enough for a ridge
 CHANGES = {

@@ -16,7 +16,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 def public() -> dict[str, object]:
     """Return every public name except the methods, whose pages have the examples."""
-    from headwise import methods
+    from headwise.attend import methods
 
     found = {}
     for name in MODULES:

@@ -30,7 +30,7 @@ from headwise import borders
 
 ROOT = Path(__file__).parents[1]
 BORDERS = ROOT / "src" / "headwise" / "borders.py"
-FOLDERS = (ROOT / "src" / "headwise", ROOT / "papers" / "src" / "headwise_papers")
+FOLDERS = tuple(ROOT / part for part in ("src/headwise", "verdict/src/headwise_verdict", "papers/src/headwise_papers"))
 
 COVERED: set[str] = set()
 
@@ -157,7 +157,7 @@ def test_a_private_name_is_found(line, named):
         "class A:\n def f(self): self._kept = 1\n def g(self, other): return other._kept, getattr(other, '_kept')",
         "class A:\n def f(self): self._values = 1\n def g(self): return self._values",
         "def _f(): ...\nx = module_of_mine._f",
-        "from headwise.core.call import _crc\nimport _thread",
+        "from headwise.attend.core.call import _crc\nimport _thread",
         "os._exit(1), sys._getframe(1), row._replace(a=1)",
         "x = f'{name}_kind', name.rpartition('_'), '_headwise_handle', '__dict__'",
     ],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from examples_run import public
 
-from headwise import methods
+from headwise.attend import methods
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +37,12 @@ def test_every_public_name_has_an_example():
 
 @pytest.mark.grid
 def test_the_examples_of_the_docstrings_run():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), str(ROOT / "verdict" / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
     command = [sys.executable, str(ROOT / "tests" / "examples_run.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500, env=environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -56,7 +61,7 @@ def described(path: Path) -> list[tuple[str, str]]:
 
 def test_what_continues_a_line_on_an_argument_is_no_argument_of_its_own():
     # the reference would show "in" or "cut" as an argument
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "papers" / "src").rglob("*.py")]
+    files = [path for part in ("src", "verdict/src", "papers/src") for path in (ROOT / part).rglob("*.py")]
     entry = re.compile(r"     |    [\w*]+(, [\w*]+)*( \(.*\))?: ")
     assert files
     assert [(path.name, *one) for path in files for one in described(path) if not entry.match(one[1])] == []

@@ -108,7 +108,9 @@ def follow(guide, tree):
 
 
 def run(arguments, tree):
-    paths = os.pathsep.join(map(str, (tree / "src", tree / "papers" / "src", tree / "tests", tree)))
+    paths = os.pathsep.join(
+        map(str, (tree / "src", tree / "verdict" / "src", tree / "papers" / "src", tree / "tests", tree))
+    )
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *arguments],
@@ -138,7 +140,13 @@ def reinstall(package):
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     room, commands = GUIDES[guide]
-    parts = ("src", "papers", "tests", *(("docs",) if any("docs/" in one for c in commands for one in c) else ()))
+    parts = (
+        "src",
+        "verdict",
+        "papers",
+        "tests",
+        *(("docs",) if any("docs/" in one for c in commands for one in c) else ()),
+    )
     for part in parts:
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for file in ("pyproject.toml", "README.md", "conftest.py"):
@@ -147,7 +155,7 @@ def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     reinstall(tmp_path / "papers")
     assert {Path(path).parts[-2] for path in written if "src/" in path} == {room}
     assert re.search(
-        rf"`(papers/)?src/(headwise/)?{room}/", (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+        rf"`(papers/)?src/(headwise/\w+/)?{room}/", (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
     )
     (tmp_path / "followed.py").write_text(
         f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}"

@@ -110,13 +110,16 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
 
 def test_a_call_stands_below_the_methods_whose_stages_name_it(house):
     arrows = {(arrow.importer, arrow.imported) for arrow in house.arrows}
-    assert ("headwise.core.method", "headwise.core.call") in arrows
-    assert ("headwise.core.call", "headwise.core.method") not in arrows
+    assert ("headwise.attend.core.method", "headwise.attend.core.call") in arrows
+    assert ("headwise.attend.core.call", "headwise.attend.core.method") not in arrows
 
 
 def test_logits_are_capped_in_one_place(plan):
     capping = [
-        path.name for path in plan.SOURCE.rglob("*.py") if re.search(r"softcap\)?\W+(torch\.)?tanh", path.read_text())
+        path.name
+        for source in plan.SOURCES
+        for path in source.rglob("*.py")
+        if re.search(r"softcap\)?\W+(torch\.)?tanh", path.read_text())
     ]
     assert capping == ["masked.py"]
 
@@ -124,7 +127,8 @@ def test_logits_are_capped_in_one_place(plan):
 def test_one_class_stands_in_an_attention_layer(plan):
     attending = [
         path.name
-        for path in plan.SOURCE.rglob("*.py")
+        for source in plan.SOURCES
+        for path in source.rglob("*.py")
         if re.search(r"original: Callable.*\n(?:.*\n){0,8}? +need_weights: bool = False,\n", path.read_text())
     ]
     assert attending == ["fitted_layer.py"]
@@ -136,5 +140,10 @@ def test_the_picture_is_what_the_code_gives(plan, house):
 
 @pytest.mark.parametrize("word", ["nhead", "n_kv_heads", "dim_head", "q_lin", "q_norm"])
 def test_names_by_which_models_keep_heads_and_projections_stand_once(plan, word):
-    holding = [path.name for path in plan.SOURCE.rglob("*.py") if f'"{word}"' in path.read_text(encoding="utf-8")]
+    holding = [
+        path.name
+        for source in plan.SOURCES
+        for path in source.rglob("*.py")
+        if f'"{word}"' in path.read_text(encoding="utf-8")
+    ]
     assert holding == ["names.py"]

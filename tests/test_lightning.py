@@ -209,7 +209,7 @@ def test_the_health_goes_to_the_loggers_of_the_trainer():
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_watch_gets_the_loss_of_every_step(accumulate, monkeypatch):
-    from headwise.watching.losses import Losses
+    from headwise.health.watching.losses import Losses
 
     taken = []
     monkeypatch.setattr(Losses, "add", lambda self, step, loss: taken.append(float(loss)))

@@ -3,14 +3,14 @@
 import re
 
 import pytest
-from mutations.run import PACKAGE, ROOT, Mutation, read
+from mutations.run import ROOT, Mutation, read
 
 ROWS = read()
 
 
 def test_every_row_breaks_one_place_that_exists():
     for row in ROWS:
-        source = (PACKAGE / row.file).read_text(encoding="utf-8")
+        source = (ROOT / row.file).read_text(encoding="utf-8")
         broken = row.broken(source)
         assert broken != source, row
         compile(broken, row.file, "exec")

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -15,38 +16,50 @@ import headwise
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+def built(part, folder):
+    """Return the wheel of the distribution in a folder of the repository."""
     # A copy: a build leaves its folder behind, and files from an earlier build would get into the wheel.
     tree = folder / "tree"
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copytree(ROOT / part / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+        if (ROOT / part / name).exists():
+            shutil.copy(ROOT / part / name, tree)
     # The build's own environment would be downloaded: setuptools is in this one.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(tree),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    done = subprocess.run([*command, folder, tree], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     (made,) = folder.glob("*.whl")
     return zipfile.ZipFile(made)
 
 
-def test_the_wheel_holds_the_pages_and_no_tests(wheel):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return built(".", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def verdict(tmp_path_factory):
+    return built("verdict", tmp_path_factory.mktemp("verdict"))
+
+
+def test_the_wheels_hold_their_data_and_no_tests(wheel, verdict):
     names = wheel.namelist()
-    assert "headwise/py.typed" in names
-    assert any(name.startswith("headwise/pages/") and name.endswith(".css") for name in names)
+    assert {"headwise/py.typed", "headwise/lab/studies/catalogue.json"} < {*names}
     assert all(name.startswith(("headwise/", "headwise-")) for name in names)
+    pages = verdict.namelist()
+    assert {"py.typed", "pages/shell.css", "pages/page.html", "judging/judge.schema.json"} <= {
+        name.removeprefix("headwise_verdict/") for name in pages
+    }
+    assert all(name.startswith(("headwise_verdict/", "headwise_verdict-")) for name in pages)
+
+
+def test_all_distributions_have_one_version(verdict):
+    (name,) = [name for name in verdict.namelist() if name.endswith("METADATA")]
+    assert Parser().parsestr(verdict.read(name).decode())["Version"] == headwise.__version__
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert f"headwise-verdict=={headwise.__version__}" in extras["study"]
+    papers = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert papers["project"]["version"] == headwise.__version__
 
 
 def test_the_wheels_metadata_is_what_an_index_shows(wheel):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import headwise
-from headwise.statistics import Statistic, Tally
+from headwise.health.statistics import Statistic, Tally
 from headwise.study import Study, Task, VisionTransformer
 
 
@@ -206,9 +206,9 @@ def test_two_packages_with_one_name_are_both_named(installed, tmp_path):
 
 
 def test_a_study_of_a_package_that_is_not_installed_says_which(monkeypatch):
-    from headwise.comparing.request import Request, check
-    from headwise.files.errors import StudyError
-    from headwise.studies import registry
+    from headwise.lab.comparing.request import Request, check
+    from headwise.lab.studies import registry
+    from headwise_verdict.files.errors import StudyError
 
     monkeypatch.setattr(registry, "entry_points", lambda group: {})
     with pytest.raises(StudyError, match="pip install -e papers"):
@@ -218,7 +218,7 @@ def test_a_study_of_a_package_that_is_not_installed_says_which(monkeypatch):
 def test_the_list_of_the_papers_studies_is_that_of_their_package():
     import tomllib
 
-    from headwise.studies.registry import PAPERS
+    from headwise.lab.studies.registry import PAPERS
 
     project = tomllib.loads((Path(__file__).parents[1] / "papers" / "pyproject.toml").read_text(encoding="utf-8"))
     assert sorted(project["project"]["entry-points"]["headwise.studies"]) == sorted(PAPERS)

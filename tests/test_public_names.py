@@ -22,38 +22,38 @@ def declared_names(path: Path) -> set[str]:
     (guarded,) = [n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING"]
     imports = [found for found in guarded.body if isinstance(found, ast.ImportFrom)]
     whole = [found.module for found in imports if found.names[0].name == "*"]
-    assert set(whole) <= {"headwise.methods"}
+    assert set(whole) <= {"headwise.attend.methods"}
     names = {alias.asname for found in imports if found.module not in whole for alias in found.names}
     return names | (exported_methods().keys() if whole else set())
 
 
 def exported_methods() -> dict[str, str]:
     """Return the names that the room of methods exports by an import, `as` the same name, each with its module."""
-    tree = ast.parse((SOURCE / "methods" / "__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse((SOURCE / "attend" / "methods" / "__init__.py").read_text(encoding="utf-8"))
     imports = [found for found in tree.body if isinstance(found, ast.ImportFrom)]
     return {a.asname: f"{found.module}" for found in imports for a in found.names if a.asname == a.name}
 
 
 def test_type_checkers_see_exactly_the_public_names() -> None:
-    optional = {"HeadwiseCallback", "StudyReport", "StudyResult", "WatchCallback", "compare"}
+    optional = {"HeadwiseCallback", "Run", "StudyReport", "StudyResult", "WatchCallback", "compare", "judge", "run"}
     assert declared_names(SOURCE / "__init__.py") == {*headwise.__all__} - {"__version__"} | optional
     assert {*headwise.__all__} | optional == {*dir(headwise)}
     assert declared_names(SOURCE / "study.py") == {*headwise.study.__all__}
 
 
 def test_every_method_is_public_and_every_public_name_exists() -> None:
-    from headwise import methods
+    from headwise.attend import methods
 
     assert {*methods.__all__} <= {*headwise.__all__}
     assert all(getattr(headwise, name) is not None for name in headwise.__all__)
 
 
 def test_every_class_in_the_room_of_methods_has_its_line() -> None:
-    from headwise import methods
+    from headwise.attend import methods
 
     written = {
-        node.name: f"headwise.methods.{path.stem}"
-        for path in (SOURCE / "methods").glob("*.py")
+        node.name: f"headwise.attend.methods.{path.stem}"
+        for path in (SOURCE / "attend" / "methods").glob("*.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and "Method" in map(ast.unparse, node.bases)
     }
@@ -63,7 +63,7 @@ def test_every_class_in_the_room_of_methods_has_its_line() -> None:
 
 def test_a_folder_is_looked_for_without_torch() -> None:
     code = (
-        "import sys\nfrom headwise import core, files\nassert not hasattr(sys.modules['headwise'], "
+        "import sys\nfrom headwise import attend, files\nassert not hasattr(sys.modules['headwise'], "
         "'nothing')\nprint('torch' in sys.modules)"
     )
     assert in_new_process(set(), code).stdout == "False\n"
@@ -94,7 +94,8 @@ def test_a_star_import_needs_nothing_but_torch() -> None:
 
 def test_comparing_is_a_function() -> None:
     done = run_without(
-        set(), "import headwise.comparing.compare\nfrom headwise.study import compare\nprint(type(compare).__name__)"
+        set(),
+        "import headwise.lab.comparing.compare\nfrom headwise.study import compare\nprint(type(compare).__name__)",
     )
     assert done.stdout == "function\n", done.stderr
 

@@ -75,7 +75,7 @@ def test_unknown_public_names_are_refused():
 
 
 def test_functions_are_not_hidden_by_modules_of_their_names():
-    from headwise.regularizing.handle import Regularized
-    from headwise.regularizing.plan import plan  # noqa: F401
+    from headwise.attend.regularizing.handle import Regularized
+    from headwise.attend.regularizing.plan import plan  # noqa: F401
 
     assert headwise.Regularized is Regularized and callable(headwise.regularize) and callable(headwise.sites)

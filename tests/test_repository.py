@@ -36,8 +36,8 @@ def test_the_other_files_can_be_read():
 
 
 def test_the_citation_names_the_source_of_every_method():
-    from headwise import methods
-    from headwise.core.method import REGISTRY
+    from headwise.attend import methods
+    from headwise.attend.core.method import REGISTRY
 
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     citation = yaml.safe_load(text)

@@ -14,8 +14,8 @@ import pytest
 from grids import part_of_grid
 
 import headwise
-from headwise import methods
-from headwise.core.method import REGISTRY
+from headwise.attend import methods
+from headwise.attend.core.method import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -127,9 +127,9 @@ def test_the_names_that_the_build_makes_are_those_that_links_may_have(api):
 
 
 def test_every_statistic_is_explained_in_one_table_and_in_full(api):
-    from headwise.statistics import STATISTICS
-    from headwise.statistics.weights import WEIGHT_STATISTICS
-    from headwise.watching.whole_model import OF_MODEL
+    from headwise.health.statistics import STATISTICS
+    from headwise.health.statistics.weights import WEIGHT_STATISTICS
+    from headwise.health.watching.whole_model import OF_MODEL
 
     text = (api / "statistics.md").read_text(encoding="utf-8")
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\| \[?`", line)]

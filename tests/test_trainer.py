@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropHead, EntropyPenalty, NeuTRENO, ProductDecay
-from headwise.regularizing.transformers_trainer import compute_loss_func
+from headwise.attend.regularizing.transformers_trainer import compute_loss_func
 
 transformers = pytest.importorskip("transformers")
 

@@ -117,14 +117,14 @@ def test_a_padding_free_sft_run_is_the_padded_run(tmp_path, tokenizer):
 
 def test_a_packed_sft_run_sees_every_sequence_apart(tmp_path, tokenizer):
     seen = []
-    whole = headwise.attention.fitted_layer.FittedLayer.attention
+    whole = headwise.attend.attention.fitted_layer.FittedLayer.attention
 
     def look(self, q, k, v, original, *, packed=None, **settings):
         seen.append(None if packed is None else packed.lengths.tolist())
         return whole(self, q, k, v, original, packed=packed, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(headwise.attention.fitted_layer.FittedLayer, "attention", look)
+        patch.setattr(headwise.attend.attention.fitted_layer.FittedLayer, "attention", look)
         losses, *_ = fine_tune(tmp_path, tokenizer, [DropHead(p=0.5)], packing=True)
     assert len(losses) == 2
     assert {n for lengths in seen if lengths for n in lengths} <= set(LENGTHS)

@@ -10,11 +10,11 @@ from grids import part_of_grid
 from torch import Tensor
 
 import headwise
-from headwise import methods as all_methods
-from headwise.attention import computation as attention
-from headwise.attention.matrix import ON_ROWS
-from headwise.core.call import Call
-from headwise.core.method import REGISTRY, TWINS, Method
+from headwise.attend import methods as all_methods
+from headwise.attend.attention import computation as attention
+from headwise.attend.attention.matrix import ON_ROWS
+from headwise.attend.core.call import Call
+from headwise.attend.core.method import REGISTRY, TWINS, Method
 from headwise.testing.calls import KINDS, B, D, H, T, assert_same_run, attend_with, run, tensors
 
 
@@ -49,7 +49,7 @@ VARIANTS = [
 
 
 def build(text: str) -> Method:
-    from headwise.methods.text import parse
+    from headwise.attend.methods.text import parse
 
     return parse(text)[0]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 SITE = Path(__file__).resolve().parent
 DOCS, ROOT = SITE.parent, SITE.parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(DOCS), str(SITE)]
+SOURCES = [str(ROOT / "src"), str(ROOT / "verdict" / "src")]
+sys.path[:0] = [*SOURCES, str(DOCS), str(SITE)]
 
 import gallery  # noqa: E402
 import mathml  # noqa: E402
@@ -27,7 +28,7 @@ import headwise  # noqa: E402
 
 # Cells of executed pages run in separate processes, which import this tree and find the commands of this
 # environment.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*SOURCES, os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ.update(TQDM_DISABLE="1", TERM="dumb", COLUMNS="88", HF_HUB_OFFLINE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
 # tqdm's warning about a notebook without widgets contains a path of this machine and is of no use to a reader

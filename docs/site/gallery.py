@@ -14,17 +14,17 @@ from typing import Any
 SITE = Path(__file__).resolve().parent
 RESULTS = SITE.parent / "results"
 if __name__ == "__main__":
-    sys.path[:0] = [str(SITE.parent), str(SITE.parents[1] / "src")]
+    sys.path[:0] = [str(SITE.parent), *(str(SITE.parents[1] / part) for part in ("src", "verdict/src"))]
 
 import keep_results  # noqa: E402
 
-from headwise.files.ownership import claim, owned  # noqa: E402
-from headwise.pages.shell import page  # noqa: E402
-from headwise.reporting.difference_section import axis_sections, difference_sections  # noqa: E402
-from headwise.reporting.export import figures_in, svg  # noqa: E402
-from headwise.reporting.rebuild import findings_page  # noqa: E402
-from headwise.results.analysis_record import ClaimsRecord  # noqa: E402
-from headwise.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
+from headwise_verdict.files.ownership import claim, owned  # noqa: E402
+from headwise_verdict.pages.shell import page  # noqa: E402
+from headwise_verdict.reporting.difference_section import axis_sections, difference_sections  # noqa: E402
+from headwise_verdict.reporting.export import figures_in, svg  # noqa: E402
+from headwise_verdict.reporting.rebuild import findings_page  # noqa: E402
+from headwise_verdict.results.analysis_record import ClaimsRecord  # noqa: E402
+from headwise_verdict.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
 
 FIGURES = "figures"
 # folders without a study

@@ -17,16 +17,17 @@ from typing import Any
 
 SITE = Path(__file__).resolve().parent
 if __name__ == "__main__":
-    sys.path[:0] = [str(SITE.parent), str(SITE.parents[1] / "src")]
+    sys.path[:0] = [str(SITE.parent), *(str(SITE.parents[1] / part) for part in ("src", "verdict/src"))]
 
 import methods_table  # noqa: E402
 from heat import heat_maps  # noqa: E402
 from method_results import results_of  # noqa: E402
 from pictured_layer import HEADS, learned_numbers, pictured  # noqa: E402
 
-from headwise import methods, parse  # noqa: E402
-from headwise.core.method import REGISTRY, STAGES, TWINS, Method  # noqa: E402
-from headwise.files.ownership import claim, owned  # noqa: E402
+from headwise import parse  # noqa: E402
+from headwise.attend import methods  # noqa: E402
+from headwise.attend.core.method import REGISTRY, STAGES, TWINS, Method  # noqa: E402
+from headwise_verdict.files.ownership import claim, owned  # noqa: E402
 
 BENCHMARKS = SITE.parent / "benchmarks.md"
 EXAMPLE = """\

@@ -9,13 +9,13 @@ from pathlib import Path
 from claims_placed import Placed, kept_claims
 from which_method import League, read, result
 
-from headwise.pages.formats import unit_named
-from headwise.reporting.answer_table import plain_verdict
-from headwise.results.analysis_record import Analysis, ArmAnalysis, Difference
-from headwise.results.differences import paired_differences
-from headwise.results.folder import RunFolder, StudyFolder
-from headwise.results.records import RunResult, StudyRecord
-from headwise.results.stored import checked_analysis
+from headwise_verdict.pages.formats import unit_named
+from headwise_verdict.reporting.answer_table import plain_verdict
+from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, Difference
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.folder import RunFolder, StudyFolder
+from headwise_verdict.results.records import RunResult, StudyRecord
+from headwise_verdict.results.stored import checked_analysis
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTE = (

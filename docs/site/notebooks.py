@@ -19,7 +19,7 @@ FOLDER = "_notebooks"
 RUN = "file_format: mystnb"
 FIRST = (
     "*This notebook is a page of headwise's documentation. It needs no network. From a checkout: "
-    "`pip install -e '.[study,hf]'` into the environment of this kernel.*"
+    "`pip install -e verdict -e '.[study,hf]'` into the environment of this kernel.*"
 )
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.core.method import Method
+from headwise.attend.core.method import Method
 
 TOKENS, HEADS = 10, 2
 CHANNELS = TOKENS * HEADS

@@ -15,7 +15,7 @@ import headwise
 import headwise.report
 import headwise.study
 import headwise.testing
-from headwise import methods
+from headwise.attend import methods
 from headwise.testing import contract
 
 COMMANDS = ((), ("compare",), ("report",), ("audit",), ("methods",))
@@ -24,23 +24,23 @@ INNER = {
     "Returned by `regularize` and `watch`": (
         "headwise.Regularized",
         "headwise.Site",
-        "headwise.watching.watch.Watch",
-        "headwise.regularizing.coverage.Coverage",
+        "headwise.health.watching.watch.Watch",
+        "headwise.attend.regularizing.coverage.Coverage",
     ),
     "Returned by `audit`, `compress` and `sharpness`": (
-        "headwise.auditing.page.Audit",
-        "headwise.compressing.record.Compressed",
-        "headwise.statistics.sharpness.Sharpness",
+        "headwise.health.auditing.audited.Audit",
+        "headwise.attend.compressing.record.Compressed",
+        "headwise.health.statistics.sharpness.Sharpness",
     ),
     "Returned by `run` and `compare`": (
         "headwise.Run",
         "headwise.StudyReport",
         "headwise.StudyResult",
-        "headwise.training.fit.PlainHandle",
-        "headwise.results.analysis_record.Analysis",
+        "headwise.lab.training.fit.PlainHandle",
+        "headwise_verdict.results.analysis_record.Analysis",
     ),
     "Returned by `check_method`": ("headwise.testing.contract.Checked",),
-    "Used by authors of methods": ("headwise.core.call.Call", "headwise.core.method_state.MethodState"),
+    "Used by authors of methods": ("headwise.attend.core.call.Call", "headwise.attend.core.method_state.MethodState"),
 }
 
 # Modules for another library's trainer, which is mocked during the build.

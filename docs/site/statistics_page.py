@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 
-from headwise.statistics import STATISTICS
-from headwise.statistics.statistic import Statistic
-from headwise.statistics.weights import WEIGHT_STATISTICS
-from headwise.statistics.weights.product import WeightStatistic
+from headwise.health.statistics import STATISTICS
+from headwise.health.statistics.statistic import Statistic
+from headwise.health.statistics.weights import WEIGHT_STATISTICS
+from headwise.health.statistics.weights.product import WeightStatistic
 
 INTRO = """# Statistics of attention
 

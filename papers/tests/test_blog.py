@@ -11,11 +11,11 @@ from small_studies import carry
 from tiny_cifar import write_binary
 from torch.nn import functional as F
 
-from headwise.comparing.choosing import choose_study
-from headwise.comparing.request import Request
-from headwise.results.analysis import analyse
-from headwise.studies.registry import Installed
+from headwise.lab.comparing.choosing import choose_study
+from headwise.lab.comparing.request import Request
+from headwise.lab.studies.registry import Installed
 from headwise.study import VisionTransformer
+from headwise_verdict.results.analysis import analyse
 
 
 def test_the_block_is_the_blogs_norm_before_the_mlp_alone_no_bias_and_no_position_on_the_class_token():

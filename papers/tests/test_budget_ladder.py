@@ -7,7 +7,7 @@ from headwise_papers.optimizers_by_head import STUDY
 from headwise_papers.tasks.budget_ladder import BudgetLadder, steps_to
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
+from headwise.lab.comparing.claim_check import canonical_claims
 
 TINY = {
     "rates": (0.01, 0.3),

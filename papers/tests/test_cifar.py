@@ -20,9 +20,9 @@ from local_server import Server
 from small_studies import ENVIRONMENT, Silent, all_numbers
 from tiny_cifar import write_binary
 
-from headwise.comparing.compare import compare
-from headwise.comparing.comparison import Comparison
-from headwise.engines.local import HereEngine
+from headwise.lab.comparing.compare import compare
+from headwise.lab.comparing.comparison import Comparison
+from headwise.lab.engines.local import HereEngine
 from headwise.study import Study, StudyError
 
 

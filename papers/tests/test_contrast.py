@@ -11,7 +11,7 @@ from headwise_papers.tasks.image_views import RGB, YIQ, crop, flip, luma, recolo
 from headwise_papers.tasks.nt_xent import found, nt_xent
 from small_studies import carry
 
-from headwise.experiments.arm import read_arm
+from headwise.lab.experiments.arm import read_arm
 from headwise.study import Study
 
 PLACE = "headwise_papers.tasks.contrast:Contrast"

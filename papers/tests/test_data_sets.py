@@ -17,8 +17,8 @@ from headwise_papers.data.archive import Package, Source
 from headwise_papers.data.text_files import read_lines, read_number, read_rows
 from local_server import Server
 
-from headwise.files.ownership import MARKER
 from headwise.study import StudyError
+from headwise_verdict.files.ownership import MARKER
 
 # those whose official files are what lies in the folder
 PLAIN = ["wikitext2", "tinyshakespeare", "sst2", "stsb", "sts2012", "multi30k", "squad", "frost"]

@@ -16,11 +16,11 @@ from headwise_papers.tasks.character_lm import CHARACTERS, CharacterLM
 from headwise_papers.tasks.recall import KEYS, VALUES, AssociativeRecall
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.study import read_sweep
-from headwise.reporting import write
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.experiments.study import read_sweep
+from headwise.lab.training.heads import head_rates, straight_line
 from headwise.study import StudyError
-from headwise.training.heads import head_rates, straight_line
+from headwise_verdict.reporting import write
 
 STUDIES = ("decay_recall", "decay_lm", "decay_vit", "decay_compress")
 LM = {
@@ -154,7 +154,7 @@ def test_an_exponential_course_has_its_own_rate_and_fits(tmp_path):
 
 
 def test_rates_of_what_is_not_read_are_refused_before_training():
-    from headwise.training.preflight import check_task
+    from headwise.lab.training.preflight import check_task
 
     with pytest.raises(StudyError, match="head_rates names 'imbalance_vo', which watch_statistics leaves out"):
         check_task(AssociativeRecall(watch_statistics=("pseudo_rank_vo",), head_rates=("imbalance_vo",)))
@@ -234,8 +234,8 @@ def test_decay_pretrained_finds_the_norms_of_the_weights_and_judges_no_claim(tmp
     from headwise_papers import decay_pretrained
     from headwise_papers.decay_pretrained.models import rotated
 
-    from headwise.results.stored import checked_findings
-    from headwise.statistics.weights.product import Product
+    from headwise.health.statistics.weights.product import Product
+    from headwise_verdict.results.stored import checked_findings
 
     torch.manual_seed(0)
     rows = torch.randn(2, 4, 24)

@@ -8,9 +8,9 @@ import torch
 from headwise_papers.entropy_collapse import STUDY, NoisyDigits
 from torch import nn
 
-from headwise.results.records import Divergence
-from headwise.studies.digits import images_and_digits
-from headwise.training.heads import alert_outcomes
+from headwise.lab.studies.digits import images_and_digits
+from headwise.lab.training.heads import alert_outcomes
+from headwise_verdict.results.records import Divergence
 
 
 def test_a_fifth_of_the_training_labels_is_random_and_no_test_label_is():

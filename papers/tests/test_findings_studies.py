@@ -11,7 +11,7 @@ from headwise_papers import low_rank_toy, oversmoothing_at_init
 from headwise_papers.low_rank_toy.adam_paths import regularized_optimum, two_scalars
 from headwise_papers.low_rank_toy.gradient_flow import SINGULAR_VALUES, flow, problem
 
-import headwise.reporting
+import headwise_verdict.reporting
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_neutreno_keeps_tokens_apart_at_initialisation(smoothing):
 
 def test_findings_become_a_report(smoothing, tmp_path):
     (tmp_path / "findings.json").write_text(json.dumps(smoothing, allow_nan=False), encoding="utf-8")
-    html = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
     assert html.count('data-chart="vega-lite"') == 2
     assert smoothing["paragraphs"][0] in html
 

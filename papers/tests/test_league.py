@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from headwise_papers.league import tasks
+from headwise_papers.league.files import read_entries, read_worlds
+from headwise_papers.league.space import Declared
 from headwise_papers.tasks.eight_bits import in_8_bits, rounded
 from torch import nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.files.errors import StudyError
-from headwise.league.files import read_entries, read_worlds
-from headwise.league.space import Declared
-from headwise.studies.vision_transformer import VisionTransformer
-from headwise.training.phases import part_of
+from headwise.lab.studies.vision_transformer import VisionTransformer
+from headwise.lab.training.phases import part_of
+from headwise_verdict.files.errors import StudyError
 
 FOLDER = Path(str(resources.files("headwise_papers"))) / "league"
 CONTROLS = {

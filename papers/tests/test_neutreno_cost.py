@@ -12,9 +12,9 @@ from headwise_papers import neutreno_cost
 from headwise_papers.findings import findings
 from headwise_papers.neutreno_cost import measuring
 
-import headwise.reporting
-from headwise.files.durable import write_json
-from headwise.results.analysis_record import JudgedClaim
+import headwise_verdict.reporting
+from headwise_verdict.files.durable import write_json
+from headwise_verdict.results.analysis_record import JudgedClaim
 
 SMALL = {"dim": 12, "depth": 3, "heads": 2, "head_dim": 6, "mlp_dim": 24, "patch": 2, "image_size": 4, "classes": 5}
 TOKENS = 5
@@ -62,7 +62,7 @@ def test_the_findings_are_a_page_with_claims(tmp_path, monkeypatch):
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
     assert claims[0].verdict == "as published" and "1.0000, compared with 1.0000" in claims[0].ours
     write_json(tmp_path / "findings.json", found)
-    assert "one image at a time" in headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+    assert "one image at a time" in headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
 
 
 PROFILED = """

@@ -10,7 +10,7 @@ from headwise_papers.tasks import corrupted_cifar
 from headwise_papers.tasks.corrupted_cifar import CorruptedCifar
 from small_studies import carry, orders
 
-from headwise.training.checkpoint import load_checkpoint
+from headwise.lab.training.checkpoint import load_checkpoint
 
 LEAST = {
     "steps": 3,

@@ -16,10 +16,10 @@ from headwise_papers.tasks.top_k import in_top
 from sklearn.metrics import top_k_accuracy_score
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
-from headwise.results.claims import judged_claims
-from headwise.results.folder import read_study
-from headwise.training.checkpoint import load_checkpoint
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.training.checkpoint import load_checkpoint
+from headwise_verdict.results.claims import judged_claims
+from headwise_verdict.results.folder import read_study
 
 TINY = {
     "dim": 12,
@@ -132,7 +132,7 @@ def test_image_classification_runs_to_figures_that_its_models_give(tmp_path):
 
 
 def _seed_of_the_test():
-    from headwise.experiments.configuration import derive
+    from headwise.lab.experiments.configuration import derive
 
     return derive(0, "test_size")
 

@@ -7,9 +7,9 @@ import torch
 from headwise_papers import neutreno_theory
 from headwise_papers.neutreno_theory import passes
 
-import headwise.reporting
-from headwise.files.durable import write_json
-from headwise.results.analysis_record import JudgedClaim
+import headwise_verdict.reporting
+from headwise_verdict.files.durable import write_json
+from headwise_verdict.results.analysis_record import JudgedClaim
 
 
 def test_a_walk_that_is_followed_ends_where_the_passes_do():
@@ -56,7 +56,7 @@ def test_the_findings_are_claims_with_verdicts_and_a_page(tmp_path):
     claims = [JudgedClaim.model_validate(claim) for claim in found["claims"]]
     assert [claim.verdict for claim in claims] == ["as published"] * 5
     write_json(tmp_path / "findings.json", found)
-    page = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+    page = headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
     assert "Proposition 1" in page and "layers that converge at λ = 2" in page
     assert found["paragraphs"][0] == "Of 5 claims 5 as published."
 

@@ -12,7 +12,7 @@ from headwise_papers.neutreno_prefixes import STUDY
 from headwise_papers.tasks.prefixes import Prefixes, _by_prefix, incremental_figures
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
+from headwise.lab.comparing.claim_check import canonical_claims
 
 TINY = {
     "depth": 2,

@@ -13,7 +13,7 @@ from headwise_papers.tasks.character_lm import CHARACTERS
 from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder, critical_rate, effective_rank
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
+from headwise.lab.comparing.claim_check import canonical_claims
 
 TINY = {
     "rates": (0.01, 0.3),

@@ -19,9 +19,9 @@ from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
 from small_studies import carry
 
 import headwise
-from headwise import methods
-from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.arm import read_arms
+from headwise.attend import methods
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.experiments.arm import read_arms
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama2c_to_transformers.py"
 # width, width of the MLP, layers, heads, groups, vocabulary, length

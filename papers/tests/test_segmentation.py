@@ -172,7 +172,7 @@ TINY = {"steps": 4, "dim": 8, "depth": 1, "multi_scale_images": 2, "warmup": 2, 
 @pytest.mark.parametrize("hand_over", [True, False])
 def test_the_encoder_and_nothing_else_is_handed_over(tmp_path, scenes, images, monkeypatch, hand_over):
     """What the second phase starts from is what the first one learned of the encoder, or else drawn anew."""
-    import headwise.training.execution as execution
+    import headwise.lab.training.execution as execution
 
     seen, prepare = [], execution.prepare
 

@@ -10,8 +10,8 @@ from headwise_papers.findings import findings
 from headwise_papers.sigma_bound import least_entropy, update_growth
 from headwise_papers.sigma_bound.least_entropy import entropy, falls_as, least_entropies, rate
 
-import headwise.reporting
-from headwise.results.analysis_record import FindingsRecord
+import headwise_verdict.reporting
+from headwise_verdict.results.analysis_record import FindingsRecord
 
 
 @pytest.fixture(scope="module")
@@ -118,4 +118,4 @@ def test_the_study_gives_findings_with_judged_claims_and_a_report(tmp_path, monk
     assert [row[2] for row in record.tables[0].rows] == [6] * 9
     assert len(record.tables[1].rows) == 2
     (tmp_path / "findings.json").write_text(json.dumps(found))
-    assert headwise.reporting.write(tmp_path).exists()
+    assert headwise_verdict.reporting.write(tmp_path).exists()

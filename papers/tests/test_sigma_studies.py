@@ -11,10 +11,10 @@ from headwise_papers.tasks.contrast import Contrast
 from made_up_data import WORDS, write_an4, write_multi30k
 from small_studies import carry
 
-from headwise.comparing.choosing import choose_study
-from headwise.comparing.request import Request
-from headwise.results.analysis import analyse
-from headwise.studies.registry import Installed
+from headwise.lab.comparing.choosing import choose_study
+from headwise.lab.comparing.request import Request
+from headwise.lab.studies.registry import Installed
+from headwise_verdict.results.analysis import analyse
 
 pytestmark = pytest.mark.grid
 

@@ -6,9 +6,9 @@ import torch
 from headwise_papers import sigma_robust, sigma_temperature, sigma_vit, sigma_vit_shallow
 from small_studies import carry
 
-from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.task_source import build_task
-from headwise.results.analysis import analyse
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.experiments.task_source import build_task
+from headwise_verdict.results.analysis import analyse
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "head_dim": 4, "mlp_dim": 8, "patch": 16, "batch_size": 8, "steps": 6}
 TINY |= {"train_size": 48, "test_size": 20}

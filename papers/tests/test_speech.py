@@ -15,9 +15,9 @@ from made_up_data import WORDS, write_an4
 from small_studies import carry
 from torch import nn
 
-from headwise.experiments.arm import read_arm
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.training.phases import carry_over
 from headwise.study import Phase, Study, StudyError
-from headwise.training.phases import carry_over
 
 PLACE = "headwise_papers.tasks.speech:Speech"
 TINY = {"dim": 16, "depth": 1, "heads": 2, "mlp_dim": 16, "stride": 2, "tokens_per_batch": 400}

@@ -13,9 +13,9 @@ from headwise_papers.tasks.translator import Translator, greedy
 from made_up_data import write_multi30k
 from small_studies import carry
 
-from headwise.experiments.arm import read_arm
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.training.phases import carry_over
 from headwise.study import Phase, Study, StudyError
-from headwise.training.phases import carry_over
 
 PLACE = "headwise_papers.tasks.translation:Translation"
 TINY = {"dim": 16, "depth": 1, "heads": 2, "mlp_dim": 32, "vocabulary": 280, "tokens_per_batch": 200, "longest": 40}

@@ -1,6 +1,6 @@
 """The entry of the command `headwise` and of `python -m headwise`, which handles stops from the start."""
 
-from headwise.files.stops import end_on_stops
+from headwise.lab.files.stops import end_on_stops
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ except ModuleNotFoundError as missing:
         f"headwise.axolotl needs {missing.name}, which is not installed: it is a plugin of axolotl, pip install axolotl"
     ) from missing
 
-from headwise.core.method import Method
+from headwise.attend.core.method import Method
+from headwise.attend.hosts.finding import sites
+from headwise.attend.methods.text import parse
+from headwise.attend.projections.adapted import is_adapted
 from headwise.files.user_warnings import warn
-from headwise.hosts.finding import sites
-from headwise.methods.text import parse
-from headwise.projections.adapted import is_adapted
-from headwise.training.trainer_callback import HeadwiseCallback
+from headwise.lab.training.trainer_callback import HeadwiseCallback
 
 __all__ = ["HeadwiseArgs", "HeadwisePlugin", "HeadwiseSection"]
 

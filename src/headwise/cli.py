@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | league | audit | replay | methods | studies`.
+"""The command line: `headwise compare | report | judge | audit | replay | methods | studies`, and what packages add.
 
 Each command imports its own modules when it runs.
 """
@@ -19,11 +19,12 @@ try:
 except ModuleNotFoundError:
     sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
 
-from headwise.comparing.request import is_of_file
-from headwise.files.errors import StudyError, is_for_users
-from headwise.files.foreign_text import printable
-from headwise.files.stops import end_on_stops
-from headwise.studies.registry import Installed, study_names
+from headwise.files.entry_points import entry_points, load
+from headwise.lab.comparing.request import is_of_file
+from headwise.lab.files.stops import end_on_stops
+from headwise.lab.studies.registry import Installed, study_names
+from headwise_verdict.files.errors import StudyError, is_for_users
+from headwise_verdict.files.foreign_text import printable
 
 app = typer.Typer(
     name="headwise",
@@ -64,7 +65,7 @@ class CompareCommand(TyperCommand):
         task, scale = (_value_of(option, words) for option in ("--task", "--scale"))
         study = next((word for word in words if word in study_names() or is_of_file(word)), None)
         if task or study:
-            from headwise.comparing.choosing import describe_request
+            from headwise.lab.comparing.choosing import describe_request
 
             try:
                 print(describe_request(study, task, scale, Installed()))
@@ -174,8 +175,8 @@ def compare(
 
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
     """
-    from headwise.comparing.command import run
-    from headwise.comparing.request import Request
+    from headwise.lab.comparing.command import run
+    from headwise.lab.comparing.request import Request
 
     run(
         Request(
@@ -257,9 +258,9 @@ def report(
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option.
     """
     from headwise.files.json_output import json_alone
-    from headwise.reporting.command import report_numbers, run
-    from headwise.reporting.table_rows import is_table
-    from headwise.results.json_answer import results_of
+    from headwise_verdict.reporting.command import report_numbers, run
+    from headwise_verdict.reporting.table_rows import is_table
+    from headwise_verdict.results.json_answer import results_of
 
     tables = [path for path in folders if is_table(path)]
     if tables and len(folders) > 1:
@@ -281,91 +282,8 @@ def report(
         show(run(folders, export))
 
 
-@app.command()
-def league(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="WORLD...", help="Folders or files of worlds that were run. Default: those in --out."),
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print which runs are missing and how long they take, and stop.")
-    ] = False,
-    go: Annotated[bool, typer.Option("--run", help="Run the missing runs, the most informative first.")] = False,
-    budget: Annotated[str | None, typer.Option(help="Start no run after this time: 30min, 2h.")] = None,
-    worlds: Annotated[
-        list[str] | None, typer.Option(help="Only these worlds; commas between them, or repeated.")
-    ] = None,
-    entries: Annotated[list[str] | None, typer.Option(help="Only these entries, and the plain model.")] = None,
-    source: Annotated[
-        list[Path] | None, typer.Option(help="A folder of your own entries/ and worlds/; repeatable.")
-    ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Trials on validation for every entry, the plain model too.")] = 6,
-    seeds: Annotated[int, typer.Option(min=2, help="Final seeds.")] = 8,
-    again: Annotated[bool, typer.Option("--again", help="Retry entries that failed or were refused.")] = False,
-    fresh: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --run: finally run the top methods again on fresh seeds; of given worlds, only these runs.",
-        ),
-    ] = 0,
-    pairs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --run: finally run this many top methods in pairs, and each with a control that helps; of "
-            "given worlds, only these runs.",
-        ),
-    ] = 0,
-    time_steps: Annotated[
-        bool, typer.Option("--time", help="Time a step of every entry and of the plain model, alternately.")
-    ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: the cores.")] = None,
-    engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster. Default: the running one, or a new one.")
-    ] = None,
-    slurm: Annotated[list[str] | None, typer.Option(help="Resources of each job of --engine slurm.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data sets.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the league, with its page and a folder for each world.")] = Path(
-        "results/league"
-    ),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
-    ] = False,
-) -> None:
-    """Compare many methods and controls in many worlds, each tuned by the same search.
-
-    Exit code: 0 also when --budget is spent, whatever the verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
-    """
-    from headwise.league.command import LeagueRequest, named, run
-
-    run(
-        LeagueRequest(
-            folders=tuple(folders or ()),
-            plan=plan,
-            run=go,
-            budget=budget,
-            worlds=named(worlds or ()),
-            entries=named(entries or ()),
-            sources=tuple(source or ()),
-            trials=trials,
-            seeds=seeds,
-            again=again,
-            fresh=fresh,
-            pairs=pairs,
-            time_steps=time_steps,
-            jobs=jobs,
-            engine=engine,
-            ray_address=ray_address,
-            slurm=tuple(slurm or ()),
-            device=device,
-            data=data,
-            out=out,
-            as_json=as_json,
-        )
-    )
+for _name in entry_points("headwise.commands"):
+    app.command(_name)(load("headwise.commands", _name))
 
 
 @app.command()
@@ -377,7 +295,7 @@ def studies(
     minutes: Annotated[float | None, typer.Option(min=0, help="Only studies that took at most this long.")] = None,
 ) -> None:
     """List the studies, one a line: name, source, minutes, question."""
-    from headwise.studies.listing import print_studies
+    from headwise.lab.studies.listing import print_studies
 
     print_studies(name, source, minutes)
 
@@ -393,7 +311,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods: name, operation, paper, what they are for."""
-    from headwise.studies.registry import print_methods
+    from headwise.lab.studies.registry import print_methods
 
     print_methods(name, purpose)
 
@@ -415,7 +333,7 @@ def audit(
 
     Exit code: 0, or 3 for an alert of --fail-on; 1 and 2 are errors.
     """
-    from headwise.auditing.command import command
+    from headwise.health.auditing.command import command
 
     command(checkpoint, text, images, out, as_json=as_json, fail_on=fail_on or ())
 
@@ -484,7 +402,8 @@ def judge(
 
     Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided within the budget, 5 an error.
     """
-    from headwise.judging.command import Request, main, script_of
+    from headwise.lab.comparing.judged_script import Script
+    from headwise_verdict.judging.command import Request, main
 
     form = "json" if as_json else "markdown" if markdown else "line"
     options: dict[str, Any] = {
@@ -496,7 +415,7 @@ def judge(
         "target": target,
         "step": step,
         "diverged": diverged,
-        "script": script_of(script, change, metric, arguments, out, timeout, diverged),
+        "script": Script(script, change, metric, arguments, out, timeout, diverged) if script is not None else None,
     }
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
 
@@ -510,7 +429,7 @@ def replay(
     ],
 ) -> None:
     """Run the steps before an alert again, from their weights, batches and random state, and read each step."""
-    from headwise.watching.replay import run
+    from headwise.health.watching.replay import run
 
     run(file, training)
 
@@ -520,7 +439,7 @@ def main() -> None:
     # stops torch's profiler, which measures memory, from printing; it must be set before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from headwise.engines.rank import be_one_of_several
+        from headwise.lab.engines.rank import be_one_of_several
 
         be_one_of_several(app)
     end_on_stops()

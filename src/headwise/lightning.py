@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.core.method import Method
-from headwise.hosts.finding import sites
-from headwise.regularizing.handle import Regularized
-from headwise.regularizing.plan import Where
-from headwise.regularizing.regularize import regularize
-from headwise.watching.logs import logs_of
-from headwise.watching.watch import Watch
-from headwise.watching.watch import watch as start_watch
+from headwise.attend.core.method import Method
+from headwise.attend.hosts.finding import sites
+from headwise.attend.regularizing.handle import Regularized
+from headwise.attend.regularizing.plan import Where
+from headwise.attend.regularizing.regularize import regularize
+from headwise.health.watching.logs import logs_of
+from headwise.health.watching.watch import Watch
+from headwise.health.watching.watch import watch as start_watch
 
 __all__ = ["HeadwiseCallback"]
 

@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, Any
 from headwise.files.optional_imports import needing
 
 if TYPE_CHECKING:
-    from headwise.experiments.evaluation import Batch as Batch
-    from headwise.experiments.evaluation import Evaluation as Evaluation
-    from headwise.experiments.evaluation import Metric as Metric
-    from headwise.experiments.evaluation import Rows as Rows
-    from headwise.experiments.study import Scale as Scale
-    from headwise.experiments.study import Study as Study
-    from headwise.experiments.subject import Phase as Phase
-    from headwise.experiments.task import Task as Task
-    from headwise.files.data_set import DataSet as DataSet
-    from headwise.files.errors import StudyError as StudyError
-    from headwise.results.records import Claim as Claim
-    from headwise.results.records import ClaimTest as ClaimTest
-    from headwise.results.records import Premise as Premise
-    from headwise.studies.from_python import compare as compare
-    from headwise.studies.vision_transformer import VisionTransformer as VisionTransformer
+    from headwise.lab.experiments.evaluation import Batch as Batch
+    from headwise.lab.experiments.evaluation import Evaluation as Evaluation
+    from headwise.lab.experiments.evaluation import Metric as Metric
+    from headwise.lab.experiments.evaluation import Rows as Rows
+    from headwise.lab.experiments.study import Scale as Scale
+    from headwise.lab.experiments.study import Study as Study
+    from headwise.lab.experiments.subject import Phase as Phase
+    from headwise.lab.experiments.task import Task as Task
+    from headwise.lab.files.data_set import DataSet as DataSet
+    from headwise.lab.studies.from_python import compare as compare
+    from headwise.lab.studies.vision_transformer import VisionTransformer as VisionTransformer
+    from headwise_verdict.files.errors import StudyError as StudyError
+    from headwise_verdict.results.records import Claim as Claim
+    from headwise_verdict.results.records import ClaimTest as ClaimTest
+    from headwise_verdict.results.records import Premise as Premise
 
 # the rooms of the names
 _ROOMS = {
-    "experiments.evaluation": "Batch Evaluation Metric Rows",
-    "experiments.study": "Scale Study",
-    "experiments.subject": "Phase",
-    "experiments.task": "Task",
-    "files.data_set": "DataSet",
-    "files.errors": "StudyError",
-    "results.records": "Claim ClaimTest Premise",
-    "studies.from_python": "compare",
-    "studies.vision_transformer": "VisionTransformer",
+    "headwise.lab.experiments.evaluation": "Batch Evaluation Metric Rows",
+    "headwise.lab.experiments.study": "Scale Study",
+    "headwise.lab.experiments.subject": "Phase",
+    "headwise.lab.experiments.task": "Task",
+    "headwise.lab.files.data_set": "DataSet",
+    "headwise_verdict.files.errors": "StudyError",
+    "headwise_verdict.results.records": "Claim ClaimTest Premise",
+    "headwise.lab.studies.from_python": "compare",
+    "headwise.lab.studies.vision_transformer": "VisionTransformer",
 }
-_HOME = {name: f"headwise.{room}" for room, names in _ROOMS.items() for name in names.split()}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
 

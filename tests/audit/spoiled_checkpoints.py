@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from headwise.auditing.audit import CheckpointError, audit
+from headwise.health.auditing.audit import CheckpointError, audit
 
 
 def good(folder):

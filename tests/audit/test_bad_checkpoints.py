@@ -12,7 +12,7 @@ import transformers as tf
 from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
-from headwise.auditing.audit import CheckpointError, audit
+from headwise.health.auditing.audit import CheckpointError, audit
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_missing_shard_is_named(folder):
 
 
 def test_a_config_of_thousands_of_layers_is_refused_before_anything_is_built(folder, monkeypatch):
-    from headwise.auditing import transformers_folder
+    from headwise.health.auditing import transformers_folder
 
     built = []
     plain = transformers_folder.structure_of
@@ -148,7 +148,7 @@ def test_layers_that_share_their_weights_may_be_more_than_the_tensors(tmp_path):
 
 
 def test_sizes_that_tensors_do_not_have_are_refused_before_a_model_of_them_is_made(tmp_path, monkeypatch):
-    from headwise.auditing import transformers_folder
+    from headwise.health.auditing import transformers_folder
 
     tf.GPT2Model(tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)).save_pretrained(tmp_path)
     monkeypatch.setattr(transformers_folder, "Shallow", None)

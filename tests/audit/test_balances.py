@@ -12,11 +12,11 @@ import torch
 from headwise_papers.tasks.character_lm import CharacterModel
 from torch import Tensor
 
-from headwise.auditing.audit import Audit, audit
-from headwise.auditing.page import markdown
-from headwise.auditing.weights import NEARLY, compared
-from headwise.statistics.weights.balance import balance
-from headwise.statistics.weights.product import Product
+from headwise.health.auditing.audit import Audit, audit
+from headwise.health.auditing.summary import markdown
+from headwise.health.auditing.weights import NEARLY, compared
+from headwise.health.statistics.weights.balance import balance
+from headwise.health.statistics.weights.product import Product
 
 
 def balanced(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from headwise.auditing.audit import CheckpointError, audit
+from headwise.health.auditing.audit import CheckpointError, audit
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import transformers as tf
 from audit.spoiled_checkpoints import change, good, refused
 from safetensors.torch import load_file, save_file
 
-from headwise.auditing.audit import audit
+from headwise.health.auditing.audit import audit
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def fetched(monkeypatch):
 def test_a_config_cannot_name_a_kernel_to_fetch(folder, key, fetched):
     change(folder, **{key: "kernels-community/flash-attn"})
     assert audit(folder).records
-    from headwise.auditing.opening import open_checkpoint
+    from headwise.health.auditing.opening import open_checkpoint
 
     opened = open_checkpoint(folder)
     assert opened.whole().config._attn_implementation in ("sdpa", "eager")

@@ -12,7 +12,7 @@ from audit.spoiled_checkpoints import refused
 from PIL import Image
 
 from headwise import Thresholds
-from headwise.auditing.audit import audit
+from headwise.health.auditing.audit import audit
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -99,7 +99,7 @@ def test_positions_that_are_counted_from_after_the_padding_are_left_free(tmp_pat
 
 
 def test_calls_are_read_as_they_are_in_evaluation(tmp_path, data, monkeypatch):
-    from headwise.watching.recorder import Recorder
+    from headwise.health.watching.recorder import Recorder
 
     modes, take = [], Recorder.take
 
@@ -138,7 +138,7 @@ import headwise
 
 found = headwise.audit({folder!r}, text={text!r})
 assert found.records and found.to_json(), "nothing was read"
-assert not [name for name in sys.modules if name.startswith(("headwise.comparing", "headwise.studies"))]
+assert not [name for name in sys.modules if name.startswith(("headwise.lab.comparing", "headwise.studies"))]
 """
 
 

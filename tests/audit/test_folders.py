@@ -7,11 +7,11 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headwise import hosts, projections
-from headwise.auditing.audit import audit
-from headwise.auditing.opening import open_checkpoint
-from headwise.auditing.weights import read_checkpoint
-from headwise.statistics.weights import read_weights, weight_reading
+from headwise.attend import hosts, projections
+from headwise.health.auditing.audit import audit
+from headwise.health.auditing.opening import open_checkpoint
+from headwise.health.auditing.weights import read_checkpoint
+from headwise.health.statistics.weights import read_weights, weight_reading
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -149,7 +149,7 @@ def test_images_are_read_by_a_vision_model(tmp_path):
 
 
 def test_weights_that_transformers_converts_are_read_through_its_own_loader(tmp_path, monkeypatch):
-    from headwise.auditing import transformers_folder
+    from headwise.health.auditing import transformers_folder
 
     model = saved("qwen3", tmp_path)
     renamer = transformers_folder._renamer

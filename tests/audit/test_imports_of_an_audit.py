@@ -28,7 +28,7 @@ def test_an_audit_of_weights_imports_no_room_that_watches_or_changes_models(fold
 
 
 def test_opening_a_folder_adds_nothing_of_ours_to_the_model(folder):
-    from headwise.auditing.opening import open_checkpoint
+    from headwise.health.auditing.opening import open_checkpoint
 
     model = open_checkpoint(folder).model
     assert not [name for module in model.modules() for name in vars(module) if "headwise" in name]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.auditing.audit import WeightThresholds, audit
-from headwise.auditing.page import audit_page, lead, markdown
-from headwise.auditing.result import distances, worst_heads
-from headwise.core.method import REGISTRY
-from headwise.files.errors import StudyError
-from headwise.regularizing.model_card import beyond_weights
-from headwise.statistics.alert_remedies import EXPORTED, REMEDIES, remedy_for
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.regularizing.model_card import beyond_weights
+from headwise.health.auditing.audit import WeightThresholds, audit
+from headwise.health.auditing.page import audit_page
+from headwise.health.auditing.result import distances, worst_heads
+from headwise.health.auditing.summary import lead, markdown
+from headwise.health.statistics.alert_remedies import EXPORTED, REMEDIES, remedy_for
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE
@@ -152,7 +152,7 @@ def test_the_terminal_shows_the_worst_of_each_statistic_in_eighty_columns(checke
 
     from rich.console import Console
 
-    from headwise.auditing.command import show
+    from headwise.health.auditing.command import show
 
     console = Console(width=80, file=io.StringIO())
     show(checked(silence), console)
@@ -175,7 +175,7 @@ def sharp(of, head=0):
 def test_what_needs_no_action_is_folded_adds_nothing_to_a_score_and_fails_only_by_its_name(
     checked, tmp_path, monkeypatch
 ):
-    from headwise.auditing import command
+    from headwise.health.auditing import command
 
     plain = checked(lambda attention: None)
     found = sharp(plain)
@@ -201,7 +201,7 @@ def test_the_page_begins_with_alerts_by_head_and_ends_in_no_empty_reason(checked
 
 def test_an_alert_names_the_methods_that_survive_the_export_to_a_stock_model():
     """What the remedies promise is what handle.export decides by."""
-    import headwise.methods  # noqa: F401  # registers the methods
+    import headwise.attend.methods  # noqa: F401  # registers the methods
 
     for name, exact in EXPORTED.items():
         assert bool(beyond_weights([REGISTRY[name]()])) == (not exact), name
@@ -218,7 +218,7 @@ def test_an_audit_shows_itself_in_one_line(checked):
 
 
 def test_without_a_terminal_no_bar_is_drawn_even_where_colours_are_asked_for(tmp_path, monkeypatch, capfd):
-    from headwise.auditing.command import run
+    from headwise.health.auditing.command import run
 
     # as the kernel of a notebook sets it
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -230,7 +230,7 @@ def test_without_a_terminal_no_bar_is_drawn_even_where_colours_are_asked_for(tmp
 
 
 def test_an_alert_that_is_asked_for_has_its_exit_code(checked, tmp_path, monkeypatch, capsys):
-    from headwise.auditing import command
+    from headwise.health.auditing import command
 
     found = checked(silence)
     names = {alert["alert"] for alert in found.alerts}
@@ -247,6 +247,6 @@ def test_an_alert_that_is_asked_for_has_its_exit_code(checked, tmp_path, monkeyp
     command.command("built.py:build", None, None, None)
     command.command("built.py:build", None, None, None, fail_on=["not_finite"])
     with pytest.raises(
-        StudyError, match=r"--fail-on dead_haed: there is no such alert. Alerts: entropy_.*, sharp_head, .*any\.$"
+        ValueError, match=r"--fail-on dead_haed: there is no such alert. Alerts: entropy_.*, sharp_head, .*any\.$"
     ):
         command.command("built.py:build", None, None, None, fail_on=["dead_haed"])

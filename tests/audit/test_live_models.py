@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import headwise
-from headwise.auditing.opening import snapshot_of
 from headwise.files.errors import CheckpointError
+from headwise.health.auditing.opening import snapshot_of
 
 transformers = pytest.importorskip("transformers")
 

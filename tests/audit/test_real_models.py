@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from headwise.auditing.audit import audit
+from headwise.health.auditing.audit import audit
 
 
 def value(found, site, statistic, head=None, group=None):
@@ -132,7 +132,7 @@ def test_markdown_is_written_where_the_name_says_so(stories, tmp_path):
 
 
 def test_the_command_prints_the_worst_heads_and_writes_the_files(stories, tmp_path, capsys, monkeypatch):
-    from headwise.auditing.command import run
+    from headwise.health.auditing.command import run
 
     monkeypatch.setenv("COLUMNS", "160")
     run(str(stories), None, None, tmp_path / "audit.html")

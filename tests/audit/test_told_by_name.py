@@ -12,8 +12,8 @@ from audit.spoiled_checkpoints import good, refused
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from headwise.auditing.audit import audit
-from headwise.auditing.page import lead
+from headwise.health.auditing.audit import audit
+from headwise.health.auditing.summary import lead
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from small_models import Attention, Own
 from torch import Tensor, nn
 
 import headwise
-from headwise import hosts, projections
-from headwise.compressing.exchange import put
-from headwise.compressing.site_cut import NarrowColumns, NarrowRows, cut, pseudo_rank
-from headwise.projections.capture import feed
+from headwise.attend import hosts, projections
+from headwise.attend.compressing.exchange import put
+from headwise.attend.compressing.site_cut import NarrowColumns, NarrowRows, cut, pseudo_rank
+from headwise.attend.projections.capture import feed
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64

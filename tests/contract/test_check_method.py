@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headwise
-from headwise.core.method import REGISTRY
+from headwise.attend.core.method import REGISTRY
 from headwise.testing import check_method
 from headwise.testing.contract import CHECKS
 

@@ -6,8 +6,8 @@ from grids import part_of_grid
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 HOST = HOSTS["own"]
 NAMES = list(shelf.__all__)

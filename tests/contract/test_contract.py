@@ -5,8 +5,8 @@ from grids import part_of_grid
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY, touches_call
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY, touches_call
 from headwise.testing import check_method, contract, on_models
 from headwise.testing.contract import CHECKS
 

@@ -7,10 +7,10 @@ import torch
 from grids import part_of_grid
 from torch import Tensor
 
-from headwise.attention import computation
-from headwise.core.call import RowReadings
-from headwise.core.method import REGISTRY, Method
-from headwise.methods.text import parse
+from headwise.attend.attention import computation
+from headwise.attend.core.call import RowReadings
+from headwise.attend.core.method import REGISTRY, Method
+from headwise.attend.methods.text import parse
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 B, H, T, D = 2, 4, 12, 8
@@ -121,7 +121,7 @@ def refused(kind: str, beside: str) -> bool:
 
 
 def test_every_stage_of_a_call_stands_beside_the_readers() -> None:
-    from headwise.core.method import CALL_STAGES
+    from headwise.attend.core.method import CALL_STAGES
 
     covered = {s for text in [*NEIGHBOURS[1:], *READERS] for s in CALL_STAGES if build(text).overrides(s)}
     assert covered == set(CALL_STAGES)
@@ -168,7 +168,7 @@ class Case:
         """Return the keys that the neighbour's draw left, asked for as the method itself asks."""
         if self.beside not in DRAWN:
             return None
-        from headwise.core.call import Call
+        from headwise.attend.core.call import Call
 
         self.fitted.passes.recount(0)
         call = Call(self.fitted, *(self.leaves[n].detach() for n in "qkv"), mask=self.given.get("mask"), training=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiny_models import Family
 
-from headwise.regularizing.regularize import regularize
+from headwise.attend.regularizing.regularize import regularize
 
 
 def calls_of(family: Family, method: Any) -> list[Any]:

@@ -248,10 +248,10 @@ def test_a_paged_cache_is_refused_where_a_method_acts_and_left_alone_where_none_
     with pytest.raises(
         RuntimeError, match=r"layers\.0\.self_attn attends over a paged cache.*without continuous batching"
     ):
-        headwise.hosts.transformers.call.routed(layer, q, q, q, None, cache=object())
+        headwise.attend.hosts.transformers.call.routed(layer, q, q, q, None, cache=object())
     handle.remove()
     headwise.regularize(twin, DropHead(p=0.5))
-    out, _ = headwise.hosts.transformers.call.routed(layer.eval(), q, q[:, :2], q[:, :2], None, cache=object())
+    out, _ = headwise.attend.hosts.transformers.call.routed(layer.eval(), q, q[:, :2], q[:, :2], None, cache=object())
     assert out.shape == (1, 6, 4, 8)
 
 

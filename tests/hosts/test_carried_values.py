@@ -8,7 +8,7 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale, NeuTRENO, RelaxedAttention, ValueResidual
-from headwise.core.method import REGISTRY
+from headwise.attend.core.method import REGISTRY
 
 
 class PerImage(nn.Module):

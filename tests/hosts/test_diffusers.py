@@ -23,16 +23,15 @@ from headwise import (
     QKClip,
     RelaxedAttention,
     SigmaReparam,
-    hosts,
-    projections,
 )
-from headwise.core.method import REGISTRY
-from headwise.projections import capture
-from headwise.statistics.weights import read_weights, weight_reading
+from headwise.attend import hosts, projections
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.projections import capture
+from headwise.health.statistics.weights import read_weights, weight_reading
 
 diffusers = pytest.importorskip("diffusers")
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::headwise.watching.alerts.HealthWarning"
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::headwise.health.watching.alerts.HealthWarning"
 )
 EACH = pytest.mark.parametrize("name", part_of_grid(MODELS, ("SD3", "DiT")))
 

@@ -12,8 +12,8 @@ from small_models import Encoder, Host, vectors
 from torch import nn
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 # one of each kind: draws, penalizes, norms, learns, keeps averages, carries values, computes weights

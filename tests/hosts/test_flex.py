@@ -14,7 +14,8 @@ from torch.nn.attention import flex_attention as library
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask, flex_attention
 
 import headwise
-from headwise import DropHead, EntropyPenalty, QKClip, RelaxedAttention, hosts
+from headwise import DropHead, EntropyPenalty, QKClip, RelaxedAttention
+from headwise.attend import hosts
 
 # without torch.compile its own kernel is a slow one, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
@@ -242,7 +243,7 @@ def test_each_of_mask_and_bias_keeps_its_meaning_alone():
 
 
 def test_blocks_that_a_mask_function_does_not_know_of_are_hidden():
-    from headwise.hosts.sdpa.flex import dense_mask
+    from headwise.attend.hosts.sdpa.flex import dense_mask
 
     kinds = {"kv_num_blocks": [[[1, 2]]], "kv_indices": [[[[0, 1], [0, 1]]]]}
     blocks = library.BlockMask.from_kv_blocks(

@@ -11,8 +11,8 @@ from own_models import CausalAttention, GroupsOfTheirOwn, SelfAttention, stack, 
 from tiny_timm import WHOLE, images, made
 
 import headwise
-from headwise.attention import softmax
-from headwise.hosts.sdpa import open_sites
+from headwise.attend.attention import softmax
+from headwise.attend.hosts.sdpa import open_sites
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ from headwise import (
     RelaxedAttention,
     ValueResidual,
 )
-from headwise.attention import softmax
-from headwise.hosts.sdpa import open_sites
+from headwise.attend.attention import softmax
+from headwise.attend.hosts.sdpa import open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 

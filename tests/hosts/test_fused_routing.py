@@ -16,13 +16,10 @@ from own_models import (
 from torch import nn
 
 import headwise
-from headwise import (
-    DropHead,
-    RelaxedAttention,
-)
-from headwise.attention import softmax
-from headwise.core.method import Method
-from headwise.hosts.sdpa import call, open_sites
+from headwise import DropHead, RelaxedAttention
+from headwise.attend.attention import softmax
+from headwise.attend.core.method import Method
+from headwise.attend.hosts.sdpa import call, open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 

@@ -14,13 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import (
-    DropHead,
-    NeuTRENO,
-    RelaxedAttention,
-)
-from headwise.attention import softmax
-from headwise.hosts.sdpa import open_sites
+from headwise import DropHead, NeuTRENO, RelaxedAttention
+from headwise.attend.attention import softmax
+from headwise.attend.hosts.sdpa import open_sites
 
 STRONG = (DropHead(p=0.6), RelaxedAttention(gamma=0.9))
 

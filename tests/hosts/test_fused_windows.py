@@ -8,7 +8,7 @@ from tiny_timm import EXPLICIT, PARTLY, WHOLE, images, made
 
 import headwise
 from headwise import AttnScale, DropHead, FeatScale, NeuTRENO, RelaxedAttention
-from headwise.core.method import Method
+from headwise.attend.core.method import Method
 
 SEEN: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import headwise
-from headwise.methods import DifferentialAttention, GatedOutput, QKNorm
+from headwise.attend.methods import DifferentialAttention, GatedOutput, QKNorm
 
 WIDTH, HEADS, GROUPS, SIZE = 32, 4, 2, 8
 

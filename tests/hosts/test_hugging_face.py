@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, DropKey, NeuTRENO, RelaxedAttention
-from headwise.hosts.finding import sites
-from headwise.regularizing.regularize import regularize
+from headwise.attend.hosts.finding import sites
+from headwise.attend.regularizing.regularize import regularize
 
 LOADED = [(family, kind) for family in FAMILIES.values() for kind in family.implementations]
 # every family in every round of tests, by the implementation that transformers chooses; both of four families

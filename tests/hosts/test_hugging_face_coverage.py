@@ -13,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import headwise
 from headwise import DropColumn, DropHead, NeuTRENO, RelaxedAttention, ValueResidual
-from headwise.hosts.finding import sites
-from headwise.regularizing.regularize import regularize
+from headwise.attend.hosts.finding import sites
+from headwise.attend.regularizing.regularize import regularize
 
 # Windows
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import XSA, AttnScale, NeuTRENO, RelaxedAttention, ValueResidual
-from headwise.regularizing.regularize import regularize
+from headwise.attend.regularizing.regularize import regularize
 
 GENERATES = [f for f in FAMILIES.values() if f.kind in ("decoder", "encoder-decoder")]
 LOADED = [(family, kind) for family in GENERATES for kind in family.implementations]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headwise import RelaxedAttention
-from headwise.hosts.layers.declared import is_cross
-from headwise.hosts.transformers.adapter import describe, eager_function
-from headwise.hosts.transformers.call import routed
-from headwise.regularizing.regularize import regularize
+from headwise.attend.hosts.layers.declared import is_cross
+from headwise.attend.hosts.transformers.adapter import describe, eager_function
+from headwise.attend.hosts.transformers.call import routed
+from headwise.attend.regularizing.regularize import regularize
 
 
 def routed_layer(name: str, implementation: str) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import AttnScale, DropColumn, DropHead, EntropyPenalty, NeuTRENO, RelaxedAttention
-from headwise.regularizing.regularize import regularize
+from headwise.attend.regularizing.regularize import regularize
 
 CHECKPOINTED = [FAMILIES[name] for name in ("Llama", "GptOss", "BERT", "ViT", "Swin", "T5", "BART", "Whisper")]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import DropColumn, DropHead, RelaxedAttention
-from headwise.hosts.transformers.call import routed
-from headwise.regularizing.regularize import regularize
+from headwise.attend.hosts.transformers.call import routed
+from headwise.attend.regularizing.regularize import regularize
 
 LLAMA = FAMILIES["Llama"]
 BOTH = pytest.mark.parametrize("implementation", ["eager", "sdpa"])

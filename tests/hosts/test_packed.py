@@ -43,9 +43,9 @@ from headwise import (
     ValueResidual,
     ZLoss,
 )
-from headwise.core.method import REGISTRY
-from headwise.core.packed import Packed
-from headwise.statistics import STATISTICS
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.core.packed import Packed
+from headwise.health.statistics import STATISTICS
 
 SMALL = {
     "hidden_size": 32,

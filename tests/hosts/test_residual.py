@@ -13,8 +13,8 @@ from torch import nn
 
 import headwise
 from headwise import FeatScale
-from headwise.hosts.layers.branch_walk import last_before_sum, obstacle
-from headwise.projections import finding
+from headwise.attend.hosts.layers.branch_walk import last_before_sum, obstacle
+from headwise.attend.projections import finding
 
 
 class OneForAll(nn.Module):

@@ -9,7 +9,7 @@ from tiny_timm import DROPPING, WHOLE, images, made, run
 
 import headwise
 from headwise import AttnScale, DropColumn, DropHead, DropKey, InputNoise, NeuTRENO, RelaxedAttention
-from headwise.attention import softmax
+from headwise.attend.attention import softmax
 
 NEUTRAL = (
     DropHead(p=0.0),

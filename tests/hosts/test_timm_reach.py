@@ -11,7 +11,8 @@ import torch
 from tiny_timm import EXPLICIT, PARTLY, WHOLE, images, made, run
 
 import headwise
-from headwise import DropColumn, DropHead, NeuTRENO, hosts
+from headwise import DropColumn, DropHead, NeuTRENO
+from headwise.attend import hosts
 
 
 def reach(model):

@@ -6,8 +6,8 @@ from torch import nn
 
 import headwise
 from headwise import DropHead, EntropyPenalty
-from headwise.core.method import REGISTRY
-from headwise.methods import __all__ as names
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.methods import __all__ as names
 
 SELF_ONLY = sorted(name for name in names if REGISTRY[name].self_only)
 LENGTHS = torch.tensor([5, 3])

@@ -23,11 +23,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 import headwise
-from headwise import methods as shelf
-from headwise.core import kernels
-from headwise.core.method import REGISTRY
-from headwise.statistics.sharpness import sharpness_underway
-from headwise.watching import whole_model
+from headwise.attend import methods as shelf
+from headwise.attend.core import kernels
+from headwise.attend.core.method import REGISTRY
+from headwise.health.statistics.sharpness import sharpness_underway
+from headwise.health.watching import whole_model
 
 # A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.
 TRANSFORMERS = ("llama-left-padded", "bert-padded")
@@ -292,9 +292,9 @@ def loop() -> Iterator[Case]:
 
 @cache
 def epoch_waits(steps: int, every: int | None = None) -> list[str]:
+    from headwise.lab.training.train import Training as Phase
+    from headwise.lab.training.train import train_epoch
     from headwise.study import Metric, Task
-    from headwise.training.train import Training as Phase
-    from headwise.training.train import train_epoch
 
     class Vectors(Task):
         batch_size: int = 4

@@ -5,7 +5,7 @@ from small_models import Attention
 from torch import nn
 
 import headwise
-from headwise.core.method import REGISTRY
+from headwise.attend.core.method import REGISTRY
 
 
 def steps(run, handle, model):

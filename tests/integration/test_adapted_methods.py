@@ -8,7 +8,7 @@ from grids import part_of_grid
 from integration.test_adapters import adapted, merged, run
 
 import headwise
-from headwise import methods
+from headwise.attend import methods
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 

@@ -15,17 +15,8 @@ from tiny_models import FAMILIES
 from torch import nn
 
 import headwise
-from headwise import (
-    AttnScale,
-    DropHead,
-    FeatScale,
-    InputNoise,
-    NuclearDecay,
-    ProductDecay,
-    QKClip,
-    SigmaReparam,
-    projections,
-)
+from headwise import AttnScale, DropHead, FeatScale, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam
+from headwise.attend import projections
 
 # peft asks transformers by a name that is on its way out.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -74,7 +65,7 @@ def merged(made):
 
 
 def sites(model):
-    from headwise.hosts.finding import sites
+    from headwise.attend.hosts.finding import sites
 
     return sites(model)
 
@@ -410,8 +401,8 @@ def test_watched_figures_are_those_of_the_effective_weights(name, first):
 
 
 def test_an_audited_model_with_adapters_is_read_with_them(tmp_path):
-    from headwise.auditing.opening import BuiltModel
-    from headwise.auditing.weights import read_checkpoint
+    from headwise.health.auditing.opening import BuiltModel
+    from headwise.health.auditing.weights import read_checkpoint
 
     made, _ = adapted("separate")
     read, plain = (read_checkpoint(BuiltModel("a", "factory", model)) for model in (made, merged(made)))

@@ -7,8 +7,8 @@ from small_models import HOSTS, Own, fresh
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 
@@ -170,7 +170,7 @@ def test_accumulated_micro_batches_draw_apart_and_sum_their_penalties():
 
 
 def test_blocks_of_queries_give_the_same_as_the_whole_matrix(monkeypatch):
-    from headwise.attention import computation as attention
+    from headwise.attend.attention import computation as attention
 
     results = []
     for limit in (1 << 24, 200):

@@ -7,8 +7,8 @@ from small_models import HOSTS, fresh
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 

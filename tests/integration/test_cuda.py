@@ -10,14 +10,14 @@ import torch
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise import methods as shelf
-from headwise.attention.largest_logits import largest_logits
-from headwise.attention.overlap import head_overlap
-from headwise.attention.second_derivatives import overlap_by_matrix
-from headwise.core.method import REGISTRY
-from headwise.core.random_draws import normal, uniform
-from headwise.statistics import Queries, Reading, RowFigures
-from headwise.statistics.figures_by_kernels import FIGURES, by_kernels
+from headwise.attend import methods as shelf
+from headwise.attend.attention.largest_logits import largest_logits
+from headwise.attend.attention.overlap import head_overlap
+from headwise.attend.attention.second_derivatives import overlap_by_matrix
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.core.random_draws import normal, uniform
+from headwise.health.statistics import Queries, Reading, RowFigures
+from headwise.health.statistics.figures_by_kernels import FIGURES, by_kernels
 from headwise.testing.calls import attend_with
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -274,10 +274,10 @@ def test_the_kernels_of_a_reading_give_the_figures_of_the_pytorch_form(causal, r
 def test_captured_steps_of_a_study_give_the_losses_of_the_plain_loop(name):
     from accelerate import Accelerator
 
-    from headwise.studies.vision_transformer import VisionTransformer
+    from headwise.lab.studies.vision_transformer import VisionTransformer
+    from headwise.lab.training.step_graphs import StepGraphs
+    from headwise.lab.training.train import Training, train_epoch
     from headwise.study import Task
-    from headwise.training.step_graphs import StepGraphs
-    from headwise.training.train import Training, train_epoch
 
     class Bright(Task):
         batch_size: int = 8

@@ -12,8 +12,8 @@ from processes import in_two_processes
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 EXACT = [name for name in NAMES if not REGISTRY[name].random]

@@ -12,8 +12,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 NAMES = list(shelf.__all__)
 # one of each kind: carries values, has sinks, computes weights, learns, acts in training alone
@@ -69,7 +69,7 @@ def test_an_exported_evaluation_can_be_decomposed(name):
 
 
 def test_an_exported_evaluation_takes_other_sizes(monkeypatch):
-    from headwise.attention import computation
+    from headwise.attend.attention import computation
 
     monkeypatch.setattr(computation, "WHOLE", 64)
     net, x = encoder(), torch.randn(2, 5, 16)

@@ -7,9 +7,9 @@ import torch
 from inductor import assert_inductor_gives_the_numbers_of_eager
 from torch._inductor.utils import run_and_get_code
 
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
-from headwise.core.random_draws import GOLDEN, uniform, uniform_matrix
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.core.random_draws import GOLDEN, uniform, uniform_matrix
 
 # of draws, in blocks of rows
 SHAPE = (2, 4, 8)

@@ -3,8 +3,8 @@
 import pytest
 from inductor import assert_inductor_gives_the_numbers_of_eager
 
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 # A file of its own: files are what test workers share out, and a compilation takes seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.grid]

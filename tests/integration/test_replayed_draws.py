@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import DropAttention, DropHead, DropKey, EntropyPenalty, InputNoise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 STRONG = [REGISTRY[name](**REGISTRY[name].strong) for name in shelf.__all__]
 DRAWING = [method for method in STRONG if method.draws() and not method.penalizes]

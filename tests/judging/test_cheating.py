@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from headwise.files.errors import StudyError
-from headwise.judging.command import Request, run, script_of
-from headwise.judging.decision import ACCEPT, GO_ON, Rule, judge
-from headwise.judging.script import Script, judge_script
+from headwise.lab.comparing.judged_script import Script, judge_script
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.judging.command import Request, run
+from headwise_verdict.judging.decision import ACCEPT, GO_ON, Rule, judge
 
 METRIC = "loss:lower"
 DRAWS = random.Random(3)
@@ -166,7 +166,7 @@ def command(tmp_path, monkeypatch):
 
 
 def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(command, tmp_path, capsys, monkeypatch):
-    from headwise.judging import script as scripts
+    from headwise.lab.comparing import judged_script as scripts
 
     path, seen = tmp_path / "ledger.jsonl", []
 
@@ -177,7 +177,7 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
 
     judged = scripts.judge_script
     monkeypatch.setattr(scripts, "judge_script", spied)
-    script = script_of(command, "rate=2", METRIC)
+    script = Script(command, "rate=2", METRIC)
     options = {"budget": 2, "script": script, "ledger": path}
     assert run(Request(None, METRIC, "rate=2", **options)) == 4
     assert seen[0]["answer"] == GO_ON and seen[0]["pairs"] == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from headwise.judging.decision import (
+from headwise_verdict.judging.decision import (
     ACCEPT,
     CODES,
     EQUIVALENT,
@@ -18,7 +18,7 @@ from headwise.judging.decision import (
     Rule,
     judge,
 )
-from headwise.judging.evidence import (
+from headwise_verdict.judging.evidence import (
     EFFECT,
     Sample,
     against_floor,

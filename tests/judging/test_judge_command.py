@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
-from headwise.files.errors import StudyError
-from headwise.judging.command import Request, as_json, decided, line, markdown, run
-from headwise.judging.decision import judge
-from headwise.judging.floor import Floor, calibrate, read_floor
-from headwise.judging.ledger import Ledger, levels
-from headwise.judging.runs import read_pairs
-from headwise.results.digests import sealed
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.judging.command import Request, as_json, decided, line, markdown, run
+from headwise_verdict.judging.decision import judge
+from headwise_verdict.judging.floor import Floor, calibrate, read_floor
+from headwise_verdict.judging.ledger import Ledger, levels
+from headwise_verdict.judging.runs import read_pairs
+from headwise_verdict.results.digests import sealed
 
 METRIC = "val_loss:lower"
 FLOOR = Floor.__dataclass_fields__
@@ -97,7 +97,7 @@ def test_an_error_has_an_exit_code_that_is_no_answer(table, options, told):
 
 @pytest.mark.parametrize("options", [{}, {"margin": 0.01}, {"budget": 8}, {"candidate": "new"}])
 def test_the_json_is_that_of_the_shipped_schema(table, options):
-    schema = json.loads((resources.files("headwise.judging") / "judge.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((resources.files("headwise_verdict.judging") / "judge.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     request = Request(table, METRIC, **{"candidate": "same", "baseline": "main", **options})
@@ -110,7 +110,7 @@ def test_the_json_is_that_of_the_shipped_schema(table, options):
 
 def test_judging_a_table_imports_neither_torch_nor_numpy(table):
     code = (
-        "import sys; from headwise.judging.command import *; from pathlib import Path\n"
+        "import sys; from headwise_verdict.judging.command import *; from pathlib import Path\n"
         f"run(Request(Path({str(table)!r}), {METRIC!r}, 'new', 'main'))\n"
         "print([name for name in ('torch', 'numpy', 'scipy', 'pydantic') if name in sys.modules])"
     )
@@ -264,8 +264,8 @@ def test_one_or_two_runs_are_judged_by_the_floor(table, tmp_path):
 
 def test_a_floor_errs_less_often_than_stated_for_new_baselines():
     rng = np.random.default_rng(0)
-    from headwise.judging.decision import Rule, decide
-    from headwise.judging.floor import Floor
+    from headwise_verdict.judging.decision import Rule, decide
+    from headwise_verdict.judging.floor import Floor
 
     wrong = 0
     for _ in range(1500):
@@ -280,8 +280,8 @@ def test_what_a_floor_does_not_describe_is_told(table, tmp_path, monkeypatch):
     floor = calibrate(tmp_path / "floor.json", "val_loss", "main", [3.20, 3.21, 3.19, 3.205, 3.195])
     assert floor.notes([3.2, 3.21, 3.19]) == []
     assert any("spread is" in note for note in floor.notes([3.0, 3.5, 2.5, 3.3]))
-    monkeypatch.setattr("headwise.judging.floor.machine", lambda: "another")
-    monkeypatch.setattr("headwise.judging.floor.time.time", lambda: floor.measured + 40 * 86400)
+    monkeypatch.setattr("headwise_verdict.judging.floor.machine", lambda: "another")
+    monkeypatch.setattr("headwise_verdict.judging.floor.time.time", lambda: floor.measured + 40 * 86400)
     assert len(floor.notes([3.2])) == 2
     with pytest.raises(StudyError, match=r"needs 5 runs.*no substitute"):
         calibrate(tmp_path / "few.json", "val_loss", "main", [3.2, 3.21, 3.19])
@@ -327,7 +327,7 @@ def test_a_ledger_is_held_while_a_candidate_is_judged(table, tmp_path, monkeypat
         held.append(True)
         return decided(*args)
 
-    monkeypatch.setattr("headwise.judging.command.decided", judging)
+    monkeypatch.setattr("headwise_verdict.judging.command.decided", judging)
     run(Request(table, METRIC, "same", "main", ledger=path))
     assert held
 
@@ -354,7 +354,7 @@ def test_a_candidate_keeps_its_level_and_acceptances_raise_the_next(table, tmp_p
 
 def test_false_discoveries_over_candidates_are_held():
     rng = np.random.default_rng(0)
-    from headwise.judging.decision import ACCEPT, Rule, judge
+    from headwise_verdict.judging.decision import ACCEPT, Rule, judge
 
     false = []
     for _ in range(60):

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from headwise.files.errors import StudyError
-from headwise.judging.command import Request, run, script_of
-from headwise.judging.decision import ACCEPT, Rule
-from headwise.judging.script import Script, judge_script, pairs_of
+from headwise.lab.comparing.judged_script import Script, judge_script, pairs_of
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.judging.command import Request, run
+from headwise_verdict.judging.decision import ACCEPT, Rule
 
 TRAINING = """
 import argparse, random, sys
@@ -45,7 +45,7 @@ def started(tmp_path):
 
 def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys):
     def request(form):
-        script = script_of(command, "gain=0.08", "val_loss:lower")
+        script = Script(command, "gain=0.08", "val_loss:lower")
         return Request(None, "val_loss:lower", "gain=0.08", budget=10, form=form, script=script)
 
     assert run(request("line")) == 0
@@ -69,7 +69,7 @@ def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys)
 
 
 def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
-    script = script_of(command, "gain=1e-9", "val_loss:lower")
+    script = Script(command, "gain=1e-9", "val_loss:lower")
     assert run(Request(None, "val_loss:lower", "gain=1e-9", budget=3, script=script)) == 4
     assert "the budget of 3 is spent" in capsys.readouterr().out
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from headwise.files.errors import StudyError
-from headwise.judging.command import Request, run
-from headwise.judging.curves import Target
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.judging.command import Request, run
+from headwise_verdict.judging.curves import Target
 
 
 def curves(path, shift=0, last=400, rows=()):

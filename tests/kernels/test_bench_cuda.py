@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise import methods as shelf
+from headwise.attend import methods as shelf
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from integration import fake_device
 
-from headwise.core.method import REGISTRY
+from headwise.attend.core.method import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -6,7 +6,7 @@ from grids import part_of_grid
 from test_row_statistics import MASKS, made, textbook
 from triton_process import lines
 
-from headwise.attention.flash_rows import (
+from headwise.attend.attention.flash_rows import (
     attend_with_lse,
     attend_with_lse_backward,
     carried,

@@ -7,8 +7,8 @@ from grids import part_of_grid
 from small_models import Own
 
 import headwise
-from headwise.attention.row_statistics import attend_rows, attend_rows_backward, registered_rows
-from headwise.training.measuring import counter
+from headwise.attend.attention.row_statistics import attend_rows, attend_rows_backward, registered_rows
+from headwise.lab.training.measuring import counter
 
 MASKS = ("none", "bool", "additive", "per head", "an empty row")
 

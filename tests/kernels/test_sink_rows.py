@@ -5,9 +5,9 @@ import torch
 from test_row_statistics import MASKS, made
 from triton_process import lines
 
-from headwise.attention import sink_rows
-from headwise.attention.sink_rows import attend_with_sinks, attend_with_sinks_backward, registered_sinks
-from headwise.methods import AttentionSink
+from headwise.attend.attention import sink_rows
+from headwise.attend.attention.sink_rows import attend_with_sinks, attend_with_sinks_backward, registered_sinks
+from headwise.attend.methods import AttentionSink
 from headwise.testing.calls import attend_with
 
 SCRIPT = "triton_sink_cases.py"

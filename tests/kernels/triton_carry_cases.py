@@ -25,8 +25,8 @@ def inputs(dtype, size, tokens=33):
 
 
 def run():
-    from headwise.attention.flash_rows import TINY, carried
-    from headwise.attention.triton_carry import carry
+    from headwise.attend.attention.flash_rows import TINY, carried
+    from headwise.attend.attention.triton_carry import carry
 
     for dtype, size in CASES:
         given = inputs(dtype, size)
@@ -40,8 +40,8 @@ def run():
 def compile_all():
     from triton_process import compiled_instead_of_launched
 
-    from headwise.attention.flash_rows import TINY
-    from headwise.attention.triton_carry import carry
+    from headwise.attend.attention.flash_rows import TINY
+    from headwise.attend.attention.triton_carry import carry
 
     for capability, size in itertools.product((80, 90, 100), (64, 256)):
         with compiled_instead_of_launched(capability) as made:

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from headwise.core.packed import Packed
+from headwise.attend.core.packed import Packed
 
 CASES = {
     # name: (batch, heads, groups, queries, keys, size, size of values, mask, causal, dtype)
@@ -98,7 +98,7 @@ def textbook(q, k, v, mask, causal, scale):
 
 def run(name):
     """Return the largest error of each output and gradient, over the largest wanted number."""
-    from headwise.attention import row_statistics, triton_rows
+    from headwise.attend.attention import row_statistics, triton_rows
 
     given = inputs(*CASES[name])
     assert triton_rows.supports(*given[:3])
@@ -118,7 +118,7 @@ def compile_all():
     """Compile what forward and backward launch, for each GPU: print the shared memory, registers and spilled bytes."""
     from triton_process import compiled_instead_of_launched
 
-    from headwise.attention import triton_rows
+    from headwise.attend.attention import triton_rows
 
     kinds = (
         ("bfloat16", 64, "none", True),
@@ -164,7 +164,7 @@ def device_of(x):
 
 def launch():
     """Launch all kernels on as many heads as windows make of a batch."""
-    from headwise.attention import triton_rows
+    from headwise.attend.attention import triton_rows
 
     torch.cuda.device_of = device_of
     for name in ("forward_kernel", "queries_kernel", "keys_kernel"):

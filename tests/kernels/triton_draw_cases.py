@@ -11,7 +11,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.core import random_draws, triton_draws
+from headwise.attend.core import random_draws, triton_draws
 
 CPU = torch.device("cpu")
 KINDS = {

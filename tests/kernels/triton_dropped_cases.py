@@ -11,10 +11,10 @@ import torch
 from triton_cases import inputs
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import dropped_elements, triton_dropped
-from headwise.attention.element_draw import Drawn
-from headwise.core.masked import allowed_keys
-from headwise.core.random_draws import uniform_matrix
+from headwise.attend.attention import dropped_elements, triton_dropped
+from headwise.attend.attention.element_draw import Drawn
+from headwise.attend.core.masked import allowed_keys
+from headwise.attend.core.random_draws import uniform_matrix
 
 KEY, SALT = 0xFEDCBA98, 0x7FFFFFF1
 CASES = {

@@ -17,10 +17,10 @@ import triton.language as tl
 from triton_cases import inputs
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import triton_edited
-from headwise.core import kernels
-from headwise.core.kernels import plain
-from headwise.core.masked import allowed_keys
+from headwise.attend.attention import triton_edited
+from headwise.attend.core import kernels
+from headwise.attend.core.kernels import plain
+from headwise.attend.core.masked import allowed_keys
 
 CASES = {
     # name: kind, number, (batch, heads, groups, queries, keys, size, size of values, mask, causal, dtype)
@@ -236,7 +236,7 @@ METHODS = {
 
 def methods():
     """Print the kernels that compute calls of methods, and the largest differences from the matrix."""
-    from headwise.methods.text import parse
+    from headwise.attend.methods.text import parse
     from headwise.testing.calls import KINDS, run, why_not
 
     kernels.operators_run_on = lambda device: True
@@ -259,8 +259,8 @@ def calls():
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.checkpoint import checkpoint
 
-    from headwise.attention import edited_logits
-    from headwise.training.measuring import counter
+    from headwise.attend.attention import edited_logits
+    from headwise.lab.training.measuring import counter
 
     def results(attend, tensors, by):
         q, k, v, mask, causal, scale, kind, _ = tensors

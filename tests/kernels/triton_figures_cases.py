@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.statistics import Queries, Reading, RowFigures, figures_by_kernels
+from headwise.health.statistics import Queries, Reading, RowFigures, figures_by_kernels
 
 sys.path.append(str(Path(__file__).parents[1] / "statistics"))
 from statistic_calls import reading

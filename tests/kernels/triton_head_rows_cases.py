@@ -12,7 +12,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import exponential, head_rows, means, pairs, wide_head
+from headwise.attend.attention import exponential, head_rows, means, pairs, wide_head
 
 # (batch, heads, queries, size), whether rows of all heads lie beside each other in memory, dtype
 SHAPES = {

@@ -10,7 +10,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import triton_largest
+from headwise.attend.attention import triton_largest
 
 CASES = {
     # name: (batch, heads, groups, queries, keys, size, mask, causal, dtype)

@@ -10,7 +10,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import linear
+from headwise.attend.attention import linear
 
 CASES = {
     # name: (batch, heads, queries, keys, size, size of values, share, causal, dtype)

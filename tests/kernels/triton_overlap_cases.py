@@ -14,9 +14,9 @@ import torch
 from triton_cases import inputs
 from triton_process import compiled_instead_of_launched
 
-from headwise.attention import overlap, triton_overlap
-from headwise.core import kernels
-from headwise.core.masked import allowed_keys, masked_logits
+from headwise.attend.attention import overlap, triton_overlap
+from headwise.attend.core import kernels
+from headwise.attend.core.masked import allowed_keys, masked_logits
 
 CASES = {
     # name: (batch, heads, groups, queries, keys, size, mask, causal, dtype, which queries count, sinks, strips)
@@ -93,7 +93,7 @@ def run(name):
 
 def method():
     """Print whether Decorrelation runs on the kernels in each kind of call, and its difference from the matrix."""
-    from headwise.methods.text import parse
+    from headwise.attend.methods.text import parse
     from headwise.testing.calls import KINDS, run, why_not
 
     kernels.operators_run_on = lambda device: True

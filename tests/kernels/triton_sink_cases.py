@@ -25,7 +25,7 @@ def inputs(dtype, size, tokens=83):
 
 
 def run():
-    from headwise.attention import sink_rows, triton_sinks
+    from headwise.attend.attention import sink_rows, triton_sinks
 
     for dtype, size in CASES:
         of_out, out, lse, sinks = inputs(dtype, size)
@@ -47,7 +47,7 @@ def run():
 def compile_all():
     from triton_process import compiled_instead_of_launched
 
-    from headwise.attention.triton_sinks import lowered, slopes
+    from headwise.attend.attention.triton_sinks import lowered, slopes
 
     for capability, size in itertools.product((80, 90, 100), (64, 256)):
         with compiled_instead_of_launched(capability) as made:

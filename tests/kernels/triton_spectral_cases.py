@@ -11,8 +11,8 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.projections import spectral_group, triton_spectral
-from headwise.projections.spectral_group import Tiling, dot_of, iterated, ratio_of, slopes_of, stacked
+from headwise.attend.projections import spectral_group, triton_spectral
+from headwise.attend.projections.spectral_group import Tiling, dot_of, iterated, ratio_of, slopes_of, stacked
 
 # axis of the blocks, their size, the weight's other size, and the number of blocks of each weight
 SHAPES = {

@@ -11,8 +11,8 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.projections import triton_weight_rows
-from headwise.projections.weight_rows import _flat, stacked
+from headwise.attend.projections import triton_weight_rows
+from headwise.attend.projections.weight_rows import _flat, stacked
 
 # the axis of the outputs, the number of inputs, and the rows of each weight
 SHAPES = {"one matrix of q, k, v, and an output": (0, 40, [72, 24]), "stored (in, out)": (1, 150, [75, 5, 33])}

@@ -1,10 +1,11 @@
 """Small leagues for the tests: folders of entries and worlds, and finished worlds made of numbers."""
 
-from headwise.files.durable import write_json
-from headwise.league.world_folder import FILE
-from headwise.results.digests import sealed
-from headwise.results.folder import ledger_of
-from headwise.results.records import RunEntry
+from headwise_papers.league.world_folder import FILE
+
+from headwise_verdict.files.durable import write_json
+from headwise_verdict.results.digests import sealed
+from headwise_verdict.results.folder import ledger_of
+from headwise_verdict.results.records import RunEntry
 
 ENTRY = 'arm = {arm!r}\nkind = "{kind}"\nreason = "a test"\n[search]\nlearning_rate = [0.5, 2.0]\n{more}'
 TASK = '''

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from headwise.league.gains import (
+from headwise_papers.league.gains import (
     LEVELS,
     Aggregate,
     Estimate,
@@ -15,7 +13,8 @@ from headwise.league.gains import (
     rank_correlation,
     ranks_of,
 )
-from headwise.league.tables import ordered
+from headwise_papers.league.tables import ordered
+from scipy import stats
 
 NAN = float("nan")
 
@@ -120,7 +119,7 @@ def simulated(rng, gains, seeds=8, noise=0.5):
 @pytest.mark.grid
 def test_intervals_of_gains_cover_what_is_true(monkeypatch):
     """In units that are known, the interval of a gain holds the truth about as often as it says."""
-    monkeypatch.setattr("headwise.league.gains.RESAMPLES", 120)
+    monkeypatch.setattr("headwise_papers.league.gains.RESAMPLES", 120)
     monkeypatch.setattr(Figures, "spread", property(lambda world: 1.0))
     rng, held = np.random.default_rng(0), []
     for _ in range(40):
@@ -133,7 +132,7 @@ def test_intervals_of_gains_cover_what_is_true(monkeypatch):
 
 
 def test_leaving_a_world_out_tells_whether_worlds_agree(monkeypatch):
-    monkeypatch.setattr("headwise.league.gains.RESAMPLES", 200)
+    monkeypatch.setattr("headwise_papers.league.gains.RESAMPLES", 200)
     rng, levels = np.random.default_rng(3), np.linspace(-2, 2, 10)
     alike = Worlds(simulated(rng, np.tile(levels, (4, 1)).T)).left_out_each()
     assert list(alike) == ["w0", "w1", "w2", "w3", "mean"]

@@ -5,13 +5,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from headwise_papers.league.page import write
+from headwise_papers.league.reading import read_worlds
+from headwise_papers.league.world_folder import FILE, read
 from leagues import finished_world
 
-from headwise.files.errors import StudyError
-from headwise.league.page import write
-from headwise.league.reading import read_worlds
-from headwise.league.world_folder import FILE, read
-from headwise.results.folder import read_study
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.folder import read_study
 
 KINDS = {"plain": "plain", "decay": "control"}
 FIGURES = {

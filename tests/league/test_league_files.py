@@ -3,12 +3,12 @@
 import re
 
 import pytest
+from headwise_papers.league.files import read_entries, read_worlds
+from headwise_papers.league.space import Declared
 from leagues import ENTRIES, write_source
 
-from headwise.experiments.task_source import build_task, load_task
-from headwise.files.errors import StudyError
-from headwise.league.files import read_entries, read_worlds
-from headwise.league.space import Declared
+from headwise.lab.experiments.task_source import build_task, load_task
+from headwise_verdict.files.errors import StudyError
 
 
 def entry(tmp_path, arm, more="", kind="method", name="ours"):

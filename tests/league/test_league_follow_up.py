@@ -5,17 +5,17 @@ import json
 
 import numpy as np
 import pytest
+from headwise_papers.league import command, files
+from headwise_papers.league.command import LeagueRequest
+from headwise_papers.league.files import Entry, read_entries
+from headwise_papers.league.follow_up import first_in, pair_of, pairs_of, recommended
+from headwise_papers.league.follow_up_page import pair_rows, pair_worlds
+from headwise_papers.league.gains import Worlds
+from headwise_papers.league.reading import read_worlds
 from leagues import finished_world, write_source
 
-from headwise.files.errors import StudyError
-from headwise.league import command, files
-from headwise.league.command import LeagueRequest
-from headwise.league.files import Entry, read_entries
-from headwise.league.follow_up import first_in, pair_of, pairs_of, recommended
-from headwise.league.follow_up_page import pair_rows, pair_worlds
-from headwise.league.gains import Worlds
-from headwise.league.reading import read_worlds
-from headwise.results.folder import read_study
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.folder import read_study
 
 ENTRIES = {
     "plain": ("baseline", "plain", ""),

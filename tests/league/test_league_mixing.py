@@ -3,16 +3,16 @@
 import json
 
 import pytest
+from headwise_papers.league import command, files
+from headwise_papers.league.command import LeagueRequest
+from headwise_papers.league.follow_up_page import fresh_worlds, pair_worlds
+from headwise_papers.league.gains import Worlds
+from headwise_papers.league.page import write
+from headwise_papers.league.reading import read_worlds
+from headwise_papers.league.world_folder import FILE
 from leagues import TASK, finished_world, write_source
 
-from headwise.files.errors import StudyError
-from headwise.league import command, files
-from headwise.league.command import LeagueRequest
-from headwise.league.follow_up_page import fresh_worlds, pair_worlds
-from headwise.league.gains import Worlds
-from headwise.league.page import write
-from headwise.league.reading import read_worlds
-from headwise.league.world_folder import FILE
+from headwise_verdict.files.errors import StudyError
 
 KINDS = {"plain": "plain", "decay": "control"}
 FIGURES = {

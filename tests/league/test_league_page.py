@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from headwise_papers.league.charts import undominated
+from headwise_papers.league.page import write
+from headwise_papers.league.reading import best_control, read_worlds
+from headwise_papers.league.world_folder import read
 from leagues import finished_world
 
-from headwise.files.errors import StudyError
-from headwise.league.charts import undominated
-from headwise.league.page import write
-from headwise.league.reading import best_control, read_worlds
-from headwise.league.world_folder import read
+from headwise_verdict.files.errors import StudyError
 
 KINDS = {"plain": "plain", "decay": "control", "dropout": "control"}
 

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from headwise_papers.league import command, files
+from headwise_papers.league.command import LeagueRequest, cells_of, named
+from headwise_papers.league.drive import carry_out, informative_first, left_of, plan_lines, read_budget
 from leagues import ENTRIES, write_source
 
-from headwise.engines.local import HereEngine
-from headwise.files.errors import StudyError
-from headwise.league import command, files
-from headwise.league.command import LeagueRequest, cells_of, named
-from headwise.league.drive import carry_out, informative_first, left_of, plan_lines, read_budget
-from headwise.results.folder import read_study
+from headwise.lab.engines.local import HereEngine
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.folder import read_study
 
 
 class Quiet:
@@ -105,7 +105,7 @@ def test_a_league_is_run_stopped_resumed_and_grown(tmp_path):
 
 
 def command_page(tmp_path):
-    from headwise.league.page import write
+    from headwise_papers.league.page import write
 
     return write([tmp_path / "out" / "dots"], tmp_path / "out")
 

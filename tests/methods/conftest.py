@@ -1,6 +1,6 @@
 import pytest
 
-from headwise.attention import computation as attention
+from headwise.attend.attention import computation as attention
 
 
 @pytest.fixture(autouse=True)

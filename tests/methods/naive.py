@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.core.method import Method
+from headwise.attend.core.method import Method
 from headwise.testing.calls import attend_with
 
 

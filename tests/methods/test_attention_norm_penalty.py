@@ -5,7 +5,7 @@ from methods.weight_hosts import ids, loss_of, model
 from naive import PADDING, penalty, qkv, weights
 
 import headwise
-from headwise.methods import AttentionNormPenalty, EntropyPenalty
+from headwise.attend.methods import AttentionNormPenalty, EntropyPenalty
 from headwise.testing.calls import attend_with
 
 

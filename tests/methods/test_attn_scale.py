@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import PADDING, qkv
 
-from headwise.methods import AttnScale, RelaxedAttention
+from headwise.attend.methods import AttnScale, RelaxedAttention
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

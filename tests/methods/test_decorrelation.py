@@ -4,8 +4,8 @@ import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
-from headwise.core.site import Site
-from headwise.methods import Decorrelation
+from headwise.attend.core.site import Site
+from headwise.attend.methods import Decorrelation
 
 
 def pairwise(a):

@@ -9,7 +9,7 @@ from naive import qkv, weights
 
 import headwise
 from headwise import DifferentialAttention
-from headwise.core.site import Site
+from headwise.attend.core.site import Site
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 B, H, T, D = 2, 4, 6, 4

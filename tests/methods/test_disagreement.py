@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
-from headwise.core.site import Site
-from headwise.methods import Disagreement
+from headwise.attend.core.site import Site
+from headwise.attend.methods import Disagreement
 
 
 def mean_cosine(x, dims):

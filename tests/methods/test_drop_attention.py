@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv, seen_weights, weights
 
-from headwise.methods import DropAttention
+from headwise.attend.methods import DropAttention
 from headwise.testing.calls import attend_with
 
 

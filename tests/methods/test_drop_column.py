@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import qkv, seen_weights, weights
 
-from headwise.methods import DropColumn
+from headwise.attend.methods import DropColumn
 from headwise.testing.calls import attend_with
 
 

@@ -4,7 +4,7 @@ from naive import qkv
 from torch import nn
 
 import headwise
-from headwise.methods import DropHead
+from headwise.attend.methods import DropHead
 from headwise.testing.calls import attend_with
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv, seen_weights
 
-from headwise.methods import DropKey
+from headwise.attend.methods import DropKey
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

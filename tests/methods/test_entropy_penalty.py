@@ -5,9 +5,9 @@ import pytest
 import torch
 from naive import PADDING, logits_of, penalty, qkv, weights
 
-from headwise.attention import computation as attention
-from headwise.core.call import Call
-from headwise.methods import EntropyPenalty, ZLoss
+from headwise.attend.attention import computation as attention
+from headwise.attend.core.call import Call
+from headwise.attend.methods import EntropyPenalty, ZLoss
 from headwise.testing.calls import attend_with
 
 

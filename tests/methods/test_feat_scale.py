@@ -2,9 +2,9 @@ import pytest
 import torch
 from naive import PADDING, qkv
 
-from headwise.core.call import Call
-from headwise.core.site import Site
-from headwise.methods import FeatScale
+from headwise.attend.core.call import Call
+from headwise.attend.core.site import Site
+from headwise.attend.methods import FeatScale
 from headwise.testing.calls import fit_standalone, standalone_site
 
 

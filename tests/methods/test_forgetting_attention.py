@@ -7,7 +7,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import ForgettingAttention
-from headwise.core.site import Site
+from headwise.attend.core.site import Site
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

@@ -4,7 +4,7 @@ from torch.nn import functional as F
 
 import headwise
 from headwise import GatedNorm
-from headwise.core.site import Site
+from headwise.attend.core.site import Site
 
 
 class Layer(torch.nn.Module):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import qkv
 
-from headwise.core.site import Site
-from headwise.methods import GatedOutput
+from headwise.attend.core.site import Site
+from headwise.attend.methods import GatedOutput
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

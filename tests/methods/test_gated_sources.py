@@ -3,8 +3,8 @@ import torch
 from naive import qkv
 from torch.nn import functional as F
 
-from headwise.core.site import Site
-from headwise.methods import GatedOutput
+from headwise.attend.core.site import Site
+from headwise.attend.methods import GatedOutput
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 NAMES = ("weight", "down", "up", "output_weight", "output_down", "output_up", "bias")

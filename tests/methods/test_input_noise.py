@@ -4,10 +4,10 @@ from naive import qkv
 from torch import nn
 from torch.nn import functional as F
 
-from headwise.core import random_draws
-from headwise.core.call import Call
-from headwise.core.site import Site
-from headwise.methods import InputNoise
+from headwise.attend.core import random_draws
+from headwise.attend.core.call import Call
+from headwise.attend.core.site import Site
+from headwise.attend.methods import InputNoise
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 B, T, C, H = 3, 10, 12, 3

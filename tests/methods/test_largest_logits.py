@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.attention import largest_logits as form
-from headwise.attention.largest_logits import largest_logits
+from headwise.attend.attention import largest_logits as form
+from headwise.attend.attention.largest_logits import largest_logits
 
 B, H, T, N, D = 2, 3, 40, 33, 8
 

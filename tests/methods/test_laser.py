@@ -3,8 +3,8 @@ import torch
 from naive import PADDING, qkv, weights
 
 import headwise
-from headwise.attention.exponential import exponentials, logarithms
-from headwise.methods import LASER, XSA, AttentionSink, NeuTRENO
+from headwise.attend.attention.exponential import exponentials, logarithms
+from headwise.attend.methods import LASER, XSA, AttentionSink, NeuTRENO
 from headwise.testing.calls import attend_with
 
 

@@ -10,9 +10,10 @@ import torch
 from methods.weight_hosts import loss_of as plain_loss
 
 import headwise
-from headwise import NuclearDecay, ProductDecay, QKClip, QKRates, SigmaReparam, SpectralCap, projections
-from headwise.projections import capture
-from headwise.statistics.weights import read_weights, weight_reading, weight_reasons
+from headwise import NuclearDecay, ProductDecay, QKClip, QKRates, SigmaReparam, SpectralCap
+from headwise.attend import projections
+from headwise.attend.projections import capture
+from headwise.health.statistics.weights import read_weights, weight_reading, weight_reasons
 
 transformers = pytest.importorskip("transformers")
 HEADS, PLAIN, ROTARY, VALUES, LATENT = 4, 8, 4, 6, 10

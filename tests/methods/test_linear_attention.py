@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import headwise
-from headwise.methods import DropKey, LinearAttention, NeuTRENO, Temperature
+from headwise.attend.methods import DropKey, LinearAttention, NeuTRENO, Temperature
+from headwise.lab.training.measuring import MemoryOfAStep, counter
 from headwise.testing.calls import attend_with
-from headwise.training.measuring import MemoryOfAStep, counter
 
 B, H, T, D = 2, 3, 6, 8
 
@@ -64,7 +64,7 @@ def test_both_forms_are_the_papers_in_values_and_gradients(name, form):
 
 @pytest.mark.parametrize("earlier", ["_earlier", "_earlier_at_once"])
 def test_causal_blocks_are_exact_across_their_borders(monkeypatch, earlier):
-    from headwise.attention import linear
+    from headwise.attend.attention import linear
 
     monkeypatch.setattr(linear, "BLOCK", 4)
     monkeypatch.setattr(linear, "_earlier", getattr(linear, earlier))

@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.core.site import Site
-from headwise.methods import NeuTRENO
+from headwise.attend.core.site import Site
+from headwise.attend.methods import NeuTRENO
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

@@ -9,8 +9,8 @@ from methods.weight_hosts import ids, model
 
 import headwise
 from headwise import NuclearDecay
-from headwise.methods.nuclear_decay import norms_by_products, nuclear_norm
-from headwise.projections.gram_penalty import Weighted, gram_penalty
+from headwise.attend.methods.nuclear_decay import norms_by_products, nuclear_norm
+from headwise.attend.projections.gram_penalty import Weighted, gram_penalty
 
 
 @pytest.mark.parametrize("groups", [3, 1])

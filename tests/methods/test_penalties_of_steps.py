@@ -12,8 +12,8 @@ from methods.weight_hosts import ids, loss_of, model
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY
 
 
 def fitted(strength: float = 1.0):

@@ -10,8 +10,8 @@ from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
 from headwise import NuclearDecay, ProductDecay
-from headwise.methods.product_decay import half_squares
-from headwise.projections.gram_penalty import Weighted, gram_penalty
+from headwise.attend.methods.product_decay import half_squares
+from headwise.attend.projections.gram_penalty import Weighted, gram_penalty
 
 SIZE = WIDTH // HEADS
 

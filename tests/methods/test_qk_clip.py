@@ -8,8 +8,8 @@ from methods.weight_hosts import HEADS, WIDTH, ids, loss_of, model
 
 import headwise
 from headwise import DropKey, QKClip, SoftCap, Temperature
-from headwise.attention import computation
-from headwise.projections import capture
+from headwise.attend.attention import computation
+from headwise.attend.projections import capture
 
 SIZE = WIDTH // HEADS
 
@@ -131,7 +131,7 @@ def test_other_edits_of_logits_do_not_change_what_the_weights_made(others, whole
     wanted = [f.states[0].tensor("largest").clone() for f in alone.fitted]
     alone.remove()
     # On the matrix, and on the matrix in blocks of queries, the same.
-    monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
+    monkeypatch.setattr(headwise.attend.attention.computation, "WHOLE", whole)
     handle = headwise.regularize(net, *others, QKClip())
     net(ids())
     torch.testing.assert_close(handle.fitted[0].states[-1].tensor("largest"), wanted[0])
@@ -153,7 +153,7 @@ def test_layers_that_share_their_weights_are_clipped_once_by_their_joint_maximum
 
 @pytest.mark.parametrize("whole", [1 << 24, 64])
 def test_padded_queries_do_not_count_so_that_padding_does_not_move_the_maximum(whole, monkeypatch):
-    monkeypatch.setattr(headwise.attention.computation, "WHOLE", whole)
+    monkeypatch.setattr(headwise.attend.attention.computation, "WHOLE", whole)
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
     handle = headwise.regularize(net, QKClip(threshold=1e6))

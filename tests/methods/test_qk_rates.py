@@ -9,9 +9,9 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import InterleavedHeads, QKRates, SpectralCap
-from headwise.core.site import Site
-from headwise.methods import qk_rates
-from headwise.projections import together
+from headwise.attend.core.site import Site
+from headwise.attend.methods import qk_rates
+from headwise.attend.projections import together
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=3.0, momentum=0.9),

@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import headwise
-from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm, hosts
-from headwise.projections.block import Block as Part
-from headwise.projections.spectral import Spectral
+from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm
+from headwise.attend import hosts
+from headwise.attend.projections.block import Block as Part
+from headwise.attend.projections.spectral import Spectral
 
 METHODS = [SigmaReparam(), SigmaReparam(init="one"), SpectralNorm(), WeightNorm(), WeightNorm(init="one")]
 

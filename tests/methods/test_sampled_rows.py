@@ -4,9 +4,9 @@ from naive import PADDING, penalty, qkv
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise.attention import computation as attention
-from headwise.methods import AttentionNormPenalty, Disagreement, EntropyPenalty
-from headwise.methods.text import parse
+from headwise.attend.attention import computation as attention
+from headwise.attend.methods import AttentionNormPenalty, Disagreement, EntropyPenalty
+from headwise.attend.methods.text import parse
 from headwise.testing.calls import attend_with
 
 UNBIASED = [

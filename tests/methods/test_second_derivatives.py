@@ -4,8 +4,8 @@ import pytest
 import torch
 from naive import PADDING, qkv
 
-from headwise.methods import AttentionNormPenalty, AttentionSink, DropAttention, DropKey, EntropyPenalty, ZLoss
-from headwise.methods.nuclear_decay import nuclear_norm
+from headwise.attend.methods import AttentionNormPenalty, AttentionSink, DropAttention, DropKey, EntropyPenalty, ZLoss
+from headwise.attend.methods.nuclear_decay import nuclear_norm
 from headwise.testing.calls import attend_with
 
 METHODS = (

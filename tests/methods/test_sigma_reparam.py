@@ -11,11 +11,12 @@ from methods.weight_hosts import WIDTH, ids, loss_of, model
 from torch import nn
 
 import headwise
-from headwise import QKClip, SigmaReparam, SpectralNorm, projections
-from headwise.methods.reparametrization import reparametrize, restore
-from headwise.projections.block import Block
-from headwise.projections.leading import leading
-from headwise.projections.spectral import Spectral
+from headwise import QKClip, SigmaReparam, SpectralNorm
+from headwise.attend import projections
+from headwise.attend.methods.reparametrization import reparametrize, restore
+from headwise.attend.projections.block import Block
+from headwise.attend.projections.leading import leading
+from headwise.attend.projections.spectral import Spectral
 
 
 def spectral_of(net, layer: int = 0, name: str = "c_attn") -> Spectral:
@@ -177,7 +178,7 @@ def test_clipping_follows_the_vectors_and_finds_none_anew(monkeypatch):
     before = net.layers[0].c_attn.weight.detach().clone()
     loss_of(net, ids())
     largest = handle.fitted[0].states[1].tensor("largest").clone()
-    monkeypatch.setattr("headwise.projections.spectral.leading", lambda matrix: pytest.fail("a step decomposes"))
+    monkeypatch.setattr("headwise.attend.projections.spectral.leading", lambda matrix: pytest.fail("a step decomposes"))
     handle.after_step()
     eta = (0.01 / largest).sqrt().repeat_interleave(8)[:, None]
     torch.testing.assert_close(net.layers[0].c_attn.weight.detach()[:24], before[:24] * eta)

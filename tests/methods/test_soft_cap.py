@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv
 
-from headwise.methods import SoftCap
+from headwise.attend.methods import SoftCap
 from headwise.testing.calls import attend_with
 
 

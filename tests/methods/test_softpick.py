@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import PADDING, logits, qkv, seen_weights
 
-from headwise.methods import AttentionSink, DropKey, EntropyPenalty, Softpick, Temperature
+from headwise.attend.methods import AttentionSink, DropKey, EntropyPenalty, Softpick, Temperature
 from headwise.testing.calls import attend_with
 
 

@@ -7,9 +7,9 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import InterleavedHeads, QKClip, SigmaReparam, SpectralCap, SpectralNorm, WeightNorm
-from headwise.methods import spectral_cap
-from headwise.methods.spectral_cap import cut_by_signs, cut_by_values
-from headwise.projections import together
+from headwise.attend.methods import spectral_cap
+from headwise.attend.methods.spectral_cap import cut_by_signs, cut_by_values
+from headwise.attend.projections import together
 
 
 def alone_by_signs(matrix, limit):

@@ -7,7 +7,7 @@ import torch
 from naive import logits, qkv
 
 import headwise
-from headwise.methods import EntropyPenalty, StableSoftmax, stable_softmax
+from headwise.attend.methods import EntropyPenalty, StableSoftmax, stable_softmax
 from headwise.testing.calls import attend_with
 
 # Repeats in every row: the keys of each head come twice.

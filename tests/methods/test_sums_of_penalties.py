@@ -7,9 +7,9 @@ from processes import in_two_processes
 from torch import nn
 
 import headwise
-from headwise.core.unread_penalties import Entry
-from headwise.methods import Decorrelation, EntropyPenalty, RelaxedAttention
-from headwise.regularizing.penalties import joint_mean
+from headwise.attend.core.unread_penalties import Entry
+from headwise.attend.methods import Decorrelation, EntropyPenalty, RelaxedAttention
+from headwise.attend.regularizing.penalties import joint_mean
 
 
 class Layers(nn.Module):

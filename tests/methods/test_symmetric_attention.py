@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import qkv, weights
 
-from headwise.methods import SymmetricAttention
+from headwise.attend.methods import SymmetricAttention
 from headwise.testing.calls import attend_with
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise import methods
-from headwise.core import method
+from headwise.attend import methods
+from headwise.attend.core import method
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import logits, qkv
 
-from headwise.methods import Temperature
+from headwise.attend.methods import Temperature
 from headwise.testing.calls import attend_with
 
 

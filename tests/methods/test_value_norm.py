@@ -2,8 +2,8 @@ import torch
 from naive import qkv, weights
 from torch import nn
 
-from headwise.core.site import Site
-from headwise.methods import ValueNorm
+from headwise.attend.core.site import Site
+from headwise.attend.methods import ValueNorm
 from headwise.testing.calls import attend_with
 
 

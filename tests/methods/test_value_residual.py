@@ -2,7 +2,7 @@ import pytest
 import torch
 from naive import qkv, weights
 
-from headwise.methods import NeuTRENO, ValueResidual
+from headwise.attend.methods import NeuTRENO, ValueResidual
 from headwise.testing.calls import attend_with
 
 

@@ -3,16 +3,16 @@
     make mutations                        every row of tests/mutations/*.toml: about 20 minutes of one core
     make mutations ARGS=results/power     the rows whose file contains this text
 
-A row says what is broken and which tests must notice (paths under src/headwise/ and tests/, pytest's `::name` allowed):
+A row says what is broken and which tests must notice (paths from the root and under tests/, `::name` allowed):
 
     [[mutation]]
-    file = "results/power.py"
+    file = "verdict/src/headwise_verdict/results/power.py"
     old = "low, high = max(least, 2) - 1, max(least, 2)"    # occurs exactly once in the file
     new = "low, high = max(least, 2), max(least, 2) + 1"
     tests = ["study_analysis/test_oracles.py::test_the_seeds_needed_are_the_fewest_that_do"]
     lives = ""                                               # optional: why no test can tell the two apart
 
-The tests run against a copy of the package in a temporary folder. They must pass on the copy as it is, and then fail
+The tests run against a copy of the packages in a temporary folder. They must pass on the copy as it is, and then fail
 with each row in turn; one that still passes is a survivor, unless its row says why it may live.
 """
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE, TABLES = ROOT / "src" / "headwise", Path(__file__).parent
+SOURCES, TABLES = ("src", "verdict/src", "papers/src"), Path(__file__).parent
 # seconds after which a broken program counts as noticed
 LIMIT = 300
 PASSED, FAILED = 0, 1
@@ -66,15 +66,16 @@ def read(folder: Path = TABLES) -> list[Mutation]:
 
 
 class Copy:
-    """A copy of the package, on which tests are run."""
+    """A copy of the packages, on which tests are run."""
 
     def __init__(self, folder: Path) -> None:
-        self.source = folder / "src"
-        shutil.copytree(PACKAGE, self.source / "headwise", ignore=shutil.ignore_patterns("__pycache__"))
+        self.folder = folder
+        for part in SOURCES:
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
 
     def run(self, tests: Sequence[str]) -> int | None:
         """Return pytest's exit status on the copy, None if it took too long."""
-        paths = [str(self.source), str(ROOT / "papers" / "src"), os.environ.get("PYTHONPATH", "")]
+        paths = [*(str(self.folder / part) for part in SOURCES), os.environ.get("PYTHONPATH", "")]
         # bytecode is not written: a file that changes twice in a second would be taken for its older self
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
@@ -92,7 +93,7 @@ class Copy:
 
     def outcome(self, mutation: Mutation) -> str:
         """Return "killed", "survived", or why the row says nothing."""
-        path = self.source / "headwise" / mutation.file
+        path = self.folder / mutation.file
         whole = path.read_text(encoding="utf-8")
         path.write_text(mutation.broken(whole), encoding="utf-8")
         try:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import headwise
-from headwise.attention import softmax
-from headwise.projections import capture, stand_ins
+from headwise.attend.attention import softmax
+from headwise.attend.projections import capture, stand_ins
 
 
 @pytest.fixture(autouse=True)

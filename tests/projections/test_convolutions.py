@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headwise
-from headwise import FeatScale, GatedOutput, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam, projections
-from headwise.core.site import Site
-from headwise.projections import ProjectionError
-from headwise.statistics.weights import read_weights, weight_reading, weight_reasons
+from headwise import FeatScale, GatedOutput, InputNoise, NuclearDecay, ProductDecay, QKClip, SigmaReparam
+from headwise.attend import projections
+from headwise.attend.core.site import Site
+from headwise.attend.projections import ProjectionError
+from headwise.health.statistics.weights import read_weights, weight_reading, weight_reasons
 
 HEADS, SIZE, WIDTH = 2, 4, 6
 INNER = HEADS * SIZE

@@ -8,9 +8,9 @@ from projections import fused_toys as toys
 from projections.fused_toys import HEADS, SIZE, WIDTH, FusedToy
 from torch import nn
 
-from headwise import projections
-from headwise.core.site import Site
-from headwise.projections import ProjectionError
+from headwise.attend import projections
+from headwise.attend.core.site import Site
+from headwise.attend.projections import ProjectionError
 
 ORDERS = [toys.stacked, toys.reversed_stack, toys.interleaved, toys.entries_first, toys.heads_then_entries]
 

@@ -9,9 +9,9 @@ import transformers as tf
 from grids import part_of_grid
 from torch import nn
 
-from headwise import hosts, projections
-from headwise.core.site import Site
-from headwise.projections import Projections, capture
+from headwise.attend import hosts, projections
+from headwise.attend.core.site import Site
+from headwise.attend.projections import Projections, capture
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import QKClip, SigmaReparam, SpectralNorm, WeightNorm
-from headwise.methods.reparametrization import reparametrize
-from headwise.projections import spectral_group
-from headwise.projections import together as together_
-from headwise.projections.block import Block
-from headwise.projections.leading import unit
-from headwise.projections.spectral import Spectral
+from headwise.attend.methods.reparametrization import reparametrize
+from headwise.attend.projections import spectral_group
+from headwise.attend.projections import together as together_
+from headwise.attend.projections.block import Block
+from headwise.attend.projections.leading import unit
+from headwise.attend.projections.spectral import Spectral
 
 METHODS = [SigmaReparam(), SigmaReparam(init="one"), SpectralNorm()]
 

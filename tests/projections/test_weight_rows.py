@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import WeightNorm
-from headwise.projections import together as together_
-from headwise.projections import weight_rows
+from headwise.attend.projections import together as together_
+from headwise.attend.projections import weight_rows
 
 
 @pytest.fixture

@@ -14,19 +14,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise import (
-    AttnScale,
-    DropHead,
-    EntropyPenalty,
-    NeuTRENO,
-    ProductDecay,
-    QKClip,
-    Ramp,
-    SigmaReparam,
-)
-from headwise.regularizing import optimizer_steps
-from headwise.regularizing.forgotten import KEPT
-from headwise.watching.alerts import HealthWarning
+from headwise import AttnScale, DropHead, EntropyPenalty, NeuTRENO, ProductDecay, QKClip, Ramp, SigmaReparam
+from headwise.attend.regularizing import optimizer_steps
+from headwise.attend.regularizing.forgotten import KEPT
+from headwise.health.watching.alerts import HealthWarning
 
 EXAMPLE = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
 

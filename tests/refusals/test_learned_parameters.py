@@ -8,7 +8,7 @@ from small_models import HOSTS, Own, fresh
 
 import headwise
 from headwise import XSA, AttentionSink, AttnScale, DropHead, GatedOutput, SigmaReparam, SSMax
-from headwise.core.method_state import MethodState
+from headwise.attend.core.method_state import MethodState
 
 
 def fitted(method, seed=0):

@@ -12,7 +12,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise import DropHead
-from headwise.regularizing.handle import PLUMBING
+from headwise.attend.regularizing.handle import PLUMBING
 
 HOST = HOSTS["own"]
 SOURCE = str(Path(headwise.__file__).parent)

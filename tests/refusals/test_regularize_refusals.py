@@ -14,9 +14,9 @@ from untouched import fresh, same, untouched
 
 import headwise
 from headwise import AttnScale, DropHead, DropKey, GatedOutput, NeuTRENO, QKClip, RelaxedAttention
-from headwise.attention import computation as core
-from headwise.attention import softmax
-from headwise.core.method import Method
+from headwise.attend.attention import computation as core
+from headwise.attend.attention import softmax
+from headwise.attend.core.method import Method
 
 LAYERS = r"blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn"
 
@@ -209,7 +209,7 @@ def test_a_method_named_for_a_layer_where_it_has_no_meaning_is_refused():
 
 def test_importing_headwise_routes_nothing():
     assert F.scaled_dot_product_attention is softmax.fused
-    assert "headwise.hosts.sdpa.adapter" in sys.modules
+    assert "headwise.attend.hosts.sdpa.adapter" in sys.modules
     assert Path(core.__file__).name == "computation.py"
 
 
@@ -240,7 +240,7 @@ def test_layers_are_named_by_text(where):
 
 @pytest.mark.parametrize("reason", ["DropHead needs heads of equal size", "needs heads of equal size"])
 def test_a_refusal_names_the_method_once(monkeypatch, reason):
-    from headwise.regularizing import plan
+    from headwise.attend.regularizing import plan
 
     monkeypatch.setattr(plan, "refusal", lambda method, site: reason)
     model = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)

@@ -9,8 +9,8 @@ import torch
 
 import headwise
 from headwise import DropHead, DropKey, VShape
-from headwise import methods as shelf
-from headwise.core.method import REGISTRY, Method
+from headwise.attend import methods as shelf
+from headwise.attend.core.method import REGISTRY, Method
 
 # A name for a type, as a method's author may have one: only the type behind it says what a setting may hold.
 Share = float
@@ -122,7 +122,9 @@ def test_a_method_of_a_method_is_refused():
         class Milder(DropHead):
             pass
 
-    with pytest.raises(TypeError, match=r"a method named 'DropKey' exists already in headwise\.methods\.drop_key"):
+    with pytest.raises(
+        TypeError, match=r"a method named 'DropKey' exists already in headwise\.attend\.methods\.drop_key"
+    ):
         type("DropKey", (Method,), {"__module__": __name__})
     assert REGISTRY["DropKey"] is DropKey
 

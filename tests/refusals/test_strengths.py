@@ -10,9 +10,9 @@ from small_models import Own
 
 import headwise
 from headwise import BranchDrop, ByDepth, DropHead, DropKey, NeuTRENO, Ramp, SoftCap, Temperature, VShape
-from headwise.core.method import REGISTRY
-from headwise.core.schedule import extremes
-from headwise.regularizing.training_state import Strengths
+from headwise.attend.core.method import REGISTRY
+from headwise.attend.core.schedule import extremes
+from headwise.attend.regularizing.training_state import Strengths
 
 
 def fitted(*methods):

@@ -11,7 +11,7 @@ import pytest
 from grids import part_of_grid
 from report.synthetic_study import NINE, write_study
 
-import headwise.reporting
+import headwise_verdict.reporting
 
 ROOT = Path(__file__).parents[2]
 # The look of the real site, without what it makes of the kept results.
@@ -76,7 +76,7 @@ def site(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    return headwise.reporting.write(
+    return headwise_verdict.reporting.write(
         write_study(folder, methods=NINE[:4], epochs=3, diverged={(NINE[2], 3)}, watched=True)
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report.synthetic_study import NINE, write_study
 
-import headwise.reporting
+import headwise_verdict.reporting
 
 EVIL = '<img src=x onerror="window.harmed=1"></script><script>window.harmed=2</script>'
 
@@ -21,7 +21,7 @@ def report(tmp_path_factory) -> Path:
     folder = write_study(
         tmp_path_factory.mktemp("study"), methods=methods, epochs=6, diverged={(NINE[2], 3)}, watched=True
     )
-    return headwise.reporting.write(folder)
+    return headwise_verdict.reporting.write(folder)
 
 
 class Visit:
@@ -114,7 +114,7 @@ def test_the_source_of_a_run_is_seen_without_scrolling(visit):
 
 def test_a_study_in_which_every_run_diverged_is_quiet_too(browser, tmp_path):
     broken = {(method, seed) for method in NINE[:3] for seed in (0, 1)}
-    page = headwise.reporting.write(write_study(tmp_path, methods=NINE[:3], seeds=2, epochs=3, diverged=broken))
+    page = headwise_verdict.reporting.write(write_study(tmp_path, methods=NINE[:3], seeds=2, epochs=3, diverged=broken))
     seen = Visit(browser, page)
     assert seen.messages == []
     assert seen.page.locator("text=no epoch of a run ended with a finite figure").count() == 2
@@ -187,7 +187,7 @@ def test_a_method_name_with_html_does_no_harm(visit):
 
 def test_the_page_of_a_study_with_one_seed_is_quiet_too(browser, tmp_path):
     folder = write_study(tmp_path, methods=NINE[:2], seeds=1, epochs=3)
-    assert Visit(browser, headwise.reporting.write(folder)).messages == []
+    assert Visit(browser, headwise_verdict.reporting.write(folder)).messages == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -268,7 +268,7 @@ def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
 
 def test_the_answer_its_plot_and_its_table_are_printed_on_the_first_page(browser, tmp_path):
     methods = (*NINE, "NeuTRENO(strength=0.6) @ 2-5 | learning_rate=0.001")
-    seen = Visit(browser, headwise.reporting.write(write_study(tmp_path, methods=methods, epochs=3)))
+    seen = Visit(browser, headwise_verdict.reporting.write(write_study(tmp_path, methods=methods, epochs=3)))
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     seen.page.emulate_media(media="print", color_scheme="light")
     seen.page.set_viewport_size({"width": 703, "height": 1000})
@@ -290,7 +290,7 @@ LONG = [
 
 def printed(browser, folder) -> Visit:
     """Open a report as it is printed on A4, whose margins leave 703 pixels."""
-    seen = Visit(browser, headwise.reporting.write(folder))
+    seen = Visit(browser, headwise_verdict.reporting.write(folder))
     seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     seen.page.emulate_media(media="print", color_scheme="light")
     seen.page.set_viewport_size({"width": 703, "height": 1000})
@@ -318,7 +318,9 @@ def test_of_thirty_arms_the_plot_is_printed_on_the_first_page(browser, tmp_path)
 
 
 def test_names_are_told_apart_in_the_plot_on_a_phone_and_no_number_is_broken(browser, tmp_path):
-    phone = Visit(browser, headwise.reporting.write(write_study(tmp_path, methods=("baseline", *LONG), epochs=3)), 390)
+    phone = Visit(
+        browser, headwise_verdict.reporting.write(write_study(tmp_path, methods=("baseline", *LONG), epochs=3)), 390
+    )
     labels = phone.page.locator("#paired-differences .role-axis-label text").all_text_contents()
     names = {label for label in labels if "SigmaReparam" in label}
     assert len(names) == len(LONG) and not [name for name in names if name.endswith("…")]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from headwise.files.cached_text import cached_text
+from headwise_verdict.files.cached_text import cached_text
 
 
 @pytest.fixture

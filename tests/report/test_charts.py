@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pytest
 
-from headwise.pages.charts import attention_maps, beyond, digits_of, heat_map, pairs_of, robust_range
-from headwise.pages.label_columns import lines_of
-from headwise.pages.line_charts import against_cost, curves, dose, lines
-from headwise.reporting.difference_section import forest, panel
+from headwise_verdict.pages.charts import attention_maps, beyond, digits_of, heat_map, pairs_of, robust_range
+from headwise_verdict.pages.label_columns import lines_of
+from headwise_verdict.pages.line_charts import against_cost, curves, dose, lines
+from headwise_verdict.reporting.difference_section import forest, panel
 
 HEADS = [
     {"layer": layer, "head": head, "step": step, "value": layer + head / 10}

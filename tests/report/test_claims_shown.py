@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from report.synthetic_study import write_study
 
-import headwise.reporting
-from headwise.results.table import print_answer
+import headwise_verdict.reporting
+from headwise_verdict.results.table import print_answer
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("baseline", "DropHead(p=0.2)", "QKNorm()")
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
     made = write_study(
         tmp_path_factory.mktemp("study"), methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=CLAIMS
     )
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     return made
 
 
@@ -88,7 +88,7 @@ def test_the_terminal_says_each_claim_in_one_line(folder, capsys):
 
 def test_a_study_without_claims_has_no_section_and_no_file(tmp_path):
     made = write_study(tmp_path / "study", methods=ARMS[:2], effects=(0, 0), epochs=3)
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     assert "Claims that" not in (made / "report.html").read_text(encoding="utf-8")
     # claims of an earlier form of the study do not outlive it
     (tmp_path / "kept").mkdir()
@@ -102,7 +102,7 @@ def test_what_a_claim_is_judged_by_is_kept_as_a_table(tmp_path):
     claim = {"text": "DropHead widens no gap.", "tests": [{"arm": ARMS[1], "outcome": "gap/loss", "says": "lower"}]}
     for name, claims in (("with", (claim,)), ("without", ())):
         made = write_study(tmp_path / name, methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=claims)
-        headwise.reporting.write(made)
+        headwise_verdict.reporting.write(made)
         assert command("keep_results.py", made, tmp_path / "kept" / name).returncode == 0
         page = (tmp_path / "kept" / name / "README.md").read_text(encoding="utf-8")
         assert page.count("## Gap loss") == (name == "with") and page.count("## Test accuracy") == 1, page
@@ -140,7 +140,7 @@ def test_kept_claims_make_one_table_over_all_studies(folder, tmp_path):
 @pytest.mark.grid
 def test_a_result_of_other_arms_than_its_study_has_is_named(tmp_path):
     made = write_study(tmp_path / "made", methods=ARMS, effects=(0, 0, 0), epochs=3)
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     for name in ("entropy-collapse", "no-study"):
         assert command("keep_results.py", made, tmp_path / "kept" / name).returncode == 0
     (tmp_path / "kept" / "claims.md").write_text("<!-- claims -->\n<!-- end of claims -->\n")
@@ -164,7 +164,7 @@ def test_claims_of_findings_are_shown_and_printed(tmp_path, capsys):
     own = {"text": "A law holds.", "verdict": "as published", "ours": "error 1e-6", "published": {"law": "exact"}}
     found = {"title": "Found", "paragraphs": ["Yes."], "claims": [own]}
     (tmp_path / "findings.json").write_text(json.dumps(found))
-    headwise.reporting.write(tmp_path)
+    headwise_verdict.reporting.write(tmp_path)
     print_answer(tmp_path)
     assert "claim, as published: A law holds." in capsys.readouterr().out
     assert "law exact" in (tmp_path / "report.html").read_text(encoding="utf-8")

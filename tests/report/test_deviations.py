@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.results.intervals import interval
+from headwise_verdict.results.intervals import interval
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ import pytest
 from report.synthetic_study import write_study
 from report.test_claims_shown import ARMS, CLAIMS, command
 
-import headwise.reporting
-from headwise.results.analysis_record import JudgedClaim
-from headwise.results.digests import sealed
-from headwise.results.records import Claim, ClaimTest, EarlierVerdict
+import headwise_verdict.reporting
+from headwise_verdict.results.analysis_record import JudgedClaim
+from headwise_verdict.results.digests import sealed
+from headwise_verdict.results.records import Claim, ClaimTest, EarlierVerdict
 
 EARLIER = EarlierVerdict(verdict="contrary", until="2026-01-02", why="premise after the runs")
 
@@ -28,7 +28,7 @@ def rows(path):
 
 def test_a_verdict_that_decided_is_added_to_the_earlier_ones(tmp_path):
     made = write_study(tmp_path / "study", methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=CLAIMS)
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     kept = tmp_path / "kept"
     assert run("keep_results.py", made, kept) == (0, "")
     path = kept / "claims.json"
@@ -81,7 +81,7 @@ def test_the_figures_of_a_calculation_give_its_verdicts(tmp_path, wrong, capsys)
 @pytest.mark.parametrize("change", [0.0, 0.001])
 def test_a_second_run_of_the_baseline_gives_the_figures_by_seed_if_it_gives_the_kept_means(tmp_path, change, capsys):
     made = write_study(tmp_path / "study", methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=CLAIMS)
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     kept = tmp_path / "kept"
     assert run("keep_results.py", made, kept) == (0, "")
     whole = rows(kept / "seeds.csv")

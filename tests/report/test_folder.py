@@ -8,8 +8,8 @@ import shutil
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.results.folder import read_study
-from headwise.results.stored import read_lines
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.stored import read_lines
 
 TWO = ("baseline", "Other()")
 

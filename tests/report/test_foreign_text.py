@@ -7,12 +7,12 @@ import pytest
 from synthetic_study import write_study
 
 import headwise.report
-from headwise.files.foreign_text import as_cell, printable, read_as_json
-from headwise.reporting.export import export
-from headwise.results.digests import sealed
-from headwise.results.folder import ledger_of, read_study
-from headwise.results.records import RunEntry
-from headwise.results.table import print_answer
+from headwise_verdict.files.foreign_text import as_cell, printable, read_as_json
+from headwise_verdict.reporting.export import export
+from headwise_verdict.results.digests import sealed
+from headwise_verdict.results.folder import ledger_of, read_study
+from headwise_verdict.results.records import RunEntry
+from headwise_verdict.results.table import print_answer
 
 DEEP = "[" * 5000 + "]" * 5000
 DEEPER = '{"a":' * 100_000 + "1" + "}" * 100_000

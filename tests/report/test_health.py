@@ -7,9 +7,9 @@ import json
 import pytest
 from report.synthetic_study import write_study
 
-import headwise.reporting
-from headwise.reporting.health_section import health_sections, thin
-from headwise.results.folder import read_study
+import headwise_verdict.reporting
+from headwise_verdict.reporting.health_section import health_sections, thin
+from headwise_verdict.results.folder import read_study
 
 ONE = ("baseline",)
 
@@ -64,7 +64,7 @@ def test_groups_of_heads_are_told_apart(tmp_path):
 
 
 def test_of_many_statistics_those_that_alerts_judge_are_drawn(tmp_path):
-    from headwise.statistics import STATISTICS
+    from headwise.health.statistics import STATISTICS
 
     records = [reading(step, statistic=name) for step in (0, 50) for name in STATISTICS]
     text = body(watched(tmp_path, records))
@@ -115,7 +115,7 @@ def test_many_alerts_are_cut_and_the_cut_is_told(tmp_path):
 
 def test_readings_that_are_not_finite_leave_a_gap(tmp_path):
     study = watched(tmp_path, [reading(0), reading(0, head=1, value=None), reading(50), reading(50, head=1)])
-    html = headwise.reporting.write(study.path).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(study.path).read_text(encoding="utf-8")
     assert '"value":null' not in html
     assert "attention entropy (nats)" in html
 

@@ -16,8 +16,8 @@ from headwise.files.optional_imports import load
 def test_importing_the_report_imports_no_optional_library():
     heavy = "altair, jinja2, markupsafe, scipy, numpy, torch, vl_convert".split(", ")
     code = (
-        "import sys, headwise.reporting.command, headwise.pages.shell, headwise.pages.charts; "
-        "import headwise.results.analysis; "
+        "import sys, headwise_verdict.reporting.command, headwise_verdict.pages.shell, headwise_verdict.pages.charts; "
+        "import headwise_verdict.results.analysis; "
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -27,7 +27,7 @@ def test_importing_the_report_imports_no_optional_library():
 def test_the_compiler_of_torch_is_imported_by_those_who_compile_alone():
     """It takes as long as torch itself: a second and more of every command and every worker."""
     code = (
-        "import sys, headwise.comparing.compare, headwise.engines.worker, headwise.watching.watch; "
+        "import sys, headwise.lab.comparing.compare, headwise.lab.engines.worker, headwise.health.watching.watch; "
         "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from synthetic_study import write_study
 
-import headwise.reporting
-from headwise.results.folder import read_study
-from headwise.results.stored import checked_analysis
+import headwise_verdict.reporting
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.stored import checked_analysis
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / "docs" / "keep_results.py"
@@ -30,7 +30,7 @@ def keep(folder, kept, *more):
 def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
     arms = ("baseline", "DropHead(p=0.2)", "baseline | learning_rate=0.01")
     folder = write_study(tmp_path / "study", methods=arms, effects=(0.0, 0.05, 0.0), seeds=10, diverged={(arms[2], 1)})
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     done = keep(folder, tmp_path / "kept", "--note", "What is to be said.")
     assert done.returncode == 0, done.stderr
     forest = "paired-differences-in-test-accuracy.svg"
@@ -60,7 +60,7 @@ def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):
 @pytest.mark.grid
 def test_learning_curves_are_means_over_seeds_by_arm_split_and_epoch(tmp_path):
     folder = write_study(tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=3)
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     done = keep(folder, tmp_path / "kept")
     assert done.returncode == 0, done.stderr
     with (tmp_path / "kept" / "curves.csv").open(newline="") as stream:
@@ -86,7 +86,7 @@ def test_without_test_figures_at_the_epochs_no_curve_is_kept(tmp_path):
     folder = write_study(
         tmp_path / "study", methods=("baseline", "DropHead(p=0.2)"), effects=(0.0, 0.05), seeds=2, test_curves=False
     )
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     assert keep(folder, tmp_path / "kept").returncode == 0
     assert not list((tmp_path / "kept").glob("curves*"))
 
@@ -95,7 +95,7 @@ def test_the_course_along_an_axis_is_kept(tmp_path):
     arms = ("baseline", "DropHead(p=0.1)", "DropHead(p=0.2)")
     axes = [("p", (0.0, 0.1, 0.2), arms)]
     folder = write_study(tmp_path / "study", methods=arms, effects=(0.0, 0.05, 0.1), seeds=10, axes=axes)
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     page = runpy.run_path(str(COMMAND))["study_page"](folder)
     row = next(line for line in page.splitlines() if line.startswith("| p | test accuracy |"))
     assert row.endswith("| 0.2 (at an end) |")
@@ -120,7 +120,7 @@ def in_phases(folder):
 @pytest.mark.grid
 def test_statistics_by_depth_and_matrices_by_phase_are_kept_and_shown(tmp_path):
     folder = in_phases(write_study(tmp_path / "study", methods=("baseline", "A()"), seeds=6, heads=True))
-    page = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    page = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert "After each phase" in page and 'id="figure-accuracy-after-each-phase-a' in page
     assert keep(folder, tmp_path / "kept").returncode == 0
     page = (tmp_path / "kept" / "README.md").read_text(encoding="utf-8")
@@ -162,7 +162,7 @@ def test_what_a_claim_is_judged_by_is_drawn_by_step_where_it_was_watched(tmp_pat
     folder = write_study(
         tmp_path / "study", methods=("baseline", "A()"), seeds=6, heads=True, watched=True, claims=claims
     )
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     names = runpy.run_path(str(COMMAND))["primary_figures"](folder)
     assert "token-cosine-cosine-by-step" in names and not any("entropy" in name for name in names)
 
@@ -187,7 +187,7 @@ def test_a_folder_without_results_is_refused_and_nothing_is_written(tmp_path):
 @pytest.mark.parametrize("missing", ["versions", "hardware", "commit"])
 def test_what_is_unknown_is_said_to_be(tmp_path, missing):
     folder = write_study(tmp_path / "study", methods=("baseline", "QKNorm()"), effects=(0.0, 0.0), seeds=3)
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     study = json.loads((folder / "study.json").read_text())
     study.pop(missing, None)
     (folder / "study.json").write_text(json.dumps(study))

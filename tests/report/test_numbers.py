@@ -9,10 +9,10 @@ from synthetic_study import NINE, write_study
 from typer.testing import CliRunner
 
 from headwise.cli import app
-from headwise.files.errors import StudyError
-from headwise.reporting.numbers import study_of_numbers
-from headwise.reporting.rebuild import rebuild
-from headwise.results.analysis import analyse
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting.numbers import study_of_numbers
+from headwise_verdict.reporting.rebuild import rebuild
+from headwise_verdict.results.analysis import analyse
 
 PLAIN = [0.80, 0.82, 0.79, 0.81, 0.83, 0.80, 0.78]
 BETTER = [0.85, 0.86, 0.84, 0.85, 0.88, 0.84, 0.84]
@@ -672,7 +672,7 @@ def test_a_baseline_or_an_outcome_that_is_not_there_is_told_with_those_that_are(
 
 
 def test_the_numbers_of_a_report_give_its_verdicts_again(tmp_path, capsys):
-    from headwise.reporting.command import report_numbers
+    from headwise_verdict.reporting.command import report_numbers
 
     page = report_numbers(table(tmp_path / "runs.csv", rows_of()), OUTCOME, "plain")
     assert page == tmp_path / "runs-report" / "report.html" and page.is_file() and "better" in capsys.readouterr().out

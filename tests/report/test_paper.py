@@ -9,14 +9,14 @@ import re
 import pytest
 from report.synthetic_study import write_study
 
-import headwise.methods as methods
-import headwise.reporting
-from headwise.core.method import REGISTRY
-from headwise.reporting.export import entries, export
-from headwise.reporting.headline import headline, next_step, seeds_that_decide
-from headwise.reporting.study_page import chosen_by_trials
-from headwise.results.analysis import analyse, analyse_study
-from headwise.results.folder import read_study
+import headwise.attend.methods as methods
+import headwise_verdict.reporting
+from headwise.attend.core.method import REGISTRY
+from headwise_verdict.reporting.export import entries, export
+from headwise_verdict.reporting.headline import headline, next_step, seeds_that_decide
+from headwise_verdict.reporting.study_page import chosen_by_trials
+from headwise_verdict.results.analysis import analyse, analyse_study
+from headwise_verdict.results.folder import read_study
 
 ARMS = ("baseline", "DropHead(p=0.2)", "DropColumn(p=0.2)", "QKNorm()")
 
@@ -118,7 +118,7 @@ def test_a_difference_too_small_for_seeds_asks_for_another_setting(analysis):
 
 
 def test_every_arm_shows_its_trials_and_what_they_chose(folder):
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     first = html.split("Every arm against the baseline</caption>")[1].split("</tbody>")[0]
     assert "chosen by 8 trials; learning rate 0.001" in first
     assert "chosen by 8 trials, from DropHead(p=0.1); learning rate 0.0012" in first
@@ -127,7 +127,7 @@ def test_every_arm_shows_its_trials_and_what_they_chose(folder):
 
 
 def test_the_table_that_answers_is_sorted_by_effect_and_speaks_plainly(folder, analysis):
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     body = html.split("Every arm against the baseline</caption>")[1].split("<tbody>")[1].split("</tbody>")[0]
     # <wbr> stands before the settings of a name
     names = [re.sub("<.*?>", "", found) for found in re.findall(r'<th scope="row"[^>]*>(.*?)(?: <small>|</th>)', body)]

@@ -11,15 +11,15 @@ from grids import part_of_grid
 from report.synthetic_study import write_study
 from report.test_claims_shown import ARMS, CLAIMS, ROOT, command
 
-import headwise.reporting
-from headwise.reporting.plain_tables import study_csv
-from headwise.results.stored import checked_analysis
+import headwise_verdict.reporting
+from headwise_verdict.reporting.plain_tables import study_csv
+from headwise_verdict.results.stored import checked_analysis
 
 
 @pytest.fixture
 def kept(tmp_path):
     made = write_study(tmp_path / "study", methods=ARMS, effects=(0, 0.03, -0.03), epochs=3, claims=CLAIMS)
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     assert command("keep_results.py", made, tmp_path / "kept" / "synthetic").returncode == 0
     return tmp_path / "kept"
 
@@ -82,7 +82,7 @@ def doses(tmp_path_factory):
     study = json.loads((made / "study.json").read_text())
     study["axes"][0]["text"] = AXIS
     (made / "study.json").write_text(json.dumps(study))
-    headwise.reporting.write(made)
+    headwise_verdict.reporting.write(made)
     assert command("keep_results.py", made, folder / "kept" / "synthetic").returncode == 0
     return folder / "kept"
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from headwise.pages.formats import unit_named
+from headwise_verdict.pages.formats import unit_named
 
 
 @pytest.mark.parametrize("value", [0.28865, 0.28864999999999996, 0.28865000000000007])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from report.synthetic_study import write_study
 
-from headwise.results.folder import read_study
+from headwise_verdict.results.folder import read_study
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("baseline", "DropHead(p=0.2)")

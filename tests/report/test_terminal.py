@@ -7,15 +7,15 @@ import json
 import pytest
 from report.synthetic_study import NINE, write_study
 
-import headwise.reporting
-from headwise.files.ownership import MARKER
-from headwise.results.table import _wrapped, print_answer
+import headwise_verdict.reporting
+from headwise_verdict.files.ownership import MARKER
+from headwise_verdict.results.table import _wrapped, print_answer
 
 LONG = "InputNoise(scale=0.01, per_head=True) + Decorrelation(strength=0.25) @ 2-5 | learning_rate=0.003"
 
 
 def printed(folder, capsys) -> list[str]:
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     print_answer(folder)
     return capsys.readouterr().out.splitlines()
 
@@ -66,7 +66,7 @@ def test_an_analysis_of_another_version_is_refused_by_name(tmp_path):
 
 
 def test_several_folders_are_put_together_arm_by_arm(tmp_path, capsys):
-    from headwise.reporting.command import run
+    from headwise_verdict.reporting.command import run
 
     folders = [
         write_study(tmp_path / name, methods=("baseline", *arms), effects=(0, 0.03, -0.02), epochs=3)
@@ -81,8 +81,8 @@ def test_several_folders_are_put_together_arm_by_arm(tmp_path, capsys):
 
 
 def test_folders_that_share_no_arm_are_refused(tmp_path):
-    from headwise.files.errors import StudyError
-    from headwise.results.across import across
+    from headwise_verdict.files.errors import StudyError
+    from headwise_verdict.results.across import across
 
     folders = [write_study(tmp_path / arm, methods=("baseline", f"{arm}()"), seeds=3, epochs=3) for arm in "AB"]
     with pytest.raises(StudyError, match="A, B share no arm"):
@@ -92,7 +92,7 @@ def test_folders_that_share_no_arm_are_refused(tmp_path):
 
 
 def test_the_command_exports(tmp_path, capsys):
-    from headwise.reporting.command import run
+    from headwise_verdict.reporting.command import run
 
     folder = write_study(tmp_path / "study", methods=NINE[:2], seeds=2, epochs=3)
     run([folder], tmp_path / "out")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from report.synthetic_study import NINE, write_study
 
-import headwise.reporting
-from headwise.pages.shell import Cell, Column, Section, figure, page, table
-from headwise.results.stored import read_whole_json
+import headwise_verdict.reporting
+from headwise_verdict.pages.shell import Cell, Column, Section, figure, page, table
+from headwise_verdict.results.stored import read_whole_json
 
 TWO = ("baseline", "Other(p=0.1)")
 EVIL = '<img src=x onerror="window.harmed=1"></script><b>|`*Evil'
@@ -22,12 +22,12 @@ EVIL = '<img src=x onerror="window.harmed=1"></script><b>|`*Evil'
 
 def test_a_folder_of_neither_kind_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds neither study\.json nor findings\.json"):
-        headwise.reporting.write(tmp_path)
+        headwise_verdict.reporting.write(tmp_path)
 
 
 def test_the_csv_holds_the_unrounded_figures_of_every_outcome(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     analysis = read_whole_json(folder / "analysis.json")
     rows = list(csv.DictReader((folder / "table.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["arm"], row["outcome"]) for row in rows[:2]] == [(arm, "test/accuracy") for arm in TWO]
@@ -41,7 +41,7 @@ def test_the_csv_holds_the_unrounded_figures_of_every_outcome(tmp_path):
 
 def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=3, epochs=4, diverged={(TWO[1], 1)}, heads=True)
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     runs = list(csv.DictReader((folder / "runs.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["arm"], row["seed"]) for row in runs] == [(arm, str(seed)) for arm in TWO for seed in range(3)]
     stored = read_whole_json(folder / "runs" / "000100000002" / "result.json")
@@ -55,7 +55,7 @@ def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):
 
 def test_latex_tables_escape_what_latex_acts_on(tmp_path):
     folder = write_study(tmp_path, methods=("baseline", "A_b(p=1) & 50% #{x} | y=1"), effects=(0, -0.03))
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     text = (folder / "table.tex").read_text(encoding="utf-8")
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 8
     assert r"\texttt{A\_b(p=1) \& 50\% \#\{x\} \textbar{} y=1}" in text
@@ -71,7 +71,7 @@ def test_latex_tables_escape_what_latex_acts_on(tmp_path):
 
 def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, diverged={(TWO[1], 3)}, missing={(TWO[1], 5)})
-    headwise.reporting.write(folder)
+    headwise_verdict.reporting.write(folder)
     lines = (folder / "table.md").read_text(encoding="utf-8").splitlines()
     assert "= 1.00). So far, in test accuracy" in lines[0]
     assert lines[-1].startswith("| `Other(p=0.1)` |")
@@ -81,7 +81,7 @@ def test_the_markdown_table_shows_divergence_and_what_is_missing(tmp_path):
 
 def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
     folder = write_study(tmp_path, methods=TWO)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     difference = read_whole_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]
     assert f"{100 * difference['mean']:+.2f}" in html
     assert f'data-value="{difference["mean"]}"' in html
@@ -90,7 +90,7 @@ def test_figures_of_the_page_are_those_of_the_analysis(tmp_path):
 
 
 def test_a_report_says_which_runs_are_missing(tmp_path):
-    html = headwise.reporting.write(
+    html = headwise_verdict.reporting.write(
         write_study(tmp_path, methods=TWO, seeds=3, missing={(TWO[1], 0), (TWO[1], 2)})
     ).read_text()
     assert "This study is not finished" in html
@@ -101,14 +101,14 @@ def test_a_study_without_any_run_still_gives_a_report(tmp_path):
     folder = write_study(
         tmp_path, methods=TWO, seeds=2, missing={(method, seed) for method in TWO for seed in range(2)}
     )
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert '<span class="missing">missing</span>' in html
     assert "0 of 4" in html
 
 
 def test_a_method_name_with_html_is_escaped_everywhere(tmp_path):
     folder = write_study(tmp_path, methods=("baseline", EVIL), seeds=2, diverged={(EVIL, 1)}, watched=True)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert "<img src=x" not in html
     assert "&lt;img src=x" in html
     markdown = (folder / "table.md").read_text(encoding="utf-8")
@@ -117,8 +117,8 @@ def test_a_method_name_with_html_is_escaped_everywhere(tmp_path):
 
 def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2)
-    first = headwise.reporting.write(folder).read_bytes()
-    assert headwise.reporting.write(folder).read_bytes() == first
+    first = headwise_verdict.reporting.write(folder).read_bytes()
+    assert headwise_verdict.reporting.write(folder).read_bytes() == first
     assert sorted(path.name for path in folder.iterdir()) == [
         ".headwise",
         "analysis.json",
@@ -134,7 +134,7 @@ def test_a_report_is_rebuilt_to_the_same_bytes(tmp_path):
 
 
 def test_a_page_names_no_address_that_a_browser_would_open(tmp_path):
-    html = headwise.reporting.write(write_study(tmp_path, methods=TWO, seeds=2)).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(write_study(tmp_path, methods=TWO, seeds=2)).read_text(encoding="utf-8")
     tags = re.sub(r"(<script[^>]*>).*?</script>", r"\1", html, flags=re.DOTALL)
     assert not re.findall(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["']?(?!data:)[^"'> ]""", tags)
     assert "default-src 'none'" in html
@@ -161,7 +161,7 @@ def test_findings_give_a_page_and_tables(tmp_path):
         "settings": {"seeds": 1},
     }
     (tmp_path / "findings.json").write_text(json.dumps(findings), encoding="utf-8")
-    html = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
     assert '<p class="lead">The answer is yes.</p>' in html
     assert "And &lt;more&gt;." in html
     assert "| a\\|b | 0.1235 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
@@ -194,7 +194,7 @@ def test_chart_data_cannot_end_its_script():
 
 
 def test_the_nine_arms_are_told_apart_in_the_answer_table(tmp_path):
-    html = headwise.reporting.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(write_study(tmp_path, seeds=2, epochs=3)).read_text(encoding="utf-8")
     first = html.split("Every arm against the baseline</caption>")[1].split("<tbody>")[1].split("</tbody>")[0]
     assert len(re.findall(r'<th scope="row"', first)) == len(NINE)
 
@@ -209,14 +209,14 @@ def test_a_report_names_the_environment_of_the_results_and_not_that_of_the_last_
     folder = write_study(tmp_path, methods=TWO, seeds=2)
     study = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps(study | {"commit": "started-later", "versions": {"torch": "9.9"}}))
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert "0000000" in html and "started-later" not in html and "environments, which differ" not in html
 
 
 def test_results_of_several_environments_are_counted_and_told_apart(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2)
     change_results(folder, ["000100000001"], commit="1111111", versions={"torch": "2.0"})
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert html.count("The results come from 2 environments, which differ in commit, version: torch") == 2
     assert "0000000" in html and "1111111" in html and "<dt>runs</dt><dd>3</dd>" in html
     found = read_whole_json(folder / "analysis.json")["environments"]
@@ -229,13 +229,13 @@ def test_a_report_says_when_some_runs_were_not_watched(tmp_path, named, words):
     names = sorted(path.name for path in (folder / "runs").iterdir())
     change_results(folder, names[:3] if named else [], watched=True)
     change_results(folder, names[3:], watched=len(named) == 3)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert (words or "were not watched") in html if words else "were not watched" not in html
 
 
 def test_what_diverged_is_not_called_missing(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=2, diverged={(TWO[1], 0), (TWO[1], 1)}, epochs=3)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert '<span class="missing">missing</span>' not in html
     table = html.split("Every arm against the baseline</caption>")[1]
     row = table.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1]
@@ -247,7 +247,7 @@ def test_what_diverged_is_not_called_missing(tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
     import os
 
-    from headwise.files.errors import StudyError
+    from headwise_verdict.files.errors import StudyError
 
     folder = write_study(tmp_path, methods=TWO, seeds=1)
 
@@ -258,18 +258,18 @@ def test_a_folder_that_cannot_be_written_is_a_message(tmp_path, monkeypatch):
     with pytest.raises(
         StudyError, match=r"cannot be written: Read-only file system\. .* or work on a copy of the folder"
     ):
-        headwise.reporting.write(folder)
+        headwise_verdict.reporting.write(folder)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"paragraphs": [1], "tables": [{}]}', '{"tables": 3}'])
 def test_findings_of_another_shape_are_named(tmp_path, content):
     (tmp_path / "findings.json").write_text(content)
     with pytest.raises(ValueError, match=r"findings\.json is not a valid record of findings.*Run the study again"):
-        headwise.reporting.write(tmp_path)
+        headwise_verdict.reporting.write(tmp_path)
 
 
 def test_the_charts_and_the_tables_can_be_exported(tmp_path):
-    from headwise.reporting.export import export
+    from headwise_verdict.reporting.export import export
 
     axis = ("A.p", (0.1, 0.2, 0.4), ("A(p=0.1)", "A(p=0.2)", "A(p=0.4)"))
     arms = ("baseline", *axis[2])
@@ -279,7 +279,7 @@ def test_the_charts_and_the_tables_can_be_exported(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == names | {".headwise"}
     assert {"table.csv", "table.tex", "runs.csv", "epochs.csv"} <= names
     figures = {name.removesuffix(".svg") for name in names if name.endswith(".svg")}
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     assert len(figures) == html.count("<figure id=") == len(set(re.findall(r'<figure id="([^"]+)"', html)))
     assert {f"{name}.png" for name in figures} <= names
     assert {"paired-differences-in-test-accuracy", "test-accuracy-along-a-p"} <= figures
@@ -291,8 +291,8 @@ def test_the_charts_and_the_tables_can_be_exported(tmp_path):
 
 
 def test_an_export_into_a_file_is_a_message(tmp_path):
-    from headwise.files.errors import StudyError
-    from headwise.reporting.export import export
+    from headwise_verdict.files.errors import StudyError
+    from headwise_verdict.reporting.export import export
 
     folder = write_study(tmp_path / "study", methods=TWO, seeds=1, epochs=3)
     (tmp_path / "out").write_text("here")
@@ -303,27 +303,27 @@ def test_an_export_into_a_file_is_a_message(tmp_path):
 def test_a_kept_analysis_without_runs_is_refused_by_name(tmp_path):
     (tmp_path / "analysis.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"holds the kept analysis of a study, without the runs"):
-        headwise.reporting.write(tmp_path)
+        headwise_verdict.reporting.write(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["low-rank-toy", "oversmoothing-at-init"])
 def test_kept_findings_can_be_read(tmp_path, name):
     kept = Path(__file__).parents[2] / "docs" / "results" / name / "findings.json"
     shutil.copy(kept, tmp_path)
-    html = headwise.reporting.write(tmp_path).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
     stored = json.loads(kept.read_text())
     assert html.count("<caption>") == len(stored["tables"]) + bool(stored.get("claims")) and stored["title"] in html
 
 
 def test_divergence_stands_first_where_there_is_any(tmp_path):
     settings = {"methods": TWO, "seeds": 8, "epochs": 3}
-    html = headwise.reporting.write(
+    html = headwise_verdict.reporting.write(
         write_study(tmp_path / "a", **settings, diverged={(TWO[1], seed) for seed in range(7)}, failure=0.1)
     ).read_text()
     order = re.findall(r'<section id="([^"]+)"', html)
     assert order[:3] == ["paired-differences", "result", "divergence"]
     assert "counts as 0.1 in test accuracy" in html and "more often" in html
-    calm = headwise.reporting.write(write_study(tmp_path / "b", **settings)).read_text()
+    calm = headwise_verdict.reporting.write(write_study(tmp_path / "b", **settings)).read_text()
     assert 'id="divergence"' not in calm
 
 
@@ -334,7 +334,7 @@ def specifications(html, name):
 
 def test_the_forest_plot_holds_a_dot_for_each_seed_and_the_numbers(tmp_path):
     folder = write_study(tmp_path, methods=TWO, seeds=7, epochs=3, margin=0.01)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
     (spec,) = specifications(html, "paired-differences").values()
     rows = [row for rows in spec["datasets"].values() for row in rows]
     by_seed = read_whole_json(folder / "analysis.json")["arms"][1]["differences"]["test/accuracy"]["by_seed"]
@@ -346,7 +346,7 @@ def test_the_forest_plot_holds_a_dot_for_each_seed_and_the_numbers(tmp_path):
 def test_all_arms_share_one_colour_scale_and_differences_are_symmetric(tmp_path):
     arms = ("baseline", "A()", "B()")
     folder = write_study(tmp_path, methods=arms, effects=(0, 0.05, -0.03), seeds=6, epochs=3, heads=True, watched=True)
-    html = headwise.reporting.write(folder).read_text(encoding="utf-8")
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
 
     def scale(spec):
         return next(layer for layer in spec.get("layer", [spec]) if "color" in layer["encoding"])["encoding"]["color"][
@@ -375,7 +375,7 @@ def test_all_arms_share_one_colour_scale_and_differences_are_symmetric(tmp_path)
 
 
 def test_anchors_are_unique_and_a_reader_without_scripts_is_told(tmp_path):
-    html = headwise.reporting.write(
+    html = headwise_verdict.reporting.write(
         write_study(tmp_path, methods=TWO, seeds=6, epochs=3, heads=True, watched=True)
     ).read_text(encoding="utf-8")
     anchors = re.findall(r'<(?:section|figure) id="([^"]+)"', html)
@@ -390,7 +390,7 @@ def test_the_work_of_a_report_grows_no_faster_than_its_runs(tmp_path):
         methods = tuple(f"A(p={at})" for at in range(10))
         folder = write_study(tmp_path / str(seeds), methods=methods, seeds=seeds, epochs=10)
         start = time.process_time()
-        headwise.reporting.write(folder)
+        headwise_verdict.reporting.write(folder)
         return time.process_time() - start
 
     # once before, which imports

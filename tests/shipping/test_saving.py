@@ -12,7 +12,7 @@ from rounding import assert_same_to_rounding
 from small_models import HOSTS, Own, vectors
 
 import headwise
-from headwise.core.method import REGISTRY
+from headwise.attend.core.method import REGISTRY
 
 pytest.importorskip("safetensors")
 
@@ -133,7 +133,7 @@ def test_export_of_another_librarys_model_is_refused(tmp_path):
 
 def test_export_compares_what_it_wrote(tmp_path, monkeypatch):
     handle = trained(llama(), FIVE)
-    from headwise.regularizing import saving
+    from headwise.attend.regularizing import saving
 
     before = saving.write_weights
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.statistics import Reading
+from headwise.health.statistics import Reading
 
 HEADS, SIZE, WIDTH = 4, 16, 24
 

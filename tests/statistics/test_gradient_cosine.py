@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.statistics import Reading, read
+from headwise.health.statistics import Reading, read
 
 
 def _reading(queries_are_keys=False):

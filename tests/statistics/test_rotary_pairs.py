@@ -8,8 +8,9 @@ import torch.nn.functional as F
 import torchvision_stub  # noqa: F401  (before timm)
 import transformers as tf
 
-from headwise import projections, sites
-from headwise.statistics.weights.weight_reading import rotary_pairs
+from headwise import sites
+from headwise.attend import projections
+from headwise.health.statistics.weights.weight_reading import rotary_pairs
 
 FLAT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}

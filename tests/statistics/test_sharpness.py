@@ -9,8 +9,8 @@ from grids import part_of_grid
 from torch import nn
 
 import headwise
-from headwise.statistics import lanczos
-from headwise.statistics.sharpness import sharpness, stability
+from headwise.health.statistics import lanczos
+from headwise.health.statistics.sharpness import sharpness, stability
 
 
 def symmetric(*eigenvalues, seed=0):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headwise.statistics.squarings import largest_product, largest_square
+from headwise.health.statistics.squarings import largest_product, largest_square
 
 
 def drawn(*shape):

@@ -10,8 +10,8 @@ from statistic_calls import reading
 from statistic_definitions import Whole
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headwise.statistics import STATISTICS, Queries, Reading, Tally, read, reasons
-from headwise.statistics.reading import SiteFacts
+from headwise.health.statistics import STATISTICS, Queries, Reading, Tally, read, reasons
+from headwise.health.statistics.reading import SiteFacts
 
 
 def values(tallies):
@@ -172,7 +172,7 @@ def test_a_sample_of_all_queries_is_the_whole():
 )
 def test_sampled_rows_have_the_figures_of_their_rows(kind):
     call = reading(kind)
-    from headwise.statistics import RowFigures
+    from headwise.health.statistics import RowFigures
 
     needs = ("top", "entropy", "peak", "distance", "roughness", "centred")
     whole = RowFigures(call, needs)

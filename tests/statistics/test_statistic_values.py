@@ -3,7 +3,7 @@ import statistic_definitions
 from statistic_calls import call_names, reading
 from statistic_definitions import Whole
 
-from headwise.statistics import STATISTICS, read, reasons, scan
+from headwise.health.statistics import STATISTICS, read, reasons, scan
 
 
 def assert_exact(name, tally, expected):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwise.statistics.sharpness import stability
-from headwise.statistics.tally import CONFIDENCE, Tally
+from headwise.health.statistics.sharpness import stability
+from headwise.health.statistics.tally import CONFIDENCE, Tally
 
 
 def test_the_variances_of_micro_batches_add_up():

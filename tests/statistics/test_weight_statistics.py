@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise.core.site import Site
-from headwise.statistics.weights import WEIGHT_STATISTICS, Product, read_weights, weight_reading, weight_reasons
-from headwise.statistics.weights.balance import conserved
-from headwise.statistics.weights.ranks import PseudoRank
+from headwise.attend.core.site import Site
+from headwise.health.statistics.weights import WEIGHT_STATISTICS, Product, read_weights, weight_reading, weight_reasons
+from headwise.health.statistics.weights.balance import conserved
+from headwise.health.statistics.weights.ranks import PseudoRank
 
 F64 = torch.float64
 
@@ -150,7 +150,7 @@ def test_hosts_are_asked_how_they_pair_rotary_rows():
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
     from transformers.models.llama.modeling_llama import LlamaAttention
 
-    from headwise.statistics.weights.weight_reading import rotary_pairs
+    from headwise.health.statistics.weights.weight_reading import rotary_pairs
 
     made = {cls: cls.__new__(cls) for cls in (LlamaAttention, CohereAttention, GPTNeoXAttention)}
     for module in made.values():
@@ -245,7 +245,7 @@ def test_the_gap_is_bounded_by_the_imbalance():
 
 @pytest.mark.parametrize("shape", [(5, 8, 8), (3, 4, 9), (3, 9, 4)])
 def test_singular_values_by_eigenvalues_as_a_gpu_computes_them(shape):
-    from headwise.statistics.weights.product import by_eigenvalues
+    from headwise.health.statistics.weights.product import by_eigenvalues
 
     matrices = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     matrices[0, 0] = matrices[0, 1]

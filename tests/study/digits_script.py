@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional as F
 
 import headwise
-from headwise.experiments.configuration import derive
-from headwise.regularizing.parameter_groups import parameter_groups
-from headwise.studies.digits import Digits
+from headwise.attend.regularizing.parameter_groups import parameter_groups
+from headwise.lab.experiments.configuration import derive
+from headwise.lab.studies.digits import Digits
 
 epochs, train_size, test_size = map(int, sys.argv[1:4])
 run = headwise.run()

@@ -12,7 +12,7 @@ import psutil
 from ray.cluster_utils import Cluster
 from small_studies import Silent, carry, tiny_study
 
-from headwise.engines.ray_cluster import RayEngine
+from headwise.lab.engines.ray_cluster import RayEngine
 
 
 class Kill(Silent):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from test_script import carry_script
 
-from headwise.engines.ray_cluster import RayEngine
+from headwise.lab.engines.ray_cluster import RayEngine
 
 engine = RayEngine(None)
 try:

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from headwise.comparing.compare import compare
-from headwise.comparing.comparison import Comparison
-from headwise.engines.local import HereEngine
-from headwise.experiments.study import Study
-from headwise.experiments.task_source import load_task
+from headwise.lab.comparing.compare import compare
+from headwise.lab.comparing.comparison import Comparison
+from headwise.lab.engines.local import HereEngine
+from headwise.lab.experiments.study import Study
+from headwise.lab.experiments.task_source import load_task
 
 PLACE = str(Path(__file__).with_name("tiny_task.py"))
 ENVIRONMENT = {"versions": {}, "commit": None, "hardware": {}}

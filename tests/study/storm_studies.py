@@ -109,7 +109,7 @@ def exit_code(work):
 
 def begin(name, out, ray):
     """Start a study of a kind in a session of its own."""
-    from headwise.comparing.command import Request, run
+    from headwise.lab.comparing.command import Request, run
 
     options, task = KINDS[name].options, f"{PLACE}:Tiny"
     if name == "command":

@@ -7,8 +7,8 @@ from grids import part_of_grid
 from small_studies import carry, study_of, tiny_study
 from test_engines import Engine, headwise
 
-from headwise.comparing.plan import clock
-from headwise.files.errors import StudyError
+from headwise.lab.comparing.plan import clock
+from headwise_verdict.files.errors import StudyError
 
 PLAIN = """
 import torch
@@ -48,7 +48,7 @@ def test_a_model_without_attention_is_refused_before_the_baseline_trains(tmp_pat
 
 
 def test_the_rehearsal_of_arms_changes_no_number_and_is_not_made_again(tmp_path, monkeypatch):
-    from headwise.comparing import compare
+    from headwise.lab.comparing import compare
 
     study = tiny_study(methods=("DropHead(p=0.3)",))
     made = []
@@ -126,7 +126,7 @@ def test_the_plan_says_what_will_follow_and_trains_nothing(tmp_path):
 
 
 def test_a_step_that_only_an_arm_cannot_take_is_told_before_the_first_run(tmp_path, monkeypatch):
-    from headwise.regularizing.handle import Regularized
+    from headwise.attend.regularizing.handle import Regularized
 
     def refuse(handle):
         raise StudyError("no step can be taken")

@@ -6,15 +6,15 @@ import pytest
 import torch
 from small_studies import PLACE
 
-from headwise.comparing.plan import check_arms
-from headwise.core.schedule import ByDepth, Ramp, VShape
-from headwise.experiments.arm import SAME, read_arm, read_arms
-from headwise.experiments.arm_settings import read_setting, read_timed
-from headwise.experiments.study import read_sweep
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.studies.registry import load_study, study_names
-from headwise.training.execution import fit
+from headwise.attend.core.schedule import ByDepth, Ramp, VShape
+from headwise.lab.comparing.plan import check_arms
+from headwise.lab.experiments.arm import SAME, read_arm, read_arms
+from headwise.lab.experiments.arm_settings import read_setting, read_timed
+from headwise.lab.experiments.study import read_sweep
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.studies.registry import load_study, study_names
+from headwise.lab.training.execution import fit
+from headwise_verdict.files.errors import StudyError
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_mistake_in_a_sweep_is_named(text, message, task):
 
 
 def test_the_control_arm_has_the_examples_of_its_seed_and_draws_of_its_own():
-    from headwise.experiments.configuration import RunConfiguration
+    from headwise.lab.experiments.configuration import RunConfiguration
 
     common = {"study": "s", "task": "T", "settings": {}, "seed": 3}
     plain, same = RunConfiguration(arm="baseline", **common), RunConfiguration(arm=SAME, **common)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from small_studies import carry, orders, study_of
 
-from headwise.comparing.plan import check_arms
-from headwise.experiments.arm import read_arm
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.training.execution import execute
+from headwise.lab.comparing.plan import check_arms
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
 
 PLACE = str(Path(__file__).with_name("awkward_tasks.py"))
 

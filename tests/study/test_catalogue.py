@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headwise.files.errors import StudyError
-from headwise.studies.listing import SOURCES, print_studies
-from headwise.studies.registry import catalogue, print_methods, study_names
+from headwise.lab.studies.listing import SOURCES, print_studies
+from headwise.lab.studies.registry import catalogue, print_methods, study_names
+from headwise_verdict.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from study.small_studies import carry, tiny_study
 
-from headwise.comparing.choosing import choose_study
-from headwise.comparing.request import Request
-from headwise.experiments.study import Scale
-from headwise.files.errors import StudyError
-from headwise.results.records import Claim, ClaimTest, Premise
+from headwise.lab.comparing.choosing import choose_study
+from headwise.lab.comparing.request import Request
+from headwise.lab.experiments.study import Scale
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.records import Claim, ClaimTest, Premise
 
 ARM = "DropHead(p=0.2)"
 SWEEP = "DropHead(p={0.1,0.2,0.3})"
@@ -85,7 +85,7 @@ def test_arms_and_axes_are_written_in_their_one_form():
 def test_other_arms_on_the_command_line_leave_a_claim_untold(tmp_path):
     study = choose_study(request(claimed(), methods=("DropColumn(p=0.1)",), seeds=1))
     carry(study, tmp_path)
-    from headwise.results.analysis import analyse
+    from headwise_verdict.results.analysis import analyse
 
     (claim,) = analyse(tmp_path).claims
     assert (claim.verdict, claim.why) == ("not testable here", f"the arm {ARM} was not run")

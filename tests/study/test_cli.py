@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 def asked(**changes):
     """Return a request as the command line makes it."""
-    from headwise.comparing.request import Request
-    from headwise.studies.registry import Installed
+    from headwise.lab.comparing.request import Request
+    from headwise.lab.studies.registry import Installed
 
     return Request(studies=Installed(), **changes)
 
@@ -164,8 +164,8 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
 def test_a_request_that_cannot_be_is_refused_with_the_reason(change, message):
     import torch
 
-    from headwise.comparing.choosing import choose_study
-    from headwise.files.errors import StudyError
+    from headwise.lab.comparing.choosing import choose_study
+    from headwise_verdict.files.errors import StudyError
 
     if change == {"device": "cuda"} and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -174,7 +174,7 @@ def test_a_request_that_cannot_be_is_refused_with_the_reason(change, message):
 
 
 def test_a_request_changes_what_it_names_and_nothing_else():
-    from headwise.comparing.choosing import choose_study
+    from headwise.lab.comparing.choosing import choose_study
 
     plain = choose_study(asked(device="cpu"))
     assert plain.name == "digits" and plain.seeds == 10 and len(plain.arms) == 9 and plain.threads == 1
@@ -211,8 +211,8 @@ def test_the_default_study_runs_end_to_end_and_prints_a_table(tmp_path):
 
 
 def test_methods_lists_the_registry():
-    from headwise import methods  # noqa: F401
-    from headwise.core.method import REGISTRY
+    from headwise.attend import methods  # noqa: F401
+    from headwise.attend.core.method import REGISTRY
 
     done = headwise("methods")
     assert done.returncode == 0
@@ -250,9 +250,9 @@ def test_watching_changes_no_number_and_its_stream_is_repaired_on_resume(tmp_pat
 def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_path, monkeypatch):
     import types
 
-    import headwise.comparing.command as command
-    from headwise.comparing.request import NoStudies, Request
-    from headwise.files.errors import StudyError
+    import headwise.lab.comparing.command as command
+    from headwise.lab.comparing.request import NoStudies, Request
+    from headwise_verdict.files.errors import StudyError
 
     asked = {}
 
@@ -292,9 +292,9 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
 
 @pytest.mark.parametrize("data", [None, Path("somewhere")])
 def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path, monkeypatch, data):
-    from headwise.comparing import choosing, command
-    from headwise.comparing.request import Request
-    from headwise.files.errors import StudyError
+    from headwise.lab.comparing import choosing, command
+    from headwise.lab.comparing.request import Request
+    from headwise_verdict.files.errors import StudyError
 
     class Refuses:
         folder = None
@@ -325,9 +325,9 @@ def test_what_the_file_system_refuses_is_shown_without_a_traceback(tmp_path):
 
 
 def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
-    from headwise.comparing.choosing import choose_study
-    from headwise.experiments.study import Scale
-    from headwise.studies.digits import STUDY
+    from headwise.lab.comparing.choosing import choose_study
+    from headwise.lab.experiments.study import Scale
+    from headwise.lab.studies.digits import STUDY
 
     settings = ("optimizer=sgd, momentum=0.5", "weight_decay=0")
     study = choose_study(asked(device="cpu", settings=settings, sweeps=("DropHead(p={0.2,0.1})",)))
@@ -340,7 +340,7 @@ def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
 
     import types
 
-    from headwise.comparing.request import NoStudies, Request
+    from headwise.lab.comparing.request import NoStudies, Request
 
     scaled = STUDY.model_copy(update={"scales": {"paper": Scale(settings={"epochs": 99}, seeds=3)}})
     studies = NoStudies()
@@ -352,10 +352,10 @@ def test_settings_sweeps_and_scales_of_the_command_line_make_the_study():
 def test_the_help_of_a_study_at_a_scale_lists_what_it_has_there(monkeypatch, capsys):
     from types import SimpleNamespace
 
-    from headwise.comparing.choosing import describe_request
-    from headwise.experiments.study import Scale
-    from headwise.files.errors import StudyError
-    from headwise.results.records import Claim, ClaimTest
+    from headwise.lab.comparing.choosing import describe_request
+    from headwise.lab.experiments.study import Scale
+    from headwise_verdict.files.errors import StudyError
+    from headwise_verdict.results.records import Claim, ClaimTest
 
     test = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher")
     claim = Claim(text="It helps.", source="Somebody 2020", tests=(test,))
@@ -391,7 +391,7 @@ def test_the_help_of_a_study_lists_its_settings():
 
 
 def test_what_will_be_compared_is_said_before_anything_trains():
-    from headwise.comparing.command import announce
+    from headwise.lab.comparing.command import announce
 
     study = tiny_study(methods=("DropHead(p=0.1)",), seeds=2)
     lines = announce(study, Path("results/tiny"), trials=3)
@@ -410,8 +410,8 @@ def test_what_will_be_compared_is_said_before_anything_trains():
 def test_a_folder_holds_one_study(tmp_path):
     from small_studies import carry
 
-    from headwise.comparing.compare import free_folder
-    from headwise.files.errors import StudyError
+    from headwise.lab.comparing.compare import free_folder
+    from headwise_verdict.files.errors import StudyError
 
     study = tiny_study(methods=("DropHead(p=0.1)",), seeds=2, epochs=1)
     out = tmp_path / "tiny"
@@ -449,8 +449,8 @@ def test_a_folder_holds_one_study(tmp_path):
 def test_a_run_is_the_same_wherever_its_task_is_imported_from(tmp_path):
     import shutil
 
-    from headwise.experiments.study import Study
-    from headwise.studies.digits import STUDY
+    from headwise.lab.experiments.study import Study
+    from headwise.lab.studies.digits import STUDY
 
     moved = STUDY.model_copy(update={"task_place": "headwise.elsewhere:Digits"})
     assert moved.configuration("baseline", 0).identity == STUDY.configuration("baseline", 0).identity
@@ -465,7 +465,7 @@ def test_a_run_is_the_same_wherever_its_task_is_imported_from(tmp_path):
 def test_comparing_knows_no_built_in_study():
     import ast
 
-    for path in (ROOT / "src/headwise/comparing").rglob("*.py"):
+    for path in (ROOT / "src/headwise/lab/comparing").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -7,14 +7,14 @@ import torch
 from small_studies import PLACE, all_numbers, carry, orders, study_of, tiny_study
 from torch import nn
 
-from headwise.experiments.evaluation import Evaluation
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.training.batches import evaluation_batches, training_batches
-from headwise.training.evaluate import evaluate
-from headwise.training.execution import execute
-from headwise.training.preflight import check_task
-from headwise.training.train import Training
+from headwise.lab.experiments.evaluation import Evaluation
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.training.batches import evaluation_batches, training_batches
+from headwise.lab.training.evaluate import evaluate
+from headwise.lab.training.execution import execute
+from headwise.lab.training.preflight import check_task
+from headwise.lab.training.train import Training
+from headwise_verdict.files.errors import StudyError
 
 CORE = PLACE.replace("tiny_task.py", "core_tasks.py")
 
@@ -121,7 +121,7 @@ def test_batches_hold_similar_lengths_within_a_number_of_tokens():
 
 
 def test_without_lengths_the_order_is_one_permutation_of_an_epoch():
-    from headwise.experiments.configuration import derive
+    from headwise.lab.experiments.configuration import derive
 
     task = tiny_study().task
     order = torch.randperm(36, generator=torch.Generator().manual_seed(derive(3, "order", 2)))
@@ -367,7 +367,7 @@ def test_a_hugging_face_model_needs_no_wrapper(tmp_path, own):
 
 @pytest.mark.parametrize("inputs", ["examples[0]", "(examples[0],)", "{'x': examples[0]}", "({'x': examples[0]},)"])
 def test_inputs_are_one_tensor_arguments_keywords_or_a_dict(inputs):
-    from headwise.training.batches import run_model
+    from headwise.lab.training.batches import run_model
 
     class Model(nn.Module):
         def forward(self, x):

@@ -9,12 +9,12 @@ import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
 import headwise
-from headwise.files.durable import read_lines
-from headwise.results.records import EpochLine
-from headwise.training import train
-from headwise.training.execution import execute
-from headwise.training.measuring import FIRST_MEASURED, MemoryOfAStep, counter, peak_of
-from headwise.training.outcome import seconds_per_step
+from headwise.lab.training import train
+from headwise.lab.training.execution import execute
+from headwise.lab.training.measuring import FIRST_MEASURED, MemoryOfAStep, counter, peak_of
+from headwise.lab.training.outcome import seconds_per_step
+from headwise_verdict.files.durable import read_lines
+from headwise_verdict.results.records import EpochLine
 
 # seconds that a reading is made to take
 SLEEP = 0.1
@@ -88,7 +88,7 @@ def test_measuring_memory_keeps_none_of_it():
 
 
 def test_readings_enter_neither_time_nor_memory(tmp_path, monkeypatch):
-    from headwise.watching.watch import Watch
+    from headwise.health.watching.watch import Watch
 
     study, take, taken = tiny_study(epochs=2), Watch._take, []
     (plain,) = carry(study, tmp_path / "plain")

@@ -9,12 +9,12 @@ import pytest
 from grids import part_of_grid
 from small_studies import Silent, all_numbers, carry, orders, tiny_study
 
-from headwise.files.errors import StudyError
-from headwise.reporting import write
-from headwise.results.digests import digest_of
-from headwise.results.folder import read_study
-from headwise.training.execution import execute
-from headwise.training.phases import read_start
+from headwise.lab.training.execution import execute
+from headwise.lab.training.phases import read_start
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting import write
+from headwise_verdict.results.digests import digest_of
+from headwise_verdict.results.folder import read_study
 
 ARM = "DropHead(p=0.3)"
 
@@ -92,7 +92,7 @@ def test_the_command_names_the_damaged_run(tmp_path):
 
 
 def test_a_repeat_that_is_stopped_is_still_a_repeat(tmp_path, monkeypatch):
-    import headwise.training.checkpoint as clearing
+    import headwise.lab.training.checkpoint as clearing
 
     study = tiny_study(methods=(ARM,), epochs=2)
     folder = damaged(study, tmp_path, "health.jsonl", cut_at_a_line)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from headwise.comparing.command import announce, carry_out
-from headwise.comparing.request import Request, refuse_unused
-from headwise.engines.local import HereEngine
-from headwise.files.errors import StudyError
-from headwise.studies.listing import print_studies
-from headwise.studies.registry import Installed, catalogue, load_study
+from headwise.lab.comparing.command import announce, carry_out
+from headwise.lab.comparing.request import Request, refuse_unused
+from headwise.lab.engines.local import HereEngine
+from headwise.lab.studies.listing import print_studies
+from headwise.lab.studies.registry import Installed, catalogue, load_study
 from headwise.study import DataSet
+from headwise_verdict.files.errors import StudyError
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -12,9 +12,9 @@ import pytest
 from filelock import FileLock
 from small_studies import PLACE, Silent, all_numbers, carry, tiny_study
 
-from headwise.engines.local import LocalEngine
-from headwise.files.errors import StudyError
-from headwise.files.ownership import MARKER
+from headwise.lab.engines.local import LocalEngine
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.ownership import MARKER
 
 ARMS = ("DropHead(p=0.3)", "RelaxedAttention(gamma=0.2)")
 
@@ -83,7 +83,7 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on_to_the_same_numbers(tmp
 
 @pytest.mark.grid
 def test_a_run_whose_workers_keep_dying_is_given_up_with_a_remedy(tmp_path, monkeypatch):
-    import headwise.engines.local as local
+    import headwise.lab.engines.local as local
 
     monkeypatch.setattr(local, "REPLACEMENTS", 0)
 
@@ -112,7 +112,7 @@ def test_a_run_that_fails_while_training_shows_where(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no such weather")
 
-    monkeypatch.setattr("headwise.training.train._step", fail)
+    monkeypatch.setattr("headwise.lab.training.train._step", fail)
     message = r"(?s)baseline, seed 0, could not continue: RuntimeError: no such weather.*Details: .*same command again"
     with pytest.raises(StudyError, match=message):
         carry(tiny_study(), tmp_path)

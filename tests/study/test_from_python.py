@@ -7,9 +7,9 @@ from small_studies import PLACE
 from test_script import ARM, COMMAND, source  # noqa: F401
 
 import headwise
-from headwise.files.errors import StudyError
-from headwise.studies.digits import Digits
-from headwise.studies.from_python import _kind_and_name, _settings, _text
+from headwise.lab.studies.digits import Digits
+from headwise.lab.studies.from_python import _kind_and_name, _settings, _text
+from headwise_verdict.files.errors import StudyError
 
 
 def test_a_script_gives_a_table_a_plot_verdicts_and_a_page(tmp_path):
@@ -29,7 +29,7 @@ def test_what_is_compared_is_told_by_what_it_is():
         "script": "python train.py"
     }
     assert _kind_and_name("my.py:Mine") == {"task": "my.py:Mine"} and _kind_and_name(Digits) == {
-        "task": "headwise.studies.digits:Digits"
+        "task": "headwise.lab.studies.digits:Digits"
     }
     assert _settings(Digits(epochs=2, learning_rate=0.01)) == ["epochs=2", "learning_rate=0.01"]
     assert _text((headwise.DropHead(p=0.2), headwise.LSA())) == "DropHead(p=0.2) + LSA(diagonal=True)"
@@ -72,11 +72,11 @@ def test_numbers_that_mean_nothing_are_refused(tmp_path, subject, numbers, messa
 
 def test_a_study_of_a_file_is_compared_by_its_name(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from headwise.studies.digits import Digits\n"
+        "from headwise.lab.studies.digits import Digits\n"
         "from headwise.study import Study\n"
         "task = Digits(epochs=1, train_size=50, test_size=50)\n"
-        "mine = Study(name='own', title='Own', question='?', task=task, task_place='headwise.studies.digits:Digits',\n"
-        "    methods=('DropHead(p=0.2)',), seeds=1, margin=0.02)\n"
+        "mine = Study(name='own', title='Own', question='?', task=task,\n"
+        "    task_place='headwise.lab.studies.digits:Digits', methods=('DropHead(p=0.2)',), seeds=1, margin=0.02)\n"
     )
     result = headwise.compare(f"{tmp_path / 'mine.py'}:mine", out=tmp_path / "out", silent=True)
     assert result.verdicts == {"DropHead(p=0.2)": "undecided"} and result.analysis.margin == 0.02

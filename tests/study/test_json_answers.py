@@ -10,10 +10,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from headwise_papers.league import json_answer as of_league
 from report.synthetic_study import write_study
 
-from headwise.league import json_answer as of_league
-from headwise.results import json_answer as of_results
+from headwise_verdict.results import json_answer as of_results
 
 ROOT = Path(__file__).parents[2]
 TASK = f"{Path(__file__).with_name('tiny_task.py')}:Tiny"
@@ -87,7 +87,7 @@ def test_missing_runs_and_several_folders_are_in_the_object(tmp_path):
 
 
 def _reported(folder):
-    from headwise.reporting import write
+    from headwise_verdict.reporting import write
 
     return write(folder).is_file()
 

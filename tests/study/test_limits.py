@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from headwise.engines import local
-from headwise.engines.local import LocalEngine
-from headwise.files.errors import StudyError
+from headwise.lab.engines import local
+from headwise.lab.engines.local import LocalEngine
+from headwise_verdict.files.errors import StudyError
 
 
 def ended(order):

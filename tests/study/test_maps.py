@@ -7,9 +7,9 @@ import pytest
 import torch
 from small_studies import carry, study_of
 
-import headwise.reporting
-from headwise.results.folder import read_study
-from headwise.training.checkpoint import load_checkpoint
+import headwise_verdict.reporting
+from headwise.lab.training.checkpoint import load_checkpoint
+from headwise_verdict.results.folder import read_study
 
 PLACE = f"{Path(__file__).with_name('maps_task.py')}:Mapped"
 
@@ -80,7 +80,7 @@ def test_streams_are_outcomes_of_heads(study):
 
 def test_the_report_shows_each_arm_beside_the_baseline(study):
     folder = study[1]
-    page = headwise.reporting.write(folder.path).read_text(encoding="utf-8")
+    page = headwise_verdict.reporting.write(folder.path).read_text(encoding="utf-8")
     for arm in folder.arms[1:]:
         for part in ("first layer", "last layer"):
             assert f"maps, {part}: {arm}" in page and f"maps, {part}: baseline beside {arm}" in page

@@ -8,15 +8,15 @@ from small_studies import carry, orders, study_of, tiny_study
 from test_core import CORE
 
 from headwise import SigmaReparam
-from headwise.comparing.claim_check import canonical_premises
-from headwise.experiments.premises import parameters_moved
-from headwise.files.errors import StudyError
-from headwise.reporting.rebuild import rebuild
-from headwise.results.claims import judged_premises
-from headwise.results.folder import read_study
-from headwise.results.records import MOVED, MOVED_RELATIVE, ClaimTest, Premise
-from headwise.training.checkpoint import load_checkpoint
-from headwise.training.execution import execute
+from headwise.lab.comparing.claim_check import canonical_premises
+from headwise.lab.experiments.premises import parameters_moved
+from headwise.lab.training.checkpoint import load_checkpoint
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting.rebuild import rebuild
+from headwise_verdict.results.claims import judged_premises
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.records import MOVED, MOVED_RELATIVE, ClaimTest, Premise
 
 GAINS, SIGMA, IDLE = "FeatScale()", repr(SigmaReparam()), "DropHead(p=0.2)"
 FASTER = "FeatScale() | method_rate=10.0"

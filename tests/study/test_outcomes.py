@@ -7,14 +7,14 @@ import pytest
 import torch
 from small_studies import PLACE, Silent, all_numbers, carry, orders, study_of, tiny_study
 
-from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.results.records import Divergence
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.training.course import Course
+from headwise.lab.training.divergence import Smoothed
+from headwise.lab.training.execution import execute
 from headwise.study import Claim, ClaimTest
-from headwise.training.course import Course
-from headwise.training.divergence import Smoothed
-from headwise.training.execution import execute
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.records import Divergence
 
 
 def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
@@ -26,7 +26,7 @@ def test_statistics_of_heads_on_held_out_examples_are_outcomes(tmp_path):
     metrics = execute(order, lambda event: None).metrics
     heads = {name: value for name, value in metrics.items() if name.startswith("heads/")}
     # the same model, read by hand as watch reads it, in a training forward without its dropout
-    from headwise.training.checkpoint import load_checkpoint
+    from headwise.lab.training.checkpoint import load_checkpoint
 
     model = study.task.model()[1]
     tensors = load_checkpoint(order.folder, pytest.fail).tensors
@@ -51,7 +51,7 @@ def test_the_residual_stream_is_read_on_held_out_examples_too(tmp_path):
     study = tiny_study("Still", head_statistics=("stream_cosine", "final_cosine"), epochs=1)
     (order,) = orders(study, tmp_path)
     metrics = execute(order, lambda event: None).metrics
-    from headwise.training.checkpoint import load_checkpoint
+    from headwise.lab.training.checkpoint import load_checkpoint
 
     model, streams = study.task.model(), []
     tensors = load_checkpoint(order.folder, pytest.fail).tensors
@@ -157,7 +157,7 @@ def test_a_run_counts_its_steps_to_the_goal_and_a_claim_of_them_needs_one(tmp_pa
 
 
 def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tmp_path):
-    from headwise.training.measuring import counter
+    from headwise.lab.training.measuring import counter
 
     study = tiny_study(epochs=1)
     (result,) = carry(study, tmp_path)
@@ -176,7 +176,7 @@ def test_operations_are_those_of_the_matrix_products_and_inference_takes_time(tm
 
 
 def test_costs_beside_parallel_runs_are_marked(tmp_path):
-    from headwise.engines.local import HereEngine
+    from headwise.lab.engines.local import HereEngine
 
     class Beside(HereEngine):
         parallel = True

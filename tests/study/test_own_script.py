@@ -13,9 +13,9 @@ from test_engines import headwise, wait_for
 from test_script import source  # noqa: F401
 
 from headwise.files import script_run as files
-from headwise.reporting.numbers import study_of_numbers
-from headwise.results.analysis import analyse
-from headwise.training import script_run
+from headwise.lab.training import script_run
+from headwise_verdict.reporting.numbers import study_of_numbers
+from headwise_verdict.results.analysis import analyse
 
 SCRIPT = Path(__file__).with_name("own_script.py")
 SIZE = ["--epochs", "3"]

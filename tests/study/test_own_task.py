@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
+from headwise.lab.experiments.task_source import load_task
+from headwise_verdict.files.errors import StudyError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "char_lm_task.py"
@@ -183,8 +183,8 @@ def test_a_task_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, so
 def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     from small_studies import PLACE
 
-    from headwise.comparing.choosing import choose_study
-    from headwise.comparing.request import Request
+    from headwise.lab.comparing.choosing import choose_study
+    from headwise.lab.comparing.request import Request
 
     source = Path(PLACE).read_text() + (
         "\n\nfrom headwise import Method\n\n\nclass DoNothingHere(Method):\n"
@@ -195,7 +195,7 @@ def test_a_method_in_the_task_file_is_known_by_its_name(tmp_path):
     study = choose_study(Request(task=f"{tmp_path / 'mine.py'}:Tiny", methods=("DoNothingHere()",), device="cpu"))
     assert study.arms == ("baseline", "DoNothingHere(strength=1.0)")
     assert study.configuration(study.arms[1], 0).methods == [{"name": "DoNothingHere", "settings": {"strength": 1.0}}]
-    from headwise.core.method import REGISTRY
+    from headwise.attend.core.method import REGISTRY
 
     del REGISTRY["DoNothingHere"]
 

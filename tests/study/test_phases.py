@@ -10,9 +10,9 @@ from small_studies import all_numbers, carry, numbers, orders, study_of
 from test_core import CORE
 from test_resume import in_a_child, weights
 
-from headwise.files.errors import StudyError
-from headwise.training.checkpoint import load_checkpoint
-from headwise.training.execution import execute
+from headwise.lab.training.checkpoint import load_checkpoint
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
 LEARNING = 'SigmaReparam(init="current")'

@@ -5,10 +5,10 @@ import io
 import pytest
 from small_studies import orders, tiny_study
 
-from headwise.comparing import progress as showing
-from headwise.comparing.order_queue import describe_failures
-from headwise.comparing.progress import Bars, PlainLines, clock, describe_end, title
-from headwise.results.records import Divergence, RunResult
+from headwise.lab.comparing import progress as showing
+from headwise.lab.comparing.order_queue import describe_failures
+from headwise.lab.comparing.progress import Bars, PlainLines, clock, describe_end, title
+from headwise_verdict.results.records import Divergence, RunResult
 
 EVENT = {
     "event": "progress",
@@ -183,7 +183,7 @@ def test_a_failure_is_one_line_with_its_place_and_the_details_lie_in_a_log(tmp_p
 def test_a_long_step_is_told_without_a_power_of_ten():
     from types import SimpleNamespace
 
-    from headwise.results.table import _costs
+    from headwise_verdict.results.table import _costs
 
     arms = [SimpleNamespace(label=label, costs={"seconds_per_step": time}) for label, time in (("A", 3.02), ("B", 3.1))]
     assert _costs(SimpleNamespace(arms=arms, cost_is_indicative=False)) == [

@@ -39,7 +39,7 @@ def test_a_cluster_carries_out_a_script(tmp_path, monkeypatch):
 def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
     from small_studies import orders
 
-    from headwise.engines.ray_cluster import carry_out_remotely
+    from headwise.lab.engines.ray_cluster import carry_out_remotely
 
     (order,) = orders(tiny_study(), tmp_path / "elsewhere")
     (event,) = carry_out_remotely(order, str(tmp_path))
@@ -52,8 +52,8 @@ def test_a_folder_that_a_node_cannot_see_is_an_error_with_the_remedy(tmp_path):
 def test_an_address_where_no_cluster_answers_is_refused_at_once(monkeypatch):
     import socket
 
-    from headwise.engines.ray_cluster import RayEngine
-    from headwise.files.errors import StudyError
+    from headwise.lab.engines.ray_cluster import RayEngine
+    from headwise_verdict.files.errors import StudyError
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

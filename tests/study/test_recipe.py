@@ -10,12 +10,12 @@ from study.small_studies import carry, tiny_study
 from torch import nn
 
 import headwise
-from headwise.experiments.arm import read_arm, refuse_equal_arms
-from headwise.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
-from headwise.experiments.task import Task
-from headwise.experiments.task_source import build_task
-from headwise.files.errors import StudyError
-from headwise.training.optimizer import _ATTACHED, BY_HEAD, KINDS, LARS, LearningRate, build_optimizer, share_at
+from headwise.lab.experiments.arm import read_arm, refuse_equal_arms
+from headwise.lab.experiments.recipe import OPTIMIZERS, SCHEDULES, Recipe
+from headwise.lab.experiments.task import Task
+from headwise.lab.experiments.task_source import build_task
+from headwise.lab.training.optimizer import _ATTACHED, BY_HEAD, KINDS, LARS, LearningRate, build_optimizer, share_at
+from headwise_verdict.files.errors import StudyError
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from small_studies import PLACE, carry, orders, study_of
 
-from headwise.files.errors import StudyError
-from headwise.training import rehearsal
-from headwise.training.execution import execute
+from headwise.lab.training import rehearsal
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
 
 LATE = PLACE.replace("tiny_task.py", "late_tasks.py")
 
@@ -78,7 +78,7 @@ def test_a_figure_that_is_undefined_for_few_examples_alone_is_no_fault_before_tr
 
 def test_an_evaluation_that_fails_at_the_end_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "is_due", lambda order: False)
-    monkeypatch.setattr("headwise.training.execution.is_due", lambda order: False)
+    monkeypatch.setattr("headwise.lab.training.execution.is_due", lambda order: False)
     (order,) = orders(late(fault="count"), tmp_path)
     with pytest.raises(StudyError, match="Late fails in the evaluation 'fog'"):
         execute(order, lambda event: None)
@@ -88,7 +88,7 @@ def test_an_evaluation_that_fails_at_the_end_is_named(tmp_path, monkeypatch):
 def test_the_rehearsal_changes_no_number_and_is_made_once_in_a_process(tmp_path, monkeypatch):
     (first,) = carry(late(), tmp_path / "with")
     made = []
-    monkeypatch.setattr("headwise.training.execution.rehearse", lambda *given: made.append(given))
+    monkeypatch.setattr("headwise.lab.training.execution.rehearse", lambda *given: made.append(given))
     (second,) = carry(late(), tmp_path / "without")
     assert not made
     same = {name: value for name, value in first["metrics"].items() if "seconds" not in name}

@@ -17,10 +17,10 @@ from grids import part_of_grid
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
 from headwise.files import durable
-from headwise.files.errors import StudyError
-from headwise.results.digests import CHECKPOINT
-from headwise.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
-from headwise.training.execution import execute
+from headwise.lab.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.digests import CHECKPOINT
 
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
 
@@ -47,7 +47,7 @@ def weights(order):
 
 def stopped_after(order, epochs, monkeypatch):
     """Carry out an order up to the end of an epoch, as a process that dies there."""
-    import headwise.training.execution as run
+    import headwise.lab.training.execution as run
 
     kept, save = [0], run.save_checkpoint
 
@@ -85,7 +85,7 @@ def test_twenty_kills_at_random_moments_change_no_number(tmp_path):
 
 def trained_epochs(monkeypatch):
     """Return the list that fills with the epochs that are really trained."""
-    import headwise.training.execution as run
+    import headwise.lab.training.execution as run
 
     trained, train = [], run.train_epoch
     monkeypatch.setattr(run, "train_epoch", lambda *a: trained.append(a[2]) or train(*a))
@@ -104,7 +104,7 @@ def test_a_run_goes_on_from_its_last_epoch(tmp_path, monkeypatch):
 
 
 def test_a_run_does_not_go_on_with_the_moments_of_other_parameters(tmp_path, monkeypatch):
-    import headwise.training.execution as run
+    import headwise.lab.training.execution as run
 
     order, build = orders(tiny_study(methods=(ARM,), epochs=4), tmp_path)[1], run.build_optimizer
 
@@ -146,7 +146,7 @@ def test_equal_runs_leave_equal_checkpoints_in_whatever_process_and_though_one_w
     for order in others:
         # another process orders what it hashes in another way
         code = (
-            "import sys, pickle; from headwise.training.execution import execute; "
+            "import sys, pickle; from headwise.lab.training.execution import execute; "
             "execute(pickle.load(sys.stdin.buffer), print)"
         )
         subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), check=True, capture_output=True)
@@ -225,7 +225,7 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
 
 
 def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_there(tmp_path, monkeypatch):
-    import headwise.training.checkpoint as checkpoint
+    import headwise.lab.training.checkpoint as checkpoint
 
     save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
     coming, read = tmp_path / checkpoint.COMING, checkpoint.read_checkpoint

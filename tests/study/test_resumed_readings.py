@@ -7,9 +7,9 @@ from grids import part_of_grid
 from small_studies import numbers, orders, tiny_study
 from test_resume import stopped_after
 
-from headwise.training.execution import execute
-from headwise.watching import watch
-from headwise.watching.rules import Thresholds
+from headwise.health.watching import watch
+from headwise.health.watching.rules import Thresholds
+from headwise.lab.training.execution import execute
 
 EPOCHS = 3
 ARM = "DropHead(p=0.3) + NeuTRENO(strength=0.4)"
@@ -77,7 +77,7 @@ def test_readings_that_the_checkpoint_knows_are_not_lost_in_silence(tmp_path, mo
 
 
 def test_a_checkpoint_of_a_version_that_marked_no_readings_is_gone_on_from(tmp_path, monkeypatch):
-    import headwise.training.execution as run
+    import headwise.lab.training.execution as run
 
     whole, stopped = order_in(tmp_path / "whole"), order_in(tmp_path / "stopped")
     execute(whole, lambda event: None)

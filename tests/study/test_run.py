@@ -8,11 +8,11 @@ import torch
 from small_studies import PLACE, Silent, all_numbers, carry, numbers, orders, tiny_study
 
 from headwise import parameter_groups
-from headwise.experiments.configuration import derive
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.training import splits as examples
-from headwise.training.execution import execute
+from headwise.lab.experiments.configuration import derive
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.training import splits as examples
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
 
 
 def test_a_run_leaves_its_configuration_its_stream_its_checkpoint_and_its_result(tmp_path):
@@ -160,7 +160,7 @@ def test_a_run_that_diverges_is_a_result_with_its_step(tmp_path):
 
 
 def test_a_model_that_ends_with_nan_weights_has_diverged_at_its_last_step(tmp_path, monkeypatch):
-    import headwise.training.outcome as outcome
+    import headwise.lab.training.outcome as outcome
 
     monkeypatch.setattr(outcome, "evaluate", lambda *_: {"loss": math.nan, "accuracy": 0.5})
     (result,) = carry(tiny_study(epochs=1), tmp_path)
@@ -173,7 +173,7 @@ def test_the_test_split_is_asked_for_once_and_last(tmp_path):
 
 
 def test_a_trial_holds_out_training_examples_and_never_sees_the_test_split():
-    from headwise.training.splits import training_examples
+    from headwise.lab.training.splits import training_examples
 
     study = tiny_study("Unseen")
     train, validation = training_examples(study.task, study.configuration("baseline", 0, purpose="trial"))
@@ -183,7 +183,7 @@ def test_a_trial_holds_out_training_examples_and_never_sees_the_test_split():
 
 
 def test_each_seed_draws_its_own_training_examples_the_same_for_all_methods():
-    from headwise.training.splits import training_examples
+    from headwise.lab.training.splits import training_examples
 
     study = tiny_study(train_size=6, methods=("DropHead(p=0.2)",))
 
@@ -248,9 +248,9 @@ def test_what_is_no_result_of_the_run_does_not_count_as_finished(tmp_path, conte
 
 
 def test_a_second_start_does_not_relabel_the_results_of_the_first(tmp_path):
-    from headwise.comparing.compare import compare
-    from headwise.comparing.comparison import Comparison
-    from headwise.engines.local import HereEngine
+    from headwise.lab.comparing.compare import compare
+    from headwise.lab.comparing.comparison import Comparison
+    from headwise.lab.engines.local import HereEngine
 
     for commit, seeds in (("first", 2), ("second", 3)):
         environment = {"versions": {"torch": commit}, "commit": commit, "hardware": {}}

@@ -13,23 +13,23 @@ import pytest
 from small_studies import Silent, carry
 from test_engines import headwise, wait_for
 
-from headwise.comparing.choosing import choose_study, started
-from headwise.comparing.request import Request, check
-from headwise.engines.remote_runs import MetricStreams
-from headwise.engines.slurm_cluster import SlurmEngine
-from headwise.engines.slurm_options import SlurmOptions
-from headwise.experiments.script import command_line, given_arguments
-from headwise.files.errors import StudyError
-from headwise.files.script_run import Told
-from headwise.reporting import write
-from headwise.reporting.export import figures as drawn
-from headwise.reporting.numbers import study_of_numbers
-from headwise.results.analysis import analyse
-from headwise.training import script_process
-from headwise.training.job import ScriptOrder
-from headwise.training.script_process import last_lines, raised_in
-from headwise.training.script_result import Telling
-from headwise.training.script_run import Run
+from headwise.lab.comparing.choosing import choose_study, started
+from headwise.lab.comparing.request import Request, check
+from headwise.lab.engines.remote_runs import MetricStreams
+from headwise.lab.engines.slurm_cluster import SlurmEngine
+from headwise.lab.engines.slurm_options import SlurmOptions
+from headwise.lab.experiments.script import command_line, given_arguments
+from headwise.lab.files.script_run import Told
+from headwise.lab.training import script_process
+from headwise.lab.training.job import ScriptOrder
+from headwise.lab.training.script_process import last_lines, raised_in
+from headwise.lab.training.script_result import Telling
+from headwise.lab.training.script_run import Run
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting import write
+from headwise_verdict.reporting.export import figures as drawn
+from headwise_verdict.reporting.numbers import study_of_numbers
+from headwise_verdict.results.analysis import analyse
 
 SCRIPT = Path(__file__).with_name("scripted.py")
 COMMAND = f"{sys.executable} {SCRIPT}"
@@ -557,7 +557,7 @@ def test_of_a_bar_the_last_state_is_shown(tmp_path):
 # make test holds the numbers of a script against those of the script alone: test_own_script.py
 @pytest.mark.grid
 def test_the_digits_study_as_a_script_gives_the_same_differences_to_the_bit(tmp_path):
-    from headwise.studies.digits import STUDY
+    from headwise.lab.studies.digits import STUDY
 
     arm, sizes = "DropHead(p=0.4) + EntropyPenalty(strength=0.02)", {"epochs": 2, "train_size": 75, "test_size": 200}
     task = STUDY.task.model_copy(update=sizes)
@@ -668,7 +668,7 @@ def test_an_arms_layers_are_those_of_the_script(tmp_path):
 def test_weights_that_differ_in_one_number_have_another_digest():
     import torch
 
-    from headwise.training.script_run import of_weights
+    from headwise.lab.training.script_run import of_weights
 
     one, other = encoder(), encoder()
     assert of_weights(one) == of_weights(other)
@@ -680,7 +680,7 @@ def test_weights_that_differ_in_one_number_have_another_digest():
 def test_a_watched_script_writes_the_health_of_its_heads(tmp_path):
     import torch
 
-    from headwise.files.durable import read_lines
+    from headwise_verdict.files.durable import read_lines
 
     health = tmp_path / "health.jsonl"
     run = Run(Told(str(terms(tmp_path, watch=True, health=str(health), watch_every=1))))

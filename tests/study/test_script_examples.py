@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwise.experiments.configuration import RunConfiguration
 from headwise.files import script_run as files
-from headwise.training import script_run
-from headwise.training.job import ScriptOrder
-from headwise.training.script_process import carry_script
-from headwise.training.script_result import Telling
+from headwise.lab.experiments.configuration import RunConfiguration
+from headwise.lab.training import script_run
+from headwise.lab.training.job import ScriptOrder
+from headwise.lab.training.script_process import carry_script
+from headwise.lab.training.script_result import Telling
 
 FOLDER = Path(__file__).parents[2] / "examples" / "script"
 MARK = "# headwise"

@@ -113,7 +113,7 @@ def test_the_processes_end_with_the_one_that_launched_them(tmp_path, form):
 # seconds that C code holds the interpreter, so that no thread of Python can look for the launcher
 HELD = 600
 HOLDING = (
-    "from headwise.engines import rank; import ctypes; rank.hear_stops(); print(1, flush=True); "
+    "from headwise.lab.engines import rank; import ctypes; rank.hear_stops(); print(1, flush=True); "
     f"ctypes.PyDLL(None).sleep({HELD})"
 )
 LAUNCH = (
@@ -176,8 +176,8 @@ def test_a_rank_whose_torchrun_was_killed_while_it_started_ends_by_itself(tmp_pa
     ],
 )
 def test_processes_that_cannot_be_are_refused_before_anything_starts(monkeypatch, options, launched, message):
-    from headwise.comparing.command import Request, check
-    from headwise.files.errors import StudyError
+    from headwise.lab.comparing.command import Request, check
+    from headwise_verdict.files.errors import StudyError
 
     monkeypatch.setenv("WORLD_SIZE", str(launched))
     with pytest.raises(StudyError, match=message):
@@ -193,7 +193,7 @@ def test_an_error_in_several_processes_is_told_and_gives_1(tmp_path):
 
 
 def test_tuning_over_several_processes_is_refused(tmp_path):
-    from headwise.files.errors import StudyError
+    from headwise_verdict.files.errors import StudyError
 
     with pytest.raises(StudyError, match="--tune works with one process a run"):
         carry(tiny_study().model_copy(update={"processes": 2}), tmp_path, trials=1)

@@ -7,10 +7,10 @@ import pytest
 from small_studies import orders, tiny_study
 from stand_in_for_ray import RayError, StandIn
 
-from headwise.engines import ray_cluster, remote_runs
-from headwise.engines.local import REPLACEMENTS
-from headwise.engines.ray_cluster import RayEngine, _heartbeat_path
-from headwise.engines.remote_runs import Heartbeat, beating
+from headwise.lab.engines import ray_cluster, remote_runs
+from headwise.lab.engines.local import REPLACEMENTS
+from headwise.lab.engines.ray_cluster import RayEngine, _heartbeat_path
+from headwise.lab.engines.remote_runs import Heartbeat, beating
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from grids import part_of_grid
 from small_studies import PLACE, Silent, all_numbers, carry, orders, tiny_study
 from test_engines import headwise, lines, wait_for
 
-from headwise.engines.slurm_cluster import SlurmEngine
-from headwise.engines.slurm_job import SlurmRun
-from headwise.engines.slurm_options import SlurmOptions, read_slurm_options
-from headwise.files.errors import StudyError
-from headwise.training.execution import execute
+from headwise.lab.engines.slurm_cluster import SlurmEngine
+from headwise.lab.engines.slurm_job import SlurmRun
+from headwise.lab.engines.slurm_options import SlurmOptions, read_slurm_options
+from headwise.lab.training.execution import execute
+from headwise_verdict.files.errors import StudyError
 
 submitit = pytest.importorskip("submitit")
 
@@ -83,7 +83,7 @@ def test_a_job_that_is_preempted_or_killed_goes_on_to_the_same_numbers(tmp_path,
 # submitit leaves the files of this executor's logs open
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_jobs_of_this_process_give_the_same_numbers_and_the_limit_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.engines.slurm_job.worker_environment", lambda threads: {})
+    monkeypatch.setattr("headwise.lab.engines.slurm_job.worker_environment", lambda threads: {})
     study, engine, out = tiny_study(methods=(ARM,), seeds=2), SlurmEngine(SlurmOptions(executor="debug"), 3), []
 
     class Count(Silent):
@@ -235,8 +235,8 @@ def test_the_guide_names_every_option_and_no_other():
 
 
 def test_the_device_is_that_of_the_jobs_and_not_of_the_machine_that_submits():
-    from headwise.comparing.choosing import _device_of_jobs
-    from headwise.comparing.request import Request
+    from headwise.lab.comparing.choosing import _device_of_jobs
+    from headwise.lab.comparing.request import Request
 
     def device(*texts, asked=None):
         return _device_of_jobs(Request(engine="slurm", slurm=texts, device=asked))

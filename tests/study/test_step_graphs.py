@@ -9,13 +9,13 @@ from tiny_task import Tiny
 from torch.utils._pytree import tree_leaves
 
 import headwise
+from headwise.attend.core.held_keys import HeldKeys
+from headwise.attend.core.method import REGISTRY
 from headwise.borders import DispatchMode
-from headwise.core.held_keys import HeldKeys
-from headwise.core.method import REGISTRY
-from headwise.files.errors import StudyError
-from headwise.training.optimizer import LearningRate
-from headwise.training.step_graphs import WARM, Obstacles, StepGraphs, captures
-from headwise.training.train import Training, train_epoch
+from headwise.lab.training.optimizer import LearningRate
+from headwise.lab.training.step_graphs import WARM, Obstacles, StepGraphs, captures
+from headwise.lab.training.train import Training, train_epoch
+from headwise_verdict.files.errors import StudyError
 
 EPOCHS = 6
 
@@ -82,7 +82,7 @@ def strong(name):
     return None if name is None else REGISTRY[name](**REGISTRY[name].strong)
 
 
-@pytest.mark.parametrize("name", [None, *headwise.methods.__all__])
+@pytest.mark.parametrize("name", [None, *headwise.attend.methods.__all__])
 def test_captured_steps_give_every_bit_of_the_plain_loop(name):
     losses, state, plain = train(strong(name), captured=False)
     again, others, training = train(strong(name), captured=True)

@@ -106,5 +106,5 @@ def test_a_command_in_the_background_cancels_its_local_jobs(tmp_path):
 
 def test_what_a_rank_imports_first_leaves_torch_for_later():
     """A rank must hear stops, and set what torch reads once, before torch is imported."""
-    code = "import sys, headwise.comparing.command, headwise.engines.rank; sys.exit('torch' in sys.modules)"
+    code = "import sys, headwise.lab.comparing.command, headwise.lab.engines.rank; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -6,9 +6,9 @@ import math
 import pytest
 from small_studies import Silent, all_numbers, carry, tiny_study
 
-from headwise.comparing.tune import FACTOR, TRIAL_SEED
-from headwise.files.errors import StudyError
-from headwise.results.records import RunResult
+from headwise.lab.comparing.tune import FACTOR, TRIAL_SEED
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.records import RunResult
 
 METHODS = ("DropHead(p=0.3)", 'QKNorm(norm="rms")', "NeuTRENO(strength=0.5) + RelaxedAttention(gamma=0.4)")
 
@@ -70,7 +70,7 @@ def test_the_seeds_run_at_the_best_setting_on_validation(tmp_path):
 
 
 def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
-    import headwise.engines.local as here
+    import headwise.lab.engines.local as here
 
     study = tiny_study(methods=METHODS[:1], epochs=1)
     carry(study, tmp_path / "whole", trials=4)
@@ -93,7 +93,7 @@ def test_a_stopped_tuning_goes_on_to_the_same_choice(tmp_path, monkeypatch):
 
 
 def test_a_trial_that_finished_but_was_not_written_down_is_not_run_again(tmp_path, monkeypatch):
-    from headwise.comparing.tune import Search
+    from headwise.lab.comparing.tune import Search
 
     study, told = tiny_study(epochs=1), Search.tell
 
@@ -147,9 +147,9 @@ class Told:
         import optuna
         from small_studies import ENVIRONMENT
 
-        from headwise.comparing.comparison import Comparison
-        from headwise.comparing.tune import Search
-        from headwise.engines.local import HereEngine
+        from headwise.lab.comparing.comparison import Comparison
+        from headwise.lab.comparing.tune import Search
+        from headwise.lab.engines.local import HereEngine
 
         study = tiny_study(methods=(text,), epochs=1)
         comparison = Comparison(study, tmp_path, HereEngine(), None, trials=trials, environment=ENVIRONMENT)

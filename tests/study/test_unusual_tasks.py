@@ -7,16 +7,16 @@ import pytest
 from small_studies import carry, orders, study_of
 from unusual_tasks import Colour, Unusual
 
-from headwise.comparing.choosing import choose_study
-from headwise.comparing.plan import check_arms
-from headwise.comparing.request import Request
-from headwise.experiments.arm import read_arm
-from headwise.experiments.arm_settings import read_settings
-from headwise.experiments.task_source import build_task, load_task
-from headwise.files.errors import StudyError
-from headwise.studies.registry import Installed, load_study, study_names
-from headwise.training.execution import execute
-from headwise.training.preflight import check_task
+from headwise.lab.comparing.choosing import choose_study
+from headwise.lab.comparing.plan import check_arms
+from headwise.lab.comparing.request import Request
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.experiments.arm_settings import read_settings
+from headwise.lab.experiments.task_source import build_task, load_task
+from headwise.lab.studies.registry import Installed, load_study, study_names
+from headwise.lab.training.execution import execute
+from headwise.lab.training.preflight import check_task
+from headwise_verdict.files.errors import StudyError
 
 PLACE = str(Path(__file__).with_name("unusual_tasks.py"))
 

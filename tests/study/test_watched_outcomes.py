@@ -6,13 +6,13 @@ import pytest
 import torch
 from small_studies import all_numbers, carry, orders, tiny_study
 
-from headwise.comparing.claim_check import canonical_claims
-from headwise.experiments.task_source import load_task
-from headwise.files.errors import StudyError
-from headwise.results.records import Claim, ClaimTest, Divergence
-from headwise.training.execution import execute
-from headwise.training.heads import watched_outcomes
-from headwise.training.preflight import check_task
+from headwise.lab.comparing.claim_check import canonical_claims
+from headwise.lab.experiments.task_source import load_task
+from headwise.lab.training.execution import execute
+from headwise.lab.training.heads import watched_outcomes
+from headwise.lab.training.preflight import check_task
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.results.records import Claim, ClaimTest, Divergence
 
 NAMES = ("attention_entropy", "matrix_norm", "sharpness", "sharpness_share")
 SETTINGS = {"watch_statistics": NAMES, "watch_examples": 8, "watch_every": 2, "epochs": 1}
@@ -49,8 +49,8 @@ def test_the_sharpness_read_in_a_run_is_that_of_its_weights_and_training_loss(tm
     for arm, order in of.items():
         execute(order, lambda event: None)
         first[arm] = next(r["value"] for r in read(order.folder) if r["statistic"] == "sharpness")
-    from headwise.experiments.configuration import derive
-    from headwise.training.splits import training_examples
+    from headwise.lab.experiments.configuration import derive
+    from headwise.lab.training.splits import training_examples
 
     order = of["baseline"]
     torch.manual_seed(derive(order.configuration.draws, "weights"))

@@ -10,8 +10,8 @@ import pytest
 from small_studies import Silent, carry, study_of
 from test_engines import Engine, headwise, lines, wait_for
 
-from headwise.engines.worker import WorkerOutput
-from headwise.files.errors import StudyError
+from headwise.lab.engines.worker import WorkerOutput
+from headwise_verdict.files.errors import StudyError
 
 PLACE = Path(__file__).with_name("talking_tasks.py")
 # of a command, whose task imports its neighbor

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from report.synthetic_study import write_study
 
-from headwise.results.analysis import analyse
-from headwise.results.analysis_record import Analysis
-from headwise.results.differences import paired_differences
-from headwise.results.folder import read_study
-from headwise.results.intervals import interval
+from headwise_verdict.results.analysis import analyse
+from headwise_verdict.results.analysis_record import Analysis
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.intervals import interval
 
 TWO = ("baseline", "Other()")
 

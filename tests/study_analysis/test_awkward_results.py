@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import judged, study, test_of
 
-from headwise.results.analysis import analyse_study
+from headwise_verdict.results.analysis import analyse_study
 
 DIFFERENCES = [
     [0.01, 0.01, 0.01, 0.01, -0.01, -0.01, -0.01, -0.01],

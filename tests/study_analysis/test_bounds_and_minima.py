@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import study
 
-from headwise.results.analysis import analyse_study
-from headwise.results.claims import judge
-from headwise.results.differences import paired_differences, unpaired_difference
-from headwise.results.records import Claim, ClaimTest
+from headwise_verdict.results.analysis import analyse_study
+from headwise_verdict.results.claims import judge
+from headwise_verdict.results.differences import paired_differences, unpaired_difference
+from headwise_verdict.results.records import Claim, ClaimTest
 
 
 def test_the_interval_of_a_mean_share_stays_between_0_and_1():

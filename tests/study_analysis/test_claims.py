@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.results.analysis_record import JudgedTest
-from headwise.results.claim_tests import figures_in_words, reasons_in_words
-from headwise.results.claims import Effect, judge, judged_claims
-from headwise.results.folder import RunFolder, StudyFolder
-from headwise.results.records import (
+from headwise_verdict.results.analysis_record import JudgedTest
+from headwise_verdict.results.claim_tests import figures_in_words, reasons_in_words
+from headwise_verdict.results.claims import Effect, judge, judged_claims
+from headwise_verdict.results.folder import RunFolder, StudyFolder
+from headwise_verdict.results.records import (
     AxisRecord,
     Claim,
     ClaimTest,
@@ -462,7 +462,7 @@ def test_the_share_of_diverged_runs_rises_along_an_axis():
 
 
 def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
-    from headwise.results.analysis import analyse_study
+    from headwise_verdict.results.analysis import analyse_study
 
     found = analyse_study(rising())
     by_arm = {arm.label: arm.metrics["diverged"] for arm in found.arms}
@@ -477,7 +477,7 @@ def test_shares_of_diverged_runs_are_an_outcome_where_there_is_an_axis():
 
 
 def test_two_axes_of_one_setting_are_told_apart():
-    from headwise.results.analysis import analyse_study
+    from headwise_verdict.results.analysis import analyse_study
 
     other = AXIS.model_copy(update={"text": "B(p={0.1,0.2,0.3})", "arms": [a.replace("A", "B") for a in AXIS.arms]})
     values = {arm: [0.5, 0.6, 0.4] for arm in (*AXIS.arms, *other.arms)}

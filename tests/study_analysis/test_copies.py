@@ -12,12 +12,12 @@ import pytest
 from report.synthetic_study import write_study
 from study_analysis.test_claims import judged, study, test_of
 
-from headwise.files.errors import StudyError
-from headwise.reporting.numbers import study_of_numbers
-from headwise.results.across import across
-from headwise.results.analysis import analyse, analyse_study
-from headwise.results.copies import Trace, copied
-from headwise.results.differences import paired_differences
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.reporting.numbers import study_of_numbers
+from headwise_verdict.results.across import across
+from headwise_verdict.results.analysis import analyse, analyse_study
+from headwise_verdict.results.copies import Trace, copied
+from headwise_verdict.results.differences import paired_differences
 
 SEEDS = range(6)
 

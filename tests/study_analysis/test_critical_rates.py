@@ -8,11 +8,11 @@ import math
 import pytest
 from study_analysis.test_claims import study
 
-from headwise.reporting.difference_section import axis_sections
-from headwise.results.analysis import analyse_study
-from headwise.results.claims import judge
-from headwise.results.critical_rates import critical_rate, critical_rates, is_of_rates
-from headwise.results.records import AxisRecord, Claim, ClaimTest
+from headwise_verdict.reporting.difference_section import axis_sections
+from headwise_verdict.results.analysis import analyse_study
+from headwise_verdict.results.claims import judge
+from headwise_verdict.results.critical_rates import critical_rate, critical_rates, is_of_rates
+from headwise_verdict.results.records import AxisRecord, Claim, ClaimTest
 
 RATES = [0.001, 0.01, 0.1]
 

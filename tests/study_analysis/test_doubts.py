@@ -9,10 +9,10 @@ from report.synthetic_study import write_study
 from study_analysis.test_claims import study
 from study_analysis.test_copies import table
 
-from headwise.reporting.numbers import study_of_numbers
-from headwise.reporting.rebuild import rebuild
-from headwise.results.analysis import analyse, analyse_study
-from headwise.results.table import print_table
+from headwise_verdict.reporting.numbers import study_of_numbers
+from headwise_verdict.reporting.rebuild import rebuild
+from headwise_verdict.results.analysis import analyse, analyse_study
+from headwise_verdict.results.table import print_table
 
 
 def near(base, **more):

@@ -9,12 +9,12 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import study
 
-from headwise.results.across import aggregate
-from headwise.results.differences import _judged
-from headwise.results.intervals import JointIntervals
-from headwise.results.power import power_of, power_of_sameness, seeds_needed
-from headwise.results.records import AxisRecord
-from headwise.results.trend import _page, trends
+from headwise_verdict.results.across import aggregate
+from headwise_verdict.results.differences import _judged
+from headwise_verdict.results.intervals import JointIntervals
+from headwise_verdict.results.power import power_of, power_of_sameness, seeds_needed
+from headwise_verdict.results.records import AxisRecord
+from headwise_verdict.results.trend import _page, trends
 
 
 def test_few_pairs_are_corrected_by_hedges_factor():

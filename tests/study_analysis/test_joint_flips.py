@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.results.intervals import JointIntervals
-from headwise.results.joint_flips import (
+from headwise_verdict.results.intervals import JointIntervals
+from headwise_verdict.results.joint_flips import (
     EXACT_UP_TO,
     RESAMPLES,
     joint_test,
@@ -81,7 +81,7 @@ def test_the_family_error_holds_beside_arms_that_differ():
 
 def test_random_flips_hold_the_error_too():
     rng = np.random.default_rng(2)
-    import headwise.results.joint_flips as module
+    import headwise_verdict.results.joint_flips as module
 
     few = module.flips(18, resamples=999)
     with pytest.MonkeyPatch.context() as patch:

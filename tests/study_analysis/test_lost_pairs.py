@@ -9,10 +9,10 @@ from study_analysis.test_claims import study
 from study_analysis.test_critical_rates import PLAIN, axis, swept
 from study_analysis.test_joint_flips import drawn
 
-from headwise.results.critical_rates import critical_rates
-from headwise.results.differences import paired_differences
-from headwise.results.intervals import JointIntervals
-from headwise.results.joint_flips import joint_test, scores, t_of
+from headwise_verdict.results.critical_rates import critical_rates
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.intervals import JointIntervals
+from headwise_verdict.results.joint_flips import joint_test, scores, t_of
 
 
 def with_holes(table: np.ndarray, holes: dict[int, list[int]]) -> np.ndarray:

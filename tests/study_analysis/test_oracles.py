@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headwise.results.across import aggregate
-from headwise.results.diverged_runs import mcnemar
-from headwise.results.intervals import JointIntervals, equivalence
-from headwise.results.joint_flips import joint_test
-from headwise.results.power import detectable_effect, pairing_gain
-from headwise.results.trend import trend
+from headwise_verdict.results.across import aggregate
+from headwise_verdict.results.diverged_runs import mcnemar
+from headwise_verdict.results.intervals import JointIntervals, equivalence
+from headwise_verdict.results.joint_flips import joint_test
+from headwise_verdict.results.power import detectable_effect, pairing_gain
+from headwise_verdict.results.trend import trend
 
 
 def oracle(name):

@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 from study_analysis.test_claims import judged, noise, paired, study, test_of
 
-from headwise.experiments.premises import better_than_untrained, failure_arose, majority, memorised
-from headwise.experiments.premises import learned as learned_by
-from headwise.results.analysis_record import JudgedClaim, JudgedTest
-from headwise.results.claims import judge, judged_claims, judged_premises
-from headwise.results.intervals import JointIntervals
-from headwise.results.power import power_of
-from headwise.results.records import Claim, ClaimTest, Premise
-from headwise.studies.registry import load_study
+from headwise.lab.experiments.premises import better_than_untrained, failure_arose, majority, memorised
+from headwise.lab.experiments.premises import learned as learned_by
+from headwise.lab.studies.registry import load_study
+from headwise_verdict.results.analysis_record import JudgedClaim, JudgedTest
+from headwise_verdict.results.claims import judge, judged_claims, judged_premises
+from headwise_verdict.results.intervals import JointIntervals
+from headwise_verdict.results.power import power_of
+from headwise_verdict.results.records import Claim, ClaimTest, Premise
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -12,12 +12,12 @@ import torch
 from grids import part_of_grid
 from headwise_papers.tasks.error_rates import finish_errors
 
-from headwise.experiments.evaluation import Evaluation
-from headwise.experiments.task import Task
-from headwise.results.differences import paired_differences
-from headwise.results.folder import RunFolder, StudyFolder, whole_of
-from headwise.results.records import MetricRecord, RunResult, StudyRecord
-from headwise.training.evaluate import finished
+from headwise.lab.experiments.evaluation import Evaluation
+from headwise.lab.experiments.task import Task
+from headwise.lab.training.evaluate import finished
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.folder import RunFolder, StudyFolder, whole_of
+from headwise_verdict.results.records import MetricRecord, RunResult, StudyRecord
 
 COUNTS = {"baseline": [401, 395, 410, 399, 402, 390], "A()": [414, 408, 397, 412, 415, 403]}
 

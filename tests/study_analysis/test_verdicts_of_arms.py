@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from study_analysis.test_claims import noise, study
 
-from headwise.results.differences import paired_differences
-from headwise.results.diverged_runs import divergence_tests, mcnemar
-from headwise.results.joint_flips import joint_pairs_test
+from headwise_verdict.results.differences import paired_differences
+from headwise_verdict.results.diverged_runs import divergence_tests, mcnemar
+from headwise_verdict.results.joint_flips import joint_pairs_test
 
 
 def arms_of(table) -> dict:

@@ -5,10 +5,10 @@ import math
 import pytest
 from watched_model import figure, read, sharpen, watched
 
-from headwise.files.health_records import read_health
-from headwise.watching.alerts import Judge
-from headwise.watching.logs import JsonLines
-from headwise.watching.rules import Thresholds
+from headwise.health.watching.alerts import Judge
+from headwise.health.watching.logs import JsonLines
+from headwise.health.watching.rules import Thresholds
+from headwise_verdict.results.health_records import read_health
 
 
 def test_what_is_written_is_read_back_as_it_was(tmp_path):

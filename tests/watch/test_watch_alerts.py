@@ -6,8 +6,8 @@ import pytest
 import torch
 from watch.watched_model import VECTORS, figure, read, sharpen, watched
 
-from headwise.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds
-from headwise.watching.logs import JsonLines, TensorBoard
+from headwise.health.watching.alerts import HealthAlert, HealthWarning, Judge, Thresholds
+from headwise.health.watching.logs import JsonLines, TensorBoard
 
 
 def test_entropy_collapse_is_told_with_head_steps_and_remedy():
@@ -168,9 +168,9 @@ def test_a_training_that_diverged_is_told_of_and_goes_on(tmp_path):
 def test_every_remedy_names_methods_that_exist():
     import re
 
-    import headwise.methods  # noqa: F401
-    from headwise.core.method import REGISTRY
-    from headwise.statistics.alert_remedies import REMEDIES
+    import headwise.attend.methods  # noqa: F401
+    from headwise.attend.core.method import REGISTRY
+    from headwise.health.statistics.alert_remedies import REMEDIES
 
     named = {word for remedy in REMEDIES.values() for word in re.findall(r"\b[A-Z][A-Za-z]+\b", remedy.text)}
     assert len(named & set(REGISTRY)) > 5
@@ -178,9 +178,9 @@ def test_every_remedy_names_methods_that_exist():
 
 
 def test_every_alert_of_watch_and_audit_has_its_remedy_in_the_one_table():
-    from headwise.auditing import weight_alerts
-    from headwise.statistics.alert_remedies import REMEDIES, remedy_for, remedy_for_weights
-    from headwise.watching import rules
+    from headwise.health.auditing import weight_alerts
+    from headwise.health.statistics.alert_remedies import REMEDIES, remedy_for, remedy_for_weights
+    from headwise.health.watching import rules
 
     told = {rule.alert for rule in (*rules.RULES, *rules.OF_STEPS)}
     of_weights = {rule.alert for rule in weight_alerts.RULES} | {"not_finite"}

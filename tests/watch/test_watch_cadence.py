@@ -6,9 +6,9 @@ from small_models import HOSTS, fresh
 from watched_model import VECTORS, watched
 
 import headwise
-from headwise.watching import losses
-from headwise.watching import watch as watch_module
-from headwise.watching.cadence import Cadence
+from headwise.health.watching import losses
+from headwise.health.watching import watch as watch_module
+from headwise.health.watching.cadence import Cadence
 
 
 def steps_read(watch):

@@ -9,7 +9,7 @@ from grids import part_of_grid
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise.statistics import STATISTICS
+from headwise.health.statistics import STATISTICS
 
 VECTORS = torch.randn(6, 9, 32, generator=torch.Generator().manual_seed(1))
 
@@ -49,7 +49,7 @@ def test_micro_batches_and_ranks_draw_their_own_sample_of_queries(monkeypatch):
     x = torch.randn(2, 60, 32, generator=torch.Generator().manual_seed(2))
 
     def read(calls, rank=0):
-        monkeypatch.setattr("headwise.watching.recorder.rank", lambda: rank)
+        monkeypatch.setattr("headwise.health.watching.recorder.rank", lambda: rank)
         model = fresh(HOSTS["own"])
         watch = headwise.watch(model, every=1, on_alert=None, rows=8, statistics=["attention_entropy"])
         for _ in range(calls):
@@ -97,7 +97,7 @@ def test_a_step_without_a_training_forward_says_so():
     model = fresh(HOSTS["own"])
     watch = headwise.watch(model, every=1, on_alert=None)
     with pytest.warns(
-        headwise.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"
+        headwise.health.watching.alerts.HealthWarning, match="no training forward of step 0 reached blocks.0.attn"
     ):
         watch.step()
     watch.step()

@@ -7,10 +7,10 @@ import torch
 from watched_model import figure, read, sharpen, watched
 
 import headwise
-from headwise.watching.alerts import HealthWarning, Judge
-from headwise.watching.diagnosis import Diagnosis, Incidents, told
-from headwise.watching.logs import Metrics
-from headwise.watching.rules import OF_STEPS, Thresholds
+from headwise.health.watching.alerts import HealthWarning, Judge
+from headwise.health.watching.diagnosis import Diagnosis, Incidents, told
+from headwise.health.watching.logs import Metrics
+from headwise.health.watching.rules import OF_STEPS, Thresholds
 
 
 def alerts_of(*readings):

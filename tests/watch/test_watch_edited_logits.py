@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from headwise import LSA
-from headwise.core.call import Call
-from headwise.core.method import REGISTRY, Method
-from headwise.statistics import scan
-from headwise.statistics.reading import Queries
-from headwise.statistics.row_figures import RowFigures
+from headwise.attend.core.call import Call
+from headwise.attend.core.method import REGISTRY, Method
+from headwise.health.statistics import scan
+from headwise.health.statistics.reading import Queries
+from headwise.health.statistics.row_figures import RowFigures
+from headwise.health.watching.observed import reading_of
 from headwise.testing.calls import fit_standalone, standalone_site
-from headwise.watching.observed import reading_of
 
 B, H, T, D = 2, 3, 40, 8
 

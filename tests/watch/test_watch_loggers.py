@@ -13,8 +13,8 @@ from watch.test_watch_logs import WandbRun
 from watch.watched_model import figure, read, sharpen, watched
 
 import headwise
-from headwise.watching.logs import TensorBoard, logs_of
-from headwise.watching.pictures import ABSENT, COLOURS, GAP, NOT_FINITE, SQUARE, heat_map, shown, squares
+from headwise.health.watching.logs import TensorBoard, logs_of
+from headwise.health.watching.pictures import ABSENT, COLOURS, GAP, NOT_FINITE, SQUARE, heat_map, shown, squares
 
 LAYER, MAP = "health/entropy_share/blocks.0.attn", "health/map/entropy_share"
 

@@ -11,7 +11,7 @@ from small_models import HOSTS, fresh
 from watch.watched_model import VECTORS, figure, read, sharpen, watched
 
 import headwise
-from headwise.watching.logs import JsonLines, TensorBoard
+from headwise.health.watching.logs import JsonLines, TensorBoard
 
 
 def test_json_lines_hold_every_record_and_read_back(tmp_path):

@@ -8,8 +8,8 @@ import torch
 from watched_model import VECTORS, figure, read, sharpen, watched
 
 import headwise
-from headwise.pages.formats import html_table
-from headwise.watching.pictures import BRIEF, GAP, SIGNS, SQUARE, heat_map, lettered, shown
+from headwise.files.html import html_table
+from headwise.health.watching.pictures import BRIEF, GAP, SIGNS, SQUARE, heat_map, lettered, shown
 
 
 class Run:

@@ -10,8 +10,8 @@ import torch
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise.watching.alerts import HealthAlert
-from headwise.watching.losses import Losses, Spikes
+from headwise.health.watching.alerts import HealthAlert
+from headwise.health.watching.losses import Losses, Spikes
 
 
 def noisy(many, spikes=()):
@@ -27,7 +27,7 @@ def stepped(losses, every=1000, as_tensor=False, **settings):
     watch = headwise.watch(fresh(HOSTS["own"]), **{"every": every, "on_alert": None, **settings})
     with warnings.catch_warnings():
         # no forward is run here, which the watch says
-        warnings.simplefilter("ignore", headwise.watching.alerts.HealthWarning)
+        warnings.simplefilter("ignore", headwise.health.watching.alerts.HealthWarning)
         for loss in losses:
             watch.step(torch.tensor(loss) if as_tensor else loss)
     return watch
@@ -69,7 +69,7 @@ def test_raise_stops_at_the_step_of_the_spike(tmp_path):
     log = headwise.JsonLines(tmp_path / "health.jsonl")
     watch = headwise.watch(fresh(HOSTS["own"]), every=1000, on_alert="raise", log=log)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", headwise.watching.alerts.HealthWarning)
+        warnings.simplefilter("ignore", headwise.health.watching.alerts.HealthWarning)
         for loss in losses[:70]:
             watch.step(loss)
         with pytest.raises(HealthAlert, match="the loss rose to"):
@@ -82,7 +82,7 @@ def test_a_named_figure_raises_no_second_alert_at_its_reading():
     model = fresh(HOSTS["own"])
     watch = headwise.watch(model, every=20, closer=None, on_alert=None, statistics=["loss_spike"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", headwise.watching.alerts.HealthWarning)
+        warnings.simplefilter("ignore", headwise.health.watching.alerts.HealthWarning)
         for loss in noisy(90, [(70, 2.0)]):
             watch.step(loss)
     assert [one["step"] for one in watch.alerts()] == [70]

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 from watched_model import figure
 
 import headwise
-from headwise.watching.alerts import Judge
-from headwise.watching.rules import Thresholds
+from headwise.health.watching.alerts import Judge
+from headwise.health.watching.rules import Thresholds
 
 
 class Attention(torch.nn.Module):

@@ -5,12 +5,12 @@ import json
 import pytest
 from watched_model import figure
 
-from headwise.files.health_records import figures_among
-from headwise.statistics.alert_remedies import REMEDIES
-from headwise.watching import alerts
-from headwise.watching.alerts import Judge
-from headwise.watching.diagnosis import Incidents, told
-from headwise.watching.rules import RULES, Thresholds
+from headwise.health.health_records import figures_among
+from headwise.health.statistics.alert_remedies import REMEDIES
+from headwise.health.watching import alerts
+from headwise.health.watching.alerts import Judge
+from headwise.health.watching.diagnosis import Incidents, told
+from headwise.health.watching.rules import RULES, Thresholds
 
 FOUND = {
     "entropy_collapse": {

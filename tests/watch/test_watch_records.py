@@ -6,7 +6,7 @@ from small_models import HOSTS, fresh
 from watch.watched_model import read, watched
 
 import headwise
-from headwise.watching.logs import JsonLines
+from headwise.health.watching.logs import JsonLines
 
 
 def test_records_are_dicts_of_site_head_step_statistic_and_value():
@@ -26,8 +26,8 @@ def test_records_are_dicts_of_site_head_step_statistic_and_value():
 def test_a_head_of_which_nothing_was_counted_has_no_record():
     from types import SimpleNamespace
 
-    from headwise.statistics import Tally
-    from headwise.watching.figures import Figures
+    from headwise.health.statistics import Tally
+    from headwise.health.watching.figures import Figures
 
     site = SimpleNamespace(name="a", depth=0)
     tally = Tally(torch.tensor([1.0, 0.0, torch.nan]), torch.tensor([2.0, 0.0, 2.0]))

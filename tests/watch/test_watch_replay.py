@@ -11,8 +11,8 @@ from small_models import HOSTS, fresh
 from torch import nn
 
 import headwise
-from headwise.watching.replay import replay
-from headwise.watching.replay_file import read_replay
+from headwise.health.watching.replay import replay
+from headwise.health.watching.replay_file import read_replay
 
 EXAMPLES = torch.randn(40, 9, 32, generator=torch.Generator().manual_seed(1))
 NAMES = ["entropy_share", "max_logit", "loss_spike"]

@@ -10,8 +10,8 @@ from tiny_models import FAMILIES
 from torch import nn
 
 import headwise
-from headwise.watching.alerts import HealthWarning
-from headwise.watching.weights import OUTSIDE
+from headwise.health.watching.alerts import HealthWarning
+from headwise.health.watching.weights import OUTSIDE
 
 X = torch.randn(4, 9, 32, generator=torch.Generator().manual_seed(1))
 
@@ -231,7 +231,7 @@ def test_the_norms_are_those_of_what_reparametrized_layers_compute_with():
 
 
 def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
-    from headwise.watching.weights import gram_coefficients, norm_in
+    from headwise.health.watching.weights import gram_coefficients, norm_in
 
     def spectral_norm(matrix):
         return norm_in(gram_coefficients(matrix))
@@ -251,8 +251,8 @@ def test_a_matrix_too_large_to_decompose_and_one_that_is_no_number():
 
 
 def test_a_device_gives_the_norms_that_a_processor_gives(monkeypatch):
-    from headwise.statistics import lanczos
-    from headwise.watching.weights import STEPS, gram_coefficients, norm_in
+    from headwise.health.statistics import lanczos
+    from headwise.health.watching.weights import STEPS, gram_coefficients, norm_in
 
     matrix = torch.randn(80, 30, generator=torch.Generator().manual_seed(0))
     asked = norm_in(gram_coefficients(matrix))

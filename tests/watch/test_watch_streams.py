@@ -11,8 +11,8 @@ import transformers as tf
 from torch import nn
 
 import headwise
-from headwise.watching.alerts import HealthWarning
-from headwise.watching.stream import NAMES
+from headwise.health.watching.alerts import HealthWarning
+from headwise.health.watching.stream import NAMES
 
 READ = ["token_cosine", "high_frequency", *NAMES]
 X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(3)) + 0.4

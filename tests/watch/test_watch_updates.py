@@ -8,9 +8,9 @@ from small_models import HOSTS, fresh
 from torch import nn
 
 import headwise
-from headwise import projections
-from headwise.watching.losses import Spikes
-from headwise.watching.updates import OF_STEP, groups, spectral_entropy, update_spectrum
+from headwise.attend import projections
+from headwise.health.watching.losses import Spikes
+from headwise.health.watching.updates import OF_STEP, groups, spectral_entropy, update_spectrum
 
 X = torch.randn(4, 9, 32, generator=torch.Generator().manual_seed(1))
 

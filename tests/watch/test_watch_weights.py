@@ -11,8 +11,8 @@ from tiny_models import FAMILIES
 from torch import nn
 
 import headwise
-from headwise.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading
-from headwise.watching.weights import WEIGHT_NAMES
+from headwise.health.statistics.weights import WEIGHT_STATISTICS, read_weights, weight_reading
+from headwise.health.watching.weights import WEIGHT_NAMES
 
 VECTORS = torch.randn(4, 9, 32, generator=torch.Generator().manual_seed(1))
 

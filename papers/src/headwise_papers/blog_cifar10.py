@@ -6,7 +6,7 @@ verdicts depend on the block, which has no norm before attention: all arms chang
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned, memorised
+from headwise.lab.experiments.premises import learned, memorised
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import (
     DECORRELATION,

@@ -6,8 +6,8 @@ Decorrelation is intended to make heads differ, which it does not measure.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned, memorised
-from headwise.experiments.subject import Phase
+from headwise.lab.experiments.premises import learned, memorised
+from headwise.lab.experiments.subject import Phase
 from headwise.study import Claim, ClaimTest, Evaluation, Metric, Study
 from headwise_papers.tasks.blog_claims import BLOG, DECORRELATION, DROPOUT
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales

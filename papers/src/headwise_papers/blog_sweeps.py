@@ -6,7 +6,7 @@ does not mention rescaling of the remaining heads, and uses the median as the un
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Study
 from headwise_papers.tasks.blog_claims import RELAXED_BELOW_CHANCE, TEST_ACCURACY, Doses, doses
 from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales

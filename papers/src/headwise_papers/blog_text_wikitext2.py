@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.experiments.premises import learned, memorised
+from headwise.lab.experiments.premises import learned, memorised
 from headwise.study import Scale, Study
 from headwise_papers.tasks.blog_claims import below_chance, on_text
 from headwise_papers.tasks.blog_text import NextWord

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.experiments.premises import learned
-from headwise.results.records import ClaimKind, Premise
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder
+from headwise_verdict.results.records import ClaimKind, Premise
 
 ZHAI = "Zhai et al. 2023, arXiv 2303.06296"
 SIGMA, QUERIES, QKNORM = (

@@ -6,7 +6,7 @@ and decoupling it "can enhance performance".
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.character_lm import CharacterLM
 from headwise_papers.tasks.decay_claims import PAPER, RANKS

@@ -7,8 +7,7 @@ here.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
-from headwise.results.records import ClaimKind
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Premise, Scale, Study
 from headwise_papers.tasks.decay_claims import (
     PAPER,
@@ -22,6 +21,7 @@ from headwise_papers.tasks.decay_claims import (
     ranks_fall,
 )
 from headwise_papers.tasks.recall import VALUES, AssociativeRecall
+from headwise_verdict.results.records import ClaimKind
 
 DECAYS = ("0", "0.03", "0.1", "0.3", "1")
 AXIS = axis(*DECAYS)

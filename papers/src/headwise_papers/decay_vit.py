@@ -7,7 +7,7 @@ are judged on these models.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.cifar import Cifar
 from headwise_papers.tasks.decay_claims import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headwise.experiments.premises import failure_arose
-from headwise.experiments.recipe import OptimizerName
-from headwise.studies.digits import images_and_digits
+from headwise.lab.experiments.premises import failure_arose
+from headwise.lab.experiments.recipe import OptimizerName
+from headwise.lab.studies.digits import images_and_digits
 from headwise.study import Claim, ClaimTest, Study, Task, VisionTransformer
 
 

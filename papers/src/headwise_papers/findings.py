@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.results.analysis_record import JudgedClaim
-from headwise.results.answer import count
-from headwise.results.claims import judged_claims
-from headwise.results.folder import RunFolder, StudyFolder
-from headwise.results.intervals import interval
-from headwise.results.records import Claim, ClaimTest, MetricRecord, RunResult, StudyRecord
+from headwise_verdict.results.analysis_record import JudgedClaim
+from headwise_verdict.results.answer import count
+from headwise_verdict.results.claims import judged_claims
+from headwise_verdict.results.folder import RunFolder, StudyFolder
+from headwise_verdict.results.intervals import interval
+from headwise_verdict.results.records import Claim, ClaimTest, MetricRecord, RunResult, StudyRecord
 
 # by subject, the figures by name in every repeat; those of a calculation without randomness are one mapping, repeated
 Figures = Mapping[str, Sequence[Mapping[str, float]]]

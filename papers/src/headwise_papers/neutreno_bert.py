@@ -6,7 +6,7 @@ MiniLM on the development questions only, split by article.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import better_than_untrained
+from headwise.lab.experiments.premises import better_than_untrained
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.answer_extraction import AnswerExtraction
 

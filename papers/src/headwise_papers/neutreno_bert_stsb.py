@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.experiments.premises import better_than_untrained, learned
+from headwise.lab.experiments.premises import better_than_untrained, learned
 from headwise.study import Claim, ClaimTest, Premise, Scale, Study
 from headwise_papers.tasks.sentence_similarity import SentenceSimilarity
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned, parameters_moved
+from headwise.lab.experiments.premises import learned, parameters_moved
 from headwise.study import Claim, ClaimTest, Evaluation, Premise, Scale, Study
 from headwise_papers.tasks.deit import PUBLISHED, DeiT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.prefixes import Prefixes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.corrupted_cifar import CorruptedCifar
 

@@ -6,7 +6,7 @@ from random weights on CamVid.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.street_scenes import StreetScenes
 

@@ -6,11 +6,11 @@ encoder of each arm and seed is first trained on CIFAR-100 with the arm's method
 
 from __future__ import annotations
 
-from headwise.results.records import Premise
 from headwise.study import ClaimTest, Scale
 from headwise_papers.neutreno_segmentation import SINGLE
 from headwise_papers.neutreno_segmentation import STUDY as UNTRAINED
 from headwise_papers.tasks.pretrained_scenes import PretrainedScenes
+from headwise_verdict.results.records import Premise
 
 SCRATCH = "baseline | hand_over=false"
 

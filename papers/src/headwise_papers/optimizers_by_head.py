@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
-from headwise.results.records import Premise
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.budget_ladder import BudgetLadder
 from headwise_papers.tasks.rate_ladder import UNIGRAM
+from headwise_verdict.results.records import Premise
 
 MUON, BY_HEAD, HYPERBALL, STIEFEL = OPTIMIZERS = tuple(
     f"baseline | optimizer={name}" for name in ("muon", "muon-head", "muon-hyperball", "muon-stiefel")

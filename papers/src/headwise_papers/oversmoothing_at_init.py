@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.results.records import Claim, ClaimTest
 from headwise_papers.findings import findings
+from headwise_verdict.results.records import Claim, ClaimTest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from headwise.core.method import Method
+    from headwise.attend.core.method import Method
 
 TITLE = "Over-smoothing at initialisation"
 QUESTION = (
@@ -102,7 +102,7 @@ def run(
 
 def arms() -> dict[str, Fitted]:
     """Return the arms by label: the methods to fit, and the gains to set on them."""
-    from headwise.methods import FeatScale, NeuTRENO, ValueResidual
+    from headwise.attend.methods import FeatScale, NeuTRENO, ValueResidual
 
     plain_arms: dict[str, Fitted] = {
         repr(method): ((method,), {}) for method in (NeuTRENO(strength=0.6), FeatScale(), ValueResidual(mix=0.5))
@@ -116,7 +116,7 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
     import torch
     from torch import nn
 
-    from headwise.studies.vision_transformer import Block
+    from headwise.lab.studies.vision_transformer import Block
 
     generator = torch.Generator().manual_seed(seed)
     # Building layers would advance torch's global generator, which belongs to the caller.
@@ -131,7 +131,7 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
 
 def measure(seed: int, arm: Fitted, device: str = "cpu") -> dict[str, Any]:
     """Return token cosine and high-frequency ratio at the input and after each block, and the output."""
-    from headwise.regularizing.regularize import regularize
+    from headwise.attend.regularizing.regularize import regularize
 
     (model, tokens), (methods, gains) = build(seed, device), arm
     if methods:

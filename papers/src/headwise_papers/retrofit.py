@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headwise.results.records import ClaimKind, Premise
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.story_teller import SWITCHED_ON, StoryTeller
+from headwise_verdict.results.records import ClaimKind, Premise
 
 OWN = "a question of this project's own"
 START, END, RISE = f"{SWITCHED_ON}/stories/loss", "test/loss", "int8/rise"

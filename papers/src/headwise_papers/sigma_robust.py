@@ -6,7 +6,7 @@ early.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import failure_arose, learned
+from headwise.lab.experiments.premises import failure_arose, learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.short_cifar import ShortCifar
 

@@ -5,7 +5,7 @@ Zhai et al. 2023 train ViT-B on ImageNet for 100 and 300 epochs; this study trai
 
 from __future__ import annotations
 
-from headwise.experiments.premises import better_than_untrained
+from headwise.lab.experiments.premises import better_than_untrained
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.contrast import Contrast
 

@@ -6,7 +6,7 @@ convolution, then the layers, CTC over letters, SpecAugment, Adagrad at a consta
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.speech import Speech
 

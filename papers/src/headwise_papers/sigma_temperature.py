@@ -7,7 +7,7 @@ during the warm-up does.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.short_cifar import ShortCifar
 

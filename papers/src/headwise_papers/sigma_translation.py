@@ -5,7 +5,7 @@ Zhai et al. 2023 train up to 100 layers per side on WMT; this study trains a nar
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Premise, Scale, Study
 from headwise_papers.tasks.translation import Translation
 

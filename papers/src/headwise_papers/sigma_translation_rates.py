@@ -5,7 +5,7 @@ Zhai et al. 2023 compare models of 6 layers per side on WMT; this study trains a
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.sigma_translation import SIGMA, SMALL, SOURCE, UNIGRAM, reference
 from headwise_papers.tasks.translation import Translation

@@ -6,7 +6,7 @@ LARS, a form of SGD.
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Premise, Scale, Study
 from headwise_papers.tasks.short_cifar import WeightedCifar
 

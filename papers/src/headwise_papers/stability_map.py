@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwise.experiments.premises import learned
-from headwise.results.records import Premise
+from headwise.lab.experiments.premises import learned
 from headwise.study import Claim, ClaimTest, Scale, Study
 from headwise_papers.tasks.rate_ladder import UNIGRAM, RateLadder
+from headwise_verdict.results.records import Premise
 
 MUON = "baseline | optimizer=muon"
 CRITICAL, BEST, SENSITIVITY = "test/critical_rate", "test/best_loss", "test/sensitivity"

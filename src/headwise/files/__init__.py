@@ -1,1 +1,1 @@
-"""Durable files, provenance, optional imports, entry points, signals and errors."""
+"""Durable files, provenance, optional imports, entry points and files of tensors."""

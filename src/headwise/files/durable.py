@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and line streams that may end in a torn line.
+"""Files that survive a crash: written whole or not at all.
 
 A file that is not whole yet is made exclusively, under a name that no other process takes, and never through a link.
 """
@@ -10,20 +10,15 @@ import io
 import json
 import math
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headwise.files.foreign_text import read_as_json
-
 # absent on Windows
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
-# the name of a file that is not whole yet, with the number of the process that writes it
-PARTIAL = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.partial")
 
 
 def open_to_append(path: Path) -> io.FileIO:
@@ -78,66 +73,9 @@ def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
         stream.write(content)
 
 
-def clear_partials(folder: Path) -> None:
-    """Remove the files of a folder that processes were writing when they were killed."""
-    import psutil
-
-    for path in folder.glob(".*.partial"):
-        name = PARTIAL.fullmatch(path.name)
-        if name and not path.is_symlink() and not psutil.pid_exists(int(name[1])):
-            path.unlink(missing_ok=True)
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_bytes(path, (json.dumps(finite(value), indent=1, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path) -> Any | None:
-    """Return the content of a JSON file, or None if it is absent or torn."""
-    try:
-        return read_as_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record to a line stream in a single write."""
-    append(path, as_line(record).encode())
-
-
-def as_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON."""
-    return json.dumps(finite(record), allow_nan=False) + "\n"
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a line stream, without a last line that was torn while it was written."""
-    if not path.exists():
-        return []
-    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records = []
-    for line in whole:
-        try:
-            record = read_as_json(line)
-        except ValueError:
-            break
-        if isinstance(record, dict):
-            records.append(record)
-    return records
-
-
-def lines_of(text: str) -> list[str]:
-    """Return the lines of a stream of JSON, which end at a line feed alone: strings may hold U+2028 and U+0085."""
-    *lines, last = text.split("\n")
-    return [*lines, last] if last else lines
-
-
-def restore_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a line stream with exactly these records, only if it differs from them."""
-    content = "".join(as_line(record) for record in records).encode()
-    if (path.read_bytes() if path.exists() else b"") != content:
-        write_bytes(path, content)
 
 
 def finite(value: Any) -> Any:

@@ -6,9 +6,14 @@ from functools import cache
 from importlib import metadata
 from typing import Any, Literal
 
-from headwise.files.errors import StudyError
-
-Group = Literal["headwise.methods", "headwise.statistics", "headwise.tasks", "headwise.studies", "headwise.leagues"]
+Group = Literal[
+    "headwise.methods",
+    "headwise.statistics",
+    "headwise.tasks",
+    "headwise.studies",
+    "headwise.leagues",
+    "headwise.commands",
+]
 
 
 @cache
@@ -16,14 +21,14 @@ def entry_points(group: Group) -> dict[str, metadata.EntryPoint]:
     """Return the entry points of a group by name, without importing what they name.
 
     Raises:
-        StudyError: if two installed packages give the same name.
+        ValueError: if two installed packages give the same name.
     """
     by_name: dict[str, metadata.EntryPoint] = {}
     for point in metadata.entry_points(group=group):
         other = by_name.setdefault(point.name, point)
         # an editable installation may be listed twice
         if other.value != point.value:
-            raise StudyError(
+            raise ValueError(
                 f"two installed packages call a {group.rpartition('.')[2]} entry {point.name!r}: {_package(other)} "
                 f"({other.value}) and {_package(point)} ({point.value}). Uninstall one of them."
             )
@@ -34,13 +39,13 @@ def load(group: Group, name: str) -> Any:
     """Return the object of an entry point, imported.
 
     Raises:
-        StudyError: if it cannot be imported; the message names the package.
+        ImportError: if it cannot be imported; the message names the package.
     """
     point = entry_points(group)[name]
     try:
         return point.load()
     except Exception as error:
-        raise StudyError(
+        raise ImportError(
             f"{name} of the package {_package(point)} cannot be loaded from {point.value} ({type(error).__name__}: "
             f"{error}). Repair or uninstall {_package(point)}."
         ) from error

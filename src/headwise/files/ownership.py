@@ -7,28 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headwise.files.durable import append
-from headwise.files.errors import StudyError
 
 MARKER = ".headwise"
 HEAD = "headwise wrote the files and folders named here, and may write them again:"
 # a line of the marker by which a user declares everything in the folder to be headwise's
 ALL = "*"
-# the files of a report
-REPORT = ("report.html", "analysis.json", "table.csv", "table.md", "table.tex", "runs.csv", "epochs.csv")
-# what a study has in its folder besides its report
-STUDY = (
-    "study.json",
-    "findings.json",
-    "failures.log",
-    "tuning.journal",
-    ".lock",
-    ".lock.json",
-    "runs",
-    "trials",
-    "rehearsal",
-    "slurm",
-    ".ray",
-)
 # how many foreign files a message names
 NAMED = 3
 
@@ -43,13 +26,13 @@ def claim(folder: Path, names: Iterable[str], option: str = "--out", *, shared: 
         shared: whether the folder may hold other files, under other names, without a marker.
 
     Raises:
-        StudyError: if a file of these names exists that is not headwise's, or is a link, or if the folder has no marker
+        ValueError: if a file of these names exists that is not headwise's, or is a link, or if the folder has no marker
             and is neither empty nor `shared`; nothing is written then.
     """
     names = tuple(names)
     if why := why_foreign(folder, names, shared=shared):
         remedy = f"Choose another {option}" if option else "Move it away"
-        raise StudyError(
+        raise ValueError(
             f"{folder} {why}. {remedy}; or, if an earlier version of headwise wrote everything there, say so: "
             f"echo '{ALL}' > {folder / MARKER}."
         )
@@ -89,16 +72,3 @@ def owned(folder: Path) -> set[str] | None:
         return None
     head, *names = path.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     return {ALL} if head == ALL else {*names} if head == HEAD else None
-
-
-def plain_folder(folder: Path) -> Path:
-    """Make a folder inside one of headwise's, and return it; raise StudyError if it is a link."""
-    refuse_link(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def refuse_link(path: Path) -> None:
-    """Raise StudyError if a path in one of headwise's folders is a link, through which files would come elsewhere."""
-    if path.is_symlink():
-        raise StudyError(f"{path} is a link, and headwise writes through no links. Replace it by what it points to.")

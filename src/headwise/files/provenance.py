@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,6 @@ PACKAGES = ("headwise", "torch", "accelerate", "numpy", "scikit-learn", "scipy",
 def describe_environment() -> dict[str, Any]:
     """Return the versions, commit and hardware that every result file carries."""
     return {"versions": versions(), "commit": commit(), "hardware": hardware()}
-
-
-def distinct_environments(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the distinct commits, versions and hardware of results with their number of runs, most frequent first."""
-    distinct: dict[str, dict[str, Any]] = {}
-    for result in results:
-        environment = {name: result.get(name) for name in ("commit", "versions", "hardware")}
-        distinct.setdefault(json.dumps(environment, sort_keys=True), {"runs": 0, **environment})["runs"] += 1
-    return sorted(distinct.values(), key=lambda environment: -environment["runs"])
 
 
 def versions(*more: str) -> dict[str, str]:
@@ -45,8 +34,9 @@ def commit() -> str | None:
     try:
         # an installed copy may be inside another repository
         _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        sources = [here.parent, *here.parents[2].glob("verdict/src")]
         head = _git(here, "rev-parse", "HEAD")
-        return head + ("-changed" if _git(here, "status", "--porcelain", "--", str(here.parent)) else "")
+        return head + ("-changed" if _git(here, "status", "--porcelain", "--", *map(str, sources)) else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

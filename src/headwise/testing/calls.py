@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attention.computation import attention
-from headwise.attention.fitted_layer import FittedLayer
-from headwise.core.call import Call
-from headwise.core.method import Method, touches_call
-from headwise.core.shared_state import SharedState
-from headwise.core.site import Site
-from headwise.hosts.layers.refusal import refusal
+from headwise.attend.attention.computation import attention
+from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.core.call import Call
+from headwise.attend.core.method import Method, touches_call
+from headwise.attend.core.shared_state import SharedState
+from headwise.attend.core.site import Site
+from headwise.attend.hosts.layers.refusal import refusal
 
 
 def standalone_site(

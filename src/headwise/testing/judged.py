@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headwise.judging.decision import FORESEEN
-from headwise.judging.evidence import Sample, half_width, paired
+from headwise_verdict.judging.decision import FORESEEN
+from headwise_verdict.judging.evidence import Sample, half_width, paired
 
 Figures = Mapping[int, float] | Sequence[float]
 

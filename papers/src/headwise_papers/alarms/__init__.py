@@ -98,8 +98,8 @@ def carried_out(
     write: Callable[..., None],
 ) -> list[dict[str, Any]]:
     """Return the records of all runs, after `write(run, folder=...)` has executed those without a file."""
-    from headwise.files.durable import read_json
-    from headwise.files.ownership import REPORT, STUDY, claim, plain_folder
+    from headwise_verdict.files.durable import read_json
+    from headwise_verdict.files.ownership import REPORT, STUDY, claim, plain_folder
 
     claim(out, (*STUDY, *REPORT, "signals.csv", "curves.csv", "alarms.json"))
     folder = plain_folder(out / "runs")
@@ -122,11 +122,12 @@ _families: dict[tuple[str, Path | None], Any] = {}
 
 def write_run(cell: Any, folder: Path, data: Path | None, steps: int | None) -> None:
     """Execute one run and write its file."""
-    from headwise.files.durable import write_json
     from headwise_papers.alarms.models import FAMILIES, HELD_OUT
     from headwise_papers.alarms.one_run import carry_out
+    from headwise_verdict.files.durable import write_json
 
     if (cell.family, data) not in _families:
         _families[cell.family, data] = next(one for one in (*FAMILIES, HELD_OUT) if one.name == cell.family)(data)
     family = _families[cell.family, data]
-    write_json(folder / f"{cell.name}.json", carry_out(cell, family, **({} if steps is None else {"steps": steps})))
+    length: dict[str, Any] = {} if steps is None else {"steps": steps}
+    write_json(folder / f"{cell.name}.json", carry_out(cell, family, **length))

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from headwise.files.durable import write_json
 from headwise.files.provenance import describe_environment
 from headwise_papers.alarms import run
+from headwise_verdict.files.durable import write_json
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     seconds = {"seconds": time.monotonic() - start}
     command = "headwise compare alarms" + (f" --seeds {options.seeds}" if options.seeds else "")
     write_json(options.out / "findings.json", {**describe_environment(), "command": command, **seconds, **content})
-    from headwise.reporting import write
+    from headwise_verdict.reporting import write
 
     print(write(options.out))
 

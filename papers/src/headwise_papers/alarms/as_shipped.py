@@ -58,7 +58,7 @@ def seeds_of_healthy(seed: int) -> int:
 
 def write_run(cell: Cell, folder: Path, data: Path | None) -> None:
     """Execute one run and write its file."""
-    from headwise.files.durable import write_json
+    from headwise_verdict.files.durable import write_json
 
     if (cell.family, data) not in _families:
         _families[cell.family, data] = next(one for one in (*FAMILIES, HELD_OUT) if one.name == cell.family)(data)

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.files.durable import write_json
-from headwise.results.intervals import share
-from headwise.watching.rules import OF_STEPS, RULES, Thresholds
+from headwise.health.watching.rules import OF_STEPS, RULES, Thresholds
 from headwise_papers.alarms.faults import BETAS, DECAY, HEALTHY, RATES, SLOW, SLOWLY, STEPS, UNLISTED, WARMUP
 from headwise_papers.alarms.models import HELD_OUT
 from headwise_papers.alarms.one_run import EVALUATE, READ
@@ -36,6 +34,8 @@ from headwise_papers.alarms.scoring import (
     write_curves,
 )
 from headwise_papers.alarms.signals import DEVIATION, JUDGED, SLOPE
+from headwise_verdict.files.durable import write_json
+from headwise_verdict.results.intervals import share
 
 # candidates for rules, of different kinds, each in the form that is available earliest or catches most
 CANDIDATES = (JUDGED, "update ratio" + DEVIATION, "gradient spike", "largest logit")

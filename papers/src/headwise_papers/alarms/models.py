@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.files.optional_imports import load
-from headwise.studies.digits import images_and_digits
+from headwise.lab.studies.digits import images_and_digits
 from headwise_papers.data import multi30k, tinyshakespeare
 from headwise_papers.tasks.causal_transformer import NormOrder
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 import headwise
-from headwise.files.health_records import Record
-from headwise.watching.losses import Spikes
-from headwise.watching.rules import RULES, Thresholds
+from headwise.health.health_records import Record
+from headwise.health.watching.losses import Spikes
+from headwise.health.watching.rules import RULES, Thresholds
 from headwise_papers.alarms.faults import STEPS, Fault, Injection
 from headwise_papers.alarms.models import Family, Size
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from headwise.results.intervals import share
 from headwise_papers.alarms.faults import HEALTHY, UNLISTED
 from headwise_papers.alarms.signals import JUDGED, Series, passed, rules, signals
+from headwise_verdict.results.intervals import share
 
 # a fault shows when the loss exceeds the healthy twin's by this factor at two evaluations in a row
 ABOVE = 1.1

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.watching.losses import BEFORE, Spikes
-from headwise.watching.rules import LossSpike, Thresholds
+from headwise.health.watching.losses import BEFORE, Spikes
+from headwise.health.watching.rules import LossSpike, Thresholds
 from headwise_papers.alarms.one_run import BEYOND
 
 # signals whose small values are unhealthy

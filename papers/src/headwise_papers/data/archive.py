@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwise.files.data_set import data_folder
-from headwise.files.durable import write_bytes
-from headwise.files.ownership import claim, refuse_link
+from headwise.lab.files.data_set import data_folder
 from headwise.study import DataSet, StudyError
 from headwise_papers.data.download import digest, download, part_of
+from headwise_verdict.files.durable import write_bytes
+from headwise_verdict.files.ownership import claim, refuse_link
 
 # a function that returns the content of an archive's member by name, or that of a plain or .gz file for any name
 Read = Callable[[str], bytes]

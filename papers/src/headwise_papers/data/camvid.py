@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.files.durable import write_bytes
 from headwise.files.optional_imports import needing
 from headwise.study import DataSet, StudyError
 from headwise_papers.data.archive import Package, Read, Source, downloaded
 from headwise_papers.data.pictures import read_picture
 from headwise_papers.data.text_files import AGAIN, split_name
+from headwise_verdict.files.durable import write_bytes
 
 CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
 VOID = len(CLASSES)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headwise.files.errors import StudyError
+from headwise_verdict.files.errors import StudyError
 
 # seconds to wait before each further attempt
 WAITS = (1.0, 5.0, 20.0)

@@ -15,7 +15,7 @@ from headwise_papers.decay_pretrained.models import MODELS, compare, drawn, load
 from headwise_papers.findings import findings
 
 if TYPE_CHECKING:
-    from headwise.auditing.weights import Compared
+    from headwise.health.auditing.weights import Compared
 
 TITLE = "Balance and nuclear norms of pretrained attention"
 QUESTION = (
@@ -89,7 +89,7 @@ def run(
 
 def subject(model: str, comparison: Compared) -> str:
     """Return the name of a comparison: its product, model and norms."""
-    from headwise.auditing.weights import PRODUCTS
+    from headwise.health.auditing.weights import PRODUCTS
 
     return f"{PRODUCTS[comparison['product']]} of {model}, {comparison['first']} against {comparison['second']}"
 

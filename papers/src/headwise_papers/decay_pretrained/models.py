@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headwise.auditing.weights import Compared
-    from headwise.statistics.weights.product import Product
+    from headwise.health.auditing.weights import Compared
+    from headwise.health.statistics.weights.product import Product
 
 MODELS = ("stories260K", "all-MiniLM-L6-v2")
 
@@ -18,9 +18,9 @@ def load(model: str, data: Path | None, say: Callable[[str], None]) -> list[Prod
     """Return the products of every attention layer of a model."""
     import torch
 
-    from headwise import hosts
-    from headwise.statistics.weights.product import Product
-    from headwise.statistics.weights.weight_reading import weight_reading
+    from headwise.attend import hosts
+    from headwise.health.statistics.weights.product import Product
+    from headwise.health.statistics.weights.weight_reading import weight_reading
     from headwise_papers.data import stories260k
     from headwise_papers.tasks.pretrained import load_encoder
 
@@ -59,7 +59,7 @@ def rotated(product: Product, seed: int, at: int) -> Product:
 
 def compare(products: list[Product]) -> dict[tuple[str, str], Compared]:
     """Return, by product and second norm, the comparisons of norms of rows and of Frobenius with nuclear norms."""
-    from headwise.auditing.weights import balances_of, compared
+    from headwise.health.auditing.weights import balances_of, compared
 
     records = {
         f"{at}|{group}|{product.kind}": one

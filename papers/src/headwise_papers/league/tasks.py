@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
+from headwise.lab.training.batches import run_model
 from headwise.study import Evaluation, Metric, Phase, Task
-from headwise.training.batches import run_model
 from headwise_papers.tasks import blog_text
 from headwise_papers.tasks.character_lm import CharacterLM
 from headwise_papers.tasks.cifar import Cifar

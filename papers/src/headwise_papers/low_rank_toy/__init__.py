@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwise.results.records import Claim
 from headwise_papers.findings import decades, each, findings
 from headwise_papers.low_rank_toy.adam_paths import ADAM_STEPS, CURVATURE, DECAYS, OPTIMUM, two_scalars
 from headwise_papers.low_rank_toy.gradient_flow import SHAPE, SINGULAR_VALUES, STEP, STRENGTHS, TIME, flow
+from headwise_verdict.results.records import Claim
 
 TITLE = "Weight decay on factors is a nuclear norm on their product"
 QUESTION = (

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwise.results.records import Claim
 from headwise_papers.findings import each, findings
 from headwise_papers.neutreno_cost import measuring
+from headwise_verdict.results.records import Claim
 
 TITLE = "What NeuTRENO costs"
 QUESTION = "Does NeuTRENO cost nothing in inference: are operations, memory and time those of the plain model?"

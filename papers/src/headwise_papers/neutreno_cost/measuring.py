@@ -59,9 +59,9 @@ def build(shape: dict[str, int], batch: int, device: torch.device) -> tuple[nn.M
 
     import torch
 
-    from headwise.methods import NeuTRENO
-    from headwise.regularizing.regularize import regularize
-    from headwise.studies.vision_transformer import VisionTransformer
+    from headwise.attend.methods import NeuTRENO
+    from headwise.attend.regularizing.regularize import regularize
+    from headwise.lab.studies.vision_transformer import VisionTransformer
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -77,7 +77,7 @@ def cost(model: nn.Module, images: Tensor) -> Cost:
     """Return the cost of a forward pass, by torch's operation counter and the allocator."""
     import torch
 
-    from headwise.training.measuring import MemoryOfAStep, counter
+    from headwise.lab.training.measuring import MemoryOfAStep, counter
 
     memory, others = MemoryOfAStep(), _others()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def _others() -> Any:
     from torch.utils.flop_counter import flop_registry
 
     from headwise.borders import DispatchMode, tree_leaves
-    from headwise.training.measuring import OF_THE_CPU
+    from headwise.lab.training.measuring import OF_THE_CPU
 
     counted = {**flop_registry, **OF_THE_CPU}
 

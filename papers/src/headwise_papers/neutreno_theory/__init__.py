@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headwise.results.records import Claim
 from headwise_papers.findings import decades, each, findings
 from headwise_papers.neutreno_theory.passes import DEPTH, KINDS, SIZE, STRENGTHS, TOKENS, measure
+from headwise_verdict.results.records import Claim
 
 TITLE = "NeuTRENO's theory: where tokens go without and with the fidelity term"
 QUESTION = (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.results.records import Claim
 from headwise_papers.findings import each, findings
+from headwise_verdict.results.records import Claim
 
 if TYPE_CHECKING:
     from headwise_papers.sigma_bound.least_entropy import Least

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.statistics.entropy import entropy_floor
+from headwise.health.statistics.entropy import entropy_floor
 
 TOKENS = (4, 16, 64)
 # The norms are log T plus these: from a floor that depends on the number of keys to one that falls exponentially.

@@ -7,11 +7,11 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
-from headwise.hosts.finding import sites
-from headwise.methods import SigmaReparam
-from headwise.regularizing.regularize import regularize
+from headwise.attend.hosts.finding import sites
+from headwise.attend.methods import SigmaReparam
+from headwise.attend.regularizing.regularize import regularize
+from headwise.health.watching.weights import OUTSIDE, Matrices
 from headwise.study import VisionTransformer
-from headwise.watching.weights import OUTSIDE, Matrices
 
 WIDTHS = (128, 256, 512, 1024, 2048)
 DEPTH, HEAD, BATCH, RATE, STEPS = 1, 16, 8, 1e-3, 10

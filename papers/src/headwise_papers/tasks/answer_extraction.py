@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, Task
 from headwise_papers.data import squad
 from headwise_papers.tasks.answer_overlap import best_f1, exact_match

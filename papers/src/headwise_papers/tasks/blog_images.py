@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from headwise.studies.vision_transformer import NormPlace
+from headwise.lab.studies.vision_transformer import NormPlace
+from headwise.lab.training.batches import run_model
 from headwise.study import Evaluation, Metric, Scale
-from headwise.training.batches import run_model
 from headwise_papers.tasks.cifar import Cifar
 
 # training accuracy from which a model counts as having memorised the images

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.studies.vision_transformer import NormPlace
+from headwise.lab.studies.vision_transformer import NormPlace
 from headwise.study import Batch, DataSet, Evaluation, Metric, Task
 from headwise_papers.data import sst2, wikitext2
 from headwise_papers.tasks.blog_images import ACTING, in_training_mode

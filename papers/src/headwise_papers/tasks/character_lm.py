@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import tinyshakespeare
 from headwise_papers.tasks.causal_attention import CausalAttention

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from headwise.studies.vision_transformer import NormPlace
+from headwise.lab.studies.vision_transformer import NormPlace
 from headwise.study import DataSet, Metric, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, described, prepare, read
 

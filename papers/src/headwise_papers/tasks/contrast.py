@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, described, files, prepare, read
 from headwise_papers.tasks.image_views import view

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import DataSet, Evaluation, Metric
 from headwise_papers.data import frost
 from headwise_papers.data.corruptions.table import CORRUPTIONS, SEVERITIES, corrupt

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headwise.compressing.compress import compress
-from headwise.experiments.evaluation import Sums
+from headwise.attend.compressing.compress import compress
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric
 from headwise_papers.tasks.character_lm import CharacterLM
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from headwise.results.records import ClaimKind
 from headwise.study import Claim, ClaimTest
+from headwise_verdict.results.records import ClaimKind
 
 PAPER = "Kobayashi, Akram and von Oswald 2024, arXiv 2410.23819"
 # the decay of the studies' baseline

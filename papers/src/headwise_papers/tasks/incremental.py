@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, described, prepare, read
 from headwise_papers.tasks.deit import moved

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import DataSet, Evaluation, Metric, Task
 from headwise_papers.data import wikitext2
 from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder

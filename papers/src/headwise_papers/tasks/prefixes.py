@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
-from headwise.studies.vision_transformer import NormPlace
+from headwise.lab.experiments.evaluation import Sums
+from headwise.lab.studies.vision_transformer import NormPlace
 from headwise.study import Batch, DataSet, Evaluation, Metric
 from headwise_papers.data import sst2
 from headwise_papers.tasks.blog_text import PAD, WordModel, Words, sentences

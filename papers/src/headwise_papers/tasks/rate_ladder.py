@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 import headwise
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Evaluation, Metric, Phase
 from headwise_papers.tasks.character_lm import CharacterLM, CharacterModel
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.studies.vision_transformer import Block
+from headwise.lab.studies.vision_transformer import Block
 
 
 class Encoder(nn.Module):

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Rows, StudyError, Task
 from headwise_papers.data import sts2012, stsb
 from headwise_papers.tasks.pretrained import load_encoder, load_tokenizer, pretrained_files

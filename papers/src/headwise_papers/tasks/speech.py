@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import an4
 from headwise_papers.tasks.ctc import BLANK, best_path, frames_needed

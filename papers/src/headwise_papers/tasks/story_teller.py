@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwise
-from headwise.experiments.evaluation import Sums
-from headwise.regularizing.handle_place import HANDLE
+from headwise.attend.regularizing.handle_place import HANDLE
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import DataSet, Evaluation, Metric, Phase, Task
 from headwise_papers.data import stories260k, tinyshakespeare
 from headwise_papers.data.stories260k_llama import llama, tokenizer

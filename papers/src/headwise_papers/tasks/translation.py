@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from headwise.experiments.evaluation import Sums
+from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, StudyError, Task
 from headwise_papers.data import multi30k
 from headwise_papers.tasks.bleu import count_bleu, finish_bleu

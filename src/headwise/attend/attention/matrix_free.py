@@ -1,0 +1,508 @@
+"""Attention without the matrix A: collects the methods' edits of the map v -> A v, then builds the map once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from headwise.attend.attention.dropped_elements import attend_dropped
+from headwise.attend.attention.edited_logits import attend_edited, edits_run
+from headwise.attend.attention.flash_rows import attend_with_lse
+from headwise.attend.attention.overlap import head_overlap, overlap_runs
+from headwise.attend.attention.row_statistics import attend_rows
+from headwise.attend.attention.sink_rows import attend_with_sinks
+from headwise.attend.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
+from headwise.attend.core.call import Call, Dropping, LogitEdit
+from headwise.attend.core.masked import mask_at, masked_logits, rows_at
+from headwise.attend.core.method import Method
+from headwise.attend.core.precision import at_least_fp32
+
+
+class FusedMap:
+    """The map v -> A v computed by the fused kernel, from q, k, the call's mask and the keys to keep."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
+        self.q, self.k, self.scale, self.dropout = q, k, call.scale, call.dropout
+        self.mask, self.causal, self.width = call.mask, call.causal, 0
+        self.sinks, self.columns = call.sinks, None
+        if keep is None:
+            return
+        if self.mask is None and not self.causal:
+            self.mask = keep
+        elif self.mask is None and keep.shape[2] == 1:
+            if self._takes_both(call):
+                self.columns = torch.zeros(keep.shape, dtype=q.dtype, device=q.device).masked_fill(~keep, float("-inf"))
+            else:
+                self._widen(keep)
+        else:
+            # The kernel takes either a mask or causality, so one mask expresses both.
+            allowed = call.allowed()
+            kept = keep if allowed is None else keep & allowed
+            additive = self.mask is not None and self.mask.dtype != torch.bool
+            self.mask = self.mask.masked_fill(~kept, float("-inf")) if additive and self.mask is not None else kept
+            self.causal = False
+
+    def _takes_both(self, call: Call) -> bool:
+        """Return whether torch's private CPU kernel, which takes causality and a mask together, supports the call."""
+        plain = call.dropout == 0 and call.sinks is None and call.v.shape[-1] == self.q.shape[-1] and self.q.numel() > 0
+        return plain and self.q.device.type == "cpu" and takes_causal_and_mask()
+
+    def _widen(self, keep: Tensor) -> None:
+        # Causal with dropped columns: an extra coordinate lowers their logits so far that no T x N mask is needed.
+        # Padded to the next multiple of 8, which fast kernels require.
+        self.width = 8 - self.q.shape[-1] % 8
+        # fp16 ends at 65,504. exp() of either number is 0 in every dtype; with -inf, 0 * inf would give nan.
+        far = -6e4 if self.k.dtype == torch.float16 else -1e9
+        extra = torch.where(keep[:, :, 0, :, None], 0.0, far).to(self.k.dtype)
+        self.k = torch.cat([self.k, F.pad(extra, (0, self.width - 1)).expand(*self.k.shape[:3], self.width)], dim=-1)
+        one = torch.ones_like(self.q[..., :1])
+        self.q = torch.cat([self.q, F.pad(one, (0, self.width - 1))], dim=-1)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        size = v.shape[-1]
+        if self.width:
+            v = F.pad(v, (0, self.q.shape[-1] - size))
+        o = self._fused(v) if self.sinks is None else self._with_sinks(v)
+        return o[..., :size] if self.width else o
+
+    def _fused(self, v: Tensor) -> Tensor:
+        q, k, scale = self.q, self.k, self.scale
+        if self.columns is not None and v.shape[-1] == q.shape[-1]:
+            return fused_causal(q, k, v, self.columns, scale)
+        if self.columns is not None:
+            # That kernel needs values as wide as the queries. Values of several heads side by side are wider, and need
+            # a matrix anyway.
+            order = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+            return fused(q, k, v, attn_mask=(self.columns == 0) & order, scale=scale)
+        return fused(q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal, scale=scale)
+
+    def _with_sinks(self, v: Tensor) -> Tensor:
+        """Return A v with a sink per head: an extra column that takes weight and has no value."""
+        assert self.sinks is not None
+        return attend_with_sinks(self.q, self.k, v, self.sinks, self.mask, self.causal, self.scale)
+
+
+class DroppedMap:
+    """The map v -> A v whose single weights are dropped by one operator, which draws and forgets them."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None, dropping: Dropping) -> None:
+        self.call, self.q, self.k, self.dropping = call, q, k, dropping
+        readings = MatrixFreeReadings(call, q, k, keep)
+        self.mask, self.causal = readings.mask, readings.causal
+
+    def __call__(self, v: Tensor) -> Tensor:
+        d, scale = self.dropping, self.call.scale
+        out, lse, _ = attend_dropped(
+            self.q, self.k, v, self.mask, self.causal, scale, d.key, d.salt, d.p, d.window, d.renormalize, d.samples
+        )
+        sinks = self.call.sinks
+        return out if sinks is None else out * sink_share(lse, sinks).unsqueeze(-1).to(out.dtype)
+
+
+# Kernels take values of up to this size; wider ones, of several heads side by side, are cut.
+WIDEST = 256
+
+
+class EditedMap:
+    """The map v -> A v whose logits a kernel edits."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None, edit: LogitEdit) -> None:
+        self.call, self.q, self.k, self.edit, self.mask = call, q, k, edit, call.mask
+        if keep is not None and self.mask is not None and self.mask.dtype != torch.bool:
+            self.mask = self.mask.masked_fill(~keep, float("-inf"))
+        else:
+            # The kernel takes both a mask and causality.
+            self.mask = _both(self.mask, keep)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        if v.shape[-1] > WIDEST:
+            return torch.cat([self(part) for part in v.split(WIDEST, -1)], -1)
+        call, edit = self.call, self.edit
+        out, lse = attend_edited(self.q, self.k, v, self.mask, call.causal, call.scale, edit.kind, edit.by)
+        return out if call.sinks is None else out * sink_share(lse, call.sinks).unsqueeze(-1).to(out.dtype)
+
+
+@dataclass
+class Edits:
+    """The methods' matrix-free edits of one call's map.
+
+    Attributes:
+        q, k: the queries and keys whose products are the logits.
+        keep: which keys stay before the softmax, bool, or None for all.
+        kept_after: which keys stay after it, bool, or None for all. As the rest is renormalised, dropping keys after
+            the softmax equals dropping them before it.
+        edit: the edit of the logits that a kernel applies, or None.
+        dropping: the single elements that are dropped, or None.
+        dropped_after: whether they are dropped after the softmax.
+        maps: the methods that edit the map itself, in order.
+        replaced: whether the first of `maps` replaces the softmax.
+    """
+
+    q: Tensor
+    k: Tensor
+    keep: Tensor | None = None
+    kept_after: Tensor | None = None
+    edit: LogitEdit | None = None
+    dropping: Dropping | None = None
+    dropped_after: bool = False
+    maps: list[Method] = field(default_factory=list)
+    replaced: bool = False
+
+    @property
+    def of_weights(self) -> bool:
+        """Return whether any edit acts on the weights, so that the map is no longer A itself."""
+        return bool(self.maps) or self.kept_after is not None or self.dropped_after
+
+    def all_kept(self) -> Tensor | None:
+        """Return which keys stay after all edits, bool, or None for all."""
+        return _both(self.keep, self.kept_after)
+
+
+def without_matrix(call: Call, active: Sequence[Method]) -> Tensor | None:
+    """Return the output of one call without the matrix, or None if a method's matrix-free form is not exact here."""
+    if call.sinks is not None and not _sinks_are_exact(call):
+        return None
+    edits = collect(call, active)
+    if edits is None:
+        return None
+    if edits.dropping is not None and not _dropping_is_exact(call, active, edits):
+        return None
+    if edits.edit is not None and edits.edit.kind != "stable" and any(_reads(m) for m in active):
+        # Readings know the logits before a kernel edits them.
+        return None
+    readings = MatrixFreeReadings(call, edits.q, edits.k, edits.keep)
+    if any(m.replaces_logits for m in edits.maps) and any(_reads(m) for m in active):
+        # The closed-form readings hold for a softmax only.
+        return None
+    if not read_without_matrix(call, active, readings):
+        return None
+    # The gradients of rows that were read are added to those of these queries.
+    edits.q = readings.q
+    out = readings.output()
+    if out is not None and not edits.of_weights and edits.edit is None and call.dropout == 0:
+        call.layer.ran.row_statistics = True
+        return out
+    return _build(call, edits)
+
+
+def _sinks_are_exact(call: Call) -> bool:
+    """Return whether a sink is exactly one factor per row: without dropout, and without a mask that gets gradients."""
+    learned = call.mask is not None and call.mask.requires_grad
+    # The factor needs our operator of row statistics, which ONNX and other runtimes do not have.
+    return not learned and call.dropout == 0 and not torch.compiler.is_exporting()
+
+
+def _dropping_is_exact(call: Call, active: Sequence[Method], edits: Edits) -> bool:
+    """Return whether the operator that drops single elements computes this call."""
+    assert edits.dropping is not None
+    learned = call.mask is not None and call.mask.requires_grad
+    # The first key that comes back to a row is the first that the call allows, whatever another method drops.
+    alone = not edits.dropping.renormalize or edits.all_kept() is None
+    # Readings are of the weights before any edit of them, and after those of the logits.
+    unread = edits.dropped_after or not any(_reads(m) for m in active)
+    return call.dropout == 0 and not learned and alone and unread
+
+
+def _takes_edit(call: Call, edits: Edits) -> bool:
+    """Return whether a kernel edits logits in this call: no dropout, no learned mask, and nothing else in its place."""
+    learned = call.mask is not None and call.mask.requires_grad
+    alone = edits.edit is None and edits.dropping is None and call.dropout == 0
+    return alone and not learned and edits_run(edits.q, edits.k, call.v)
+
+
+def collect(call: Call, active: Sequence[Method]) -> Edits | None:
+    """Return the methods' edits, or None if a method has no matrix-free form that is exact in this call."""
+    edits = Edits(call.q, call.k)
+    for method in active:
+        if method.overrides("logits"):
+            exact = _collect_logits(edits, method, call)
+        elif method.overrides("weights"):
+            exact = _collect_weights(edits, method, call)
+        else:
+            continue
+        if not exact:
+            return None
+    # Rows that sum to less than 1 are not renormalised to 1: dropping their keys is no mask.
+    partial = edits.edit is not None and edits.edit.kind == "pick"
+    return None if partial and edits.kept_after is not None else edits
+
+
+def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
+    if edits.replaced:
+        # A map that replaces the softmax does not use logits.
+        return False
+    # A kernel edits the products of the final queries and keys.
+    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") and edits.edit is None else None
+    if scores is not None:
+        edits.q, edits.k = scores
+        return True
+    keep = method.keep(call) if method.overrides("keep") else None
+    if keep is not None:
+        edits.keep = _both(edits.keep, keep)
+        return True
+    if method.overrides("edit") and _takes_edit(call, edits):
+        edits.edit = method.edit(call)
+        return edits.edit is not None
+    if method.overrides("attend"):
+        # The map replaces the softmax, so no earlier method may have edited the logits or the map.
+        whole = edits.all_kept() is None and edits.dropping is None and edits.edit is None
+        untouched = edits.q is call.q and edits.k is call.k and whole and not edits.maps
+        edits.replaced = True
+        edits.maps.append(method)
+        return untouched and (call.dropout == 0 or method.commutes_with_dropout)
+    return method.overrides("drop") and _collect_dropping(edits, method, call)
+
+
+def _collect_dropping(edits: Edits, method: Method, call: Call) -> bool:
+    if edits.dropping is None and edits.edit is None:
+        edits.dropping = method.drop(call)
+        return edits.dropping is not None
+    return False
+
+
+def _collect_weights(edits: Edits, method: Method, call: Call) -> bool:
+    if method.overrides("keep") and not edits.of_weights:
+        # Dropping with renormalisation equals a mask only if nothing edited the weights before.
+        edits.kept_after = method.keep(call)
+        if edits.kept_after is not None:
+            return True
+    if method.overrides("drop") and not edits.maps and not edits.dropped_after:
+        edits.dropped_after = _collect_dropping(edits, method, call)
+        if edits.dropped_after:
+            return True
+    # The kernel applies dropout to A before the edit, the textbook form after it.
+    if not method.overrides("attend") or (call.dropout > 0 and not method.commutes_with_dropout):
+        return False
+    edits.maps.append(method)
+    return True
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _reads(method: Method) -> bool:
+    return method.overrides("read") or method.overrides("read_free")
+
+
+def read_without_matrix(call: Call, active: Sequence[Method], readings: MatrixFreeReadings) -> bool:
+    """Run the methods' matrix-free readings and return whether all of them succeeded."""
+    readers = [m for m in active if _reads(m)]
+    # The closed form computes no gradient for a mask, such as a learned position bias.
+    if readers and call.mask is not None and call.mask.requires_grad:
+        return False
+    # Two readers might want different statistics, which one pass computes.
+    readings.one_reader = len(readers) <= 1
+    return all(m.overrides("read_free") and m.read_free(readings, call) is not NotImplemented for m in readers)
+
+
+def _build(call: Call, edits: Edits) -> Tensor | None:
+    """Return the edited map applied to the values, or None if an edit turns out not to be exact."""
+    base: FusedMap | DroppedMap | EditedMap
+    if edits.edit is not None:
+        base = EditedMap(call, edits.q, edits.k, edits.all_kept(), edits.edit)
+    elif edits.dropping is None:
+        base = FusedMap(call, edits.q, edits.k, edits.all_kept())
+    else:
+        base = DroppedMap(call, edits.q, edits.k, edits.all_kept(), edits.dropping)
+    attend: Callable[[Tensor], Tensor] = base
+    for method in edits.maps:
+        edited = method.attend(attend, call)
+        if edited is None:
+            return None
+        attend = edited
+    ran = call.layer.ran
+    # No setattr with a computed name: torch.compile cannot trace it.
+    if edits.replaced:
+        ran.own_map = True
+    elif isinstance(base, EditedMap):
+        ran.edited = True
+    elif isinstance(base, DroppedMap):
+        ran.dropped = True
+    elif base.width:
+        ran.fused_wider = True
+    else:
+        ran.fused = True
+    return attend(call.v)
+
+
+class MatrixFreeReadings:
+    """Readings of A (after masks and logit edits, before weight edits) without the matrix."""
+
+    def __init__(self, call: Call, q: Tensor, k: Tensor, keep: Tensor | None) -> None:
+        self.call, self.q, self.k, self._keep = call, q, k, keep
+        self.one_reader = True
+        # The output and the log-sum-exp of each row; entropy and sum of squares where a method asked for them.
+        self._statistics: tuple[Tensor, ...] | None = None
+        self._masked: tuple[Tensor | None, bool] | None = None
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Return the mask with dropped keys; computed on first use, because it may be as large as the matrix."""
+        return self._mask()[0]
+
+    @property
+    def causal(self) -> bool:
+        """Return whether the call is causal in addition to the mask."""
+        return self._mask()[1]
+
+    def _mask(self) -> tuple[Tensor | None, bool]:
+        if self._masked is None:
+            self._masked = self._make_mask()
+        return self._masked
+
+    def _make_mask(self) -> tuple[Tensor | None, bool]:
+        mask, keep = self.call.mask, self._keep
+        if keep is None:
+            return mask, self.call.causal
+        allowed = self.call.allowed()
+        kept = keep if allowed is None else keep & allowed
+        if mask is None or mask.dtype == torch.bool:
+            return kept, False
+        return mask.masked_fill(~kept, float("-inf")), False
+
+    def _rows(self) -> tuple[Tensor, ...]:
+        if self._statistics is None or len(self._statistics) == 2:
+            self._statistics = attend_rows(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
+        return self._statistics
+
+    def _lse(self) -> Tensor:
+        if self._statistics is None and self.one_reader:
+            # As fast as fused attention.
+            self._statistics = attend_with_lse(self.q, self.k, self.call.v, self.mask, self.causal, self.call.scale)
+        return (self._statistics or self._rows())[1]
+
+    def _share(self) -> Tensor | None:
+        """Return the share of weight that a sink leaves to the keys of each row, (B, H, T), or None without sinks."""
+        sinks = self.call.sinks
+        return None if sinks is None else sink_share(self._lse(), sinks)
+
+    def output(self) -> Tensor | None:
+        """Return A v if reading the statistics has already computed it, else None."""
+        if self._statistics is None:
+            return None
+        out, share = self._statistics[0], self._share()
+        return out if share is None else out * share.unsqueeze(-1).to(out.dtype)
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exp of each row of logits, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
+        lse, mask = self._lse(), self.call.mask
+        if mask is None or mask.dtype == torch.bool:
+            return lse
+        # An additive mask leaves its own value there, often the lowest of a dtype, whose square is infinite.
+        return self._where_keys(lse)
+
+    def _where_keys(self, rows: Tensor) -> Tensor:
+        """Return numbers of rows (B, H, T), 0 in a row without allowed keys."""
+        # Without a mask, a causal query sees itself: then no T x N matrix of allowed keys is made.
+        allowed = None if self.call.mask is None else self.call.allowed()
+        return rows if allowed is None else rows.masked_fill(~allowed.any(-1), 0.0)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of each row in nats, (B, H, T) in fp32 or wider; 0 in a row without allowed keys."""
+        entropy, sinks = self._rows()[2], self.call.sinks
+        if sinks is None:
+            return entropy
+        # Weights c·p with Σp = 1 have entropy c·(H - log c). log c is computed from the logits, as c may be 0 in fp32.
+        above = self.lse() - _per_head(sinks, entropy)
+        return self._where_keys(above.sigmoid() * (entropy - logsigmoid(above)))
+
+    def sum_of_squares(self) -> Tensor:
+        """Return the sum of squared weights of each row, (B, H, T) in fp32 or wider."""
+        squares, share = self._rows()[3], self._share()
+        return squares if share is None else share.square() * squares
+
+    def attend(self, z: Tensor) -> Tensor:
+        """Return A z for z (B, H, N, D), in the dtype of z."""
+        mask, causal, share = self.mask, self.causal, self._share()
+        if mask is not None and causal:
+            # The kernel takes either a mask or causality.
+            allowed = self.call.allowed()
+            assert allowed is not None
+            mask = allowed if mask.dtype == torch.bool else mask.masked_fill(~allowed, float("-inf"))
+            causal = False
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(z.dtype)
+        # The kernel takes a single dtype, that of z.
+        q, k = self.q.to(z.dtype), self.k.to(z.dtype)
+        out = fused(q, k, z, attn_mask=mask, is_causal=causal, scale=self.call.scale)
+        return out if share is None else out * share.unsqueeze(-1).to(z.dtype)
+
+    def overlap(self) -> Tensor | None:
+        """Return the sum over pairs of heads of ‖A_iᵀA_j‖² of each sample, (B,), or None without a kernel."""
+        if not overlap_runs(self.q, self.k):
+            return None
+        call = self.call
+        return head_overlap(
+            self.q, self.k, self.lse(), self.mask, call.real_queries(), call.sinks, self.causal, call.scale
+        )
+
+    def weights_at(self, positions: Tensor) -> Tensor:
+        """Return the weights of the queries at `positions` (B, n), as (B, H, n, N) in the dtype of the queries."""
+        # The scale costs less on the queries.
+        s = (self._queries_at(positions) * self.call.scale) @ self.k.transpose(-1, -2)
+        mask = self.mask
+        if self.causal:
+            s = s.masked_fill_(torch.arange(self.call.keys, device=s.device) > positions[:, None, :, None], -torch.inf)
+        if mask is None and self.call.sinks is None:
+            return s.softmax(-1)
+        mask = mask_at(mask, False, positions, self.call.keys)
+        allowed = mask if mask is not None and mask.dtype == torch.bool else None
+        return normalize(masked_logits(at_least_fp32(s), mask, allowed), self.call.sinks, empty=mask is not None)
+
+    def at(self, positions: Tensor) -> MatrixFreeReadings:
+        """Return the readings of the queries at `positions` (B, n), computed from these alone."""
+        call = copy.copy(self.call)
+        call.mask, call.causal = self.mask, self.causal
+        part = call.at(positions, self._queries_at(positions))
+        # Only the statistics are wanted: the fewer values, the less is computed with them.
+        part.v = part.v[..., :16].detach()
+        readings = MatrixFreeReadings(part, part.q, self.k, None)
+        readings.one_reader = False
+        return readings
+
+    def _queries_at(self, positions: Tensor) -> Tensor:
+        self.q, rows = _ReadAt.apply(self.q, positions)
+        return rows
+
+
+class _ReadAt(torch.autograd.Function):
+    """Return q and its rows at `positions`, (B, H, T, D) and (B, H, n, D).
+
+    Whatever uses q later hands its gradient to this node, which adds those of the rows to it: autograd would make a
+    tensor as large as q for them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(positions)
+        return q.view_as(q), rows_at(q, positions)
+
+    @staticmethod
+    def backward(ctx: Any, of_q: Tensor, of_rows: Tensor) -> tuple[Tensor, None]:
+        (positions,) = ctx.saved_tensors
+        # In the order of q in memory, as the sum is contiguous: heads are often within the rows.
+        inner = of_q.transpose(1, 2).is_contiguous()
+        to, of, dim = (of_q.transpose(1, 2), of_rows.transpose(1, 2), 1) if inner else (of_q, of_rows, 2)
+        index = positions[:, :, None, None] if inner else positions[:, None, :, None]
+        total = to.scatter_add(dim, index.expand(of.shape), of.to(to.dtype))
+        return total.transpose(1, 2) if inner else total, None
+
+
+def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return the share of weight that sinks with logits b (H,) leave to the keys: sigmoid(lse - b), (B, H, T)."""
+    return torch.sigmoid(lse - _per_head(sinks, lse))
+
+
+def _per_head(sinks: Tensor, rows: Tensor) -> Tensor:
+    """Return the logits of sinks (H,) with the dtype and dimensions of rows (B, H, T)."""
+    return sinks.to(rows.dtype).view(1, -1, 1)

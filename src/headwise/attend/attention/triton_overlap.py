@@ -1,0 +1,309 @@
+"""The overlap of heads in columns and its gradients as Triton kernels, in strips of queries: O(T) memory.
+
+With G_h = A_h A_h^T and S = sum over heads of G_h, the overlap of a sample is (||S||^2 - sum ||G_h||^2) / 2, and the
+gradient of A_h is 2 (S - G_h) A_h. For one strip of queries after another:
+
+- `grams_kernel` multiplies recomputed tiles of weights to the strip's rows of every G_h, and sums them over heads;
+- `rests_kernel` replaces G_h by S - G_h and writes d = 2 rowsum((S - G_h) G_h) of each row, whose sum is four times the
+  overlap, and which is rowsum(A dA) of the softmax;
+- `slopes_kernel` multiplies the strip's rows of S - G_h with recomputed weights to dA, writes A (dA - d), the gradients
+  of the logits, and multiplies them with the keys;
+- `keys_kernel` multiplies them with the queries and adds the result to what earlier strips gave.
+
+Sums are in a fixed order: there are no atomics, and results repeat to the bit. Weights in half precision are taken
+times 2^15, so that what is below 2^-29 alone loses digits.
+"""
+
+# Triton interprets the annotations of a kernel itself.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headwise.attend.attention.triton_tiles import head_of, inside, mask_tile, padded, place, precision, readable, tile
+
+# Programs that fill a large GPU: their registers leave room for one on each multiprocessor.
+PROGRAMS = 132
+
+
+@triton.jit
+def _levels(
+    lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL: tl.constexpr, SINK: tl.constexpr, BT: tl.constexpr
+):
+    """Return what exponents of rows are relative to, in units of log 2; that of a row that does not count is 1e30."""
+    i = row + tl.arange(0, BT)
+    counts = i < T
+    level = tl.load(lse_at + (b.to(tl.int64) * H + h) * T + i, mask=counts, other=0.0)
+    if SINK:
+        sink = tl.load(sink_at + h).to(tl.float32)
+        top = tl.maximum(level, sink)
+        level = top + tl.log(tl.exp(level - top) + tl.exp(sink - top))
+    if REAL:
+        counts = counts & (tl.load(real_at + b.to(tl.int64) * rb + i * rt, mask=counts, other=0) != 0)
+    return tl.where(counts, level * 1.4426950408889634, 1e30)
+
+
+@triton.jit
+def _weights(
+    q, k, level, mask_at, row, key, mt, mn, T, N, factor,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of weights (BT, BN)."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+    seen = inside(row, key, N, BT, BN, CAUSAL)
+    if MASK != 0:
+        entries = mask_tile(mask_at, row, key, mt, mn, T, N, BT, BN)
+        if MASK == 1:
+            seen = seen & (entries != 0)
+        else:
+            # The lowest number of a dtype stays finite, so that a row of it is a mean, as in PyTorch.
+            s += tl.maximum(entries.to(tl.float32) * 1.4426950408889634, -1e30)
+            seen = seen & (entries.to(tl.float32) > float("-inf"))
+    return tl.exp2(tl.where(seen, s, float("-inf")) - level[:, None])
+
+
+@triton.jit
+def grams_kernel(
+    q_at, k_at, mask_at, lse_at, real_at, sink_at, gram_at, sum_at,
+    qb, qh, qt, qd, kb, kh, kn, kd, mb, mh, mt, mn, rb, rt,
+    H, G, T, N, factor, start, ROWS, BLOCKS, STEP,
+    D: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr, SINK: tl.constexpr,
+    UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Write a block of the Gram matrix of every head times KEPT, (B, H, ROWS, STEP), and of their sum."""
+    other_blocks = tl.cdiv(T, BT)
+    at = tl.program_id(0) // other_blocks
+    other = tl.program_id(0) % other_blocks * BT
+    row = start + at % BLOCKS * BT
+    b = at // BLOCKS
+    i, j = row - start + tl.arange(0, BT), other + tl.arange(0, BT)
+    end = N
+    if CAUSAL:
+        # Of two rows, the first sees the keys that both see.
+        end = tl.minimum(N, tl.minimum(row, other) + BT)
+    places = i[:, None] * STEP + j[None, :]
+    written = (i[:, None] < ROWS) & (j[None, :] < STEP)
+    total = tl.zeros([BT, BT], tl.float32)
+    for at_head in range(H):
+        h = tl.cast(at_head, tl.int32)
+        q = tile(head_of(q_at, b, h, qb, qh), row, qt, qd, T, D, BT, BD, False, UPCAST)
+        p = tile(head_of(q_at, b, h, qb, qh), other, qt, qd, T, D, BT, BD, False, UPCAST)
+        k_here, mask_here = head_of(k_at, b, h // (H // G), kb, kh), head_of(mask_at, b, h, mb, mh)
+        level = _levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
+        other_level = _levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BT)
+        gram = tl.zeros([BT, BT], tl.float32)
+        for key in range(0, end, BN):
+            k = tile(k_here, key, kn, kd, N, D, BN, BD, False, UPCAST)
+            one = _weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
+            two = _weights(
+                p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN
+            )
+            one, two = one * UNIT, two * UNIT
+            if HALF:
+                one, two = one.to(tl.float16), two.to(tl.float16)
+            gram += tl.dot(one, tl.trans(two), input_precision=PRECISION)
+        gram = gram * (KEPT / (UNIT * UNIT))
+        gram_here = gram_at + (b.to(tl.int64) * H + h) * ROWS * STEP
+        tl.store(gram_here + places, gram.to(gram_at.dtype.element_ty), mask=written)
+        total += gram
+    tl.store(sum_at + b.to(tl.int64) * ROWS * STEP + places, total, mask=written)
+
+
+@triton.jit
+def rests_kernel(
+    gram_at, sum_at, delta_at, H, T, start, ROWS, STEP, KEPT: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Replace the rows of the Gram matrices by those of the other heads, and write their products, (B, H, T)."""
+    block, b, h = place(tl.cdiv(ROWS, BT), H)
+    i = block * BT + tl.arange(0, BT)
+    gram_at += (b.to(tl.int64) * H + h) * ROWS * STEP
+    sum_at += b.to(tl.int64) * ROWS * STEP
+    total = tl.zeros([BT], tl.float32)
+    for other in range(0, STEP, BN):
+        j = other + tl.arange(0, BN)
+        places = i[:, None] * STEP + j[None, :]
+        written = (i[:, None] < ROWS) & (j[None, :] < STEP)
+        gram = tl.load(gram_at + places, mask=written, other=0.0).to(tl.float32)
+        # Rounded as the products below take it, so that the two parts of a gradient cancel.
+        rest = tl.load(sum_at + places, mask=written, other=0.0) - gram
+        rest = rest.to(gram_at.dtype.element_ty)
+        tl.store(gram_at + places, rest, mask=written)
+        total += tl.sum(rest.to(tl.float32) * gram, 1)
+    tl.store(delta_at + (b.to(tl.int64) * H + h) * T + start + i, total * (2.0 / (KEPT * KEPT)), mask=i < ROWS)
+
+
+@triton.jit
+def slopes_kernel(
+    q_at, k_at, mask_at, lse_at, real_at, sink_at, rest_at, delta_at, slope_at, dq_at,
+    qb, qh, qt, qd, kb, kh, kn, kd, mb, mh, mt, mn, rb, rt,
+    H, G, T, N, factor, scale, start, ROWS, BLOCKS, STEP, SLOPES, SPLITS, SPLIT_STEP,
+    D: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr, SINK: tl.constexpr,
+    UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    EXACT: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of the logits of a block of queries, (B, H, ROWS, SLOPES), and of its queries.
+
+    A program takes every SPLITS-th block of keys; its part of the queries' gradients is (B, H, T, D).
+    """
+    block, b, h = place(BLOCKS * SPLITS, H)
+    split, block = block % SPLITS, block // SPLITS
+    row = start + block * BT
+    i, j, n, d = block * BT + tl.arange(0, BT), tl.arange(0, BN), tl.arange(0, BN), tl.arange(0, BD)
+    q_here, k_here = head_of(q_at, b, h, qb, qh), head_of(k_at, b, h // (H // G), kb, kh)
+    mask_here = head_of(mask_at, b, h, mb, mh)
+    at = b.to(tl.int64) * H + h
+    rest_at += at * ROWS * STEP
+    slope_at += at * ROWS * SLOPES
+    q = tile(q_here, row, qt, qd, T, D, BT, BD, False, UPCAST)
+    level = _levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
+    delta = tl.load(delta_at + at * T + start + i, mask=i < ROWS, other=0.0)
+    dq = tl.zeros([BT, BD], tl.float32)
+    for key in range(split * BN, SLOPES, SPLITS * BN):
+        slope = tl.zeros([BT, BN], tl.float32)
+        k = tile(k_here, key, kn, kd, N, D, BN, BD, False, UPCAST)
+        first = 0
+        last = T
+        if CAUSAL:
+            # Earlier queries see none of these keys, and neither do these if they are earlier.
+            first = key
+            last = tl.where(key < row + BT, T, 0)
+        for other in range(first, last, BN):
+            p = tile(q_here, other, qt, qd, T, D, BN, BD, False, UPCAST)
+            other_level = _levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BN)
+            a = _weights(
+                p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BN, BN
+            )
+            a *= UNIT
+            if HALF:
+                a = a.to(tl.float16)
+            rest = tl.load(
+                rest_at + i[:, None] * STEP + (other + j)[None, :],
+                mask=(i[:, None] < ROWS) & ((other + j)[None, :] < STEP), other=0.0,
+            )  # fmt: skip
+            slope += tl.dot(rest, a, input_precision=PRECISION)
+        a = _weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
+        slope = a * (slope * (2.0 / (UNIT * KEPT)) - delta[:, None])
+        rounded = slope.to(slope_at.dtype.element_ty)
+        written = (i[:, None] < ROWS) & ((key + n)[None, :] < SLOPES)
+        tl.store(slope_at + i[:, None] * SLOPES + (key + n)[None, :], rounded, mask=written)
+        if EXACT:
+            rounded = rounded.to(tl.float32)
+        dq += tl.dot(rounded, k.to(rounded.dtype), input_precision=PRECISION)
+    dq_at += split.to(tl.int64) * SPLIT_STEP + (at * T + start) * D
+    written = (i[:, None] < ROWS) & (d[None, :] < D)
+    tl.store(dq_at + i[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def keys_kernel(
+    q_at, slope_at, dk_at, qb, qh, qt, qd, H, G, T, N, scale, start, ROWS, SLOPES,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, EXACT: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of a block of keys that a strip of queries gives, (B, G, N, D) in fp32."""
+    block, b, g = place(tl.cdiv(SLOPES, BN), G)
+    key = block * BN
+    n, d = key + tl.arange(0, BN), tl.arange(0, BD)
+    dk = tl.zeros([BN, BD], tl.float32)
+    first = 0
+    if CAUSAL:
+        first = tl.maximum(key - start, 0) // BT * BT
+    for at_head in range(H // G):
+        h = tl.cast(g * (H // G) + at_head, tl.int32)
+        q_here = head_of(q_at, b, h, qb, qh)
+        slope_here = slope_at + (b.to(tl.int64) * H + h) * ROWS * SLOPES
+        for row in range(first, ROWS, BT):
+            i = row + tl.arange(0, BT)
+            places = i[None, :] * SLOPES + n[:, None]
+            slope = tl.load(slope_here + places, mask=(i[None, :] < ROWS) & (n[:, None] < SLOPES), other=0.0)
+            q = tile(q_here, start + row, qt, qd, T, D, BT, BD, False, UPCAST)
+            if EXACT:
+                slope = slope.to(tl.float32)
+            dk += tl.dot(slope, q.to(slope.dtype), input_precision=PRECISION)
+    places = dk_at + (b.to(tl.int64) * G + g) * N * D + n[:, None] * D + d[None, :]
+    written = (n[:, None] < N) & (n[:, None] < SLOPES) & (d[None, :] < D)
+    tl.store(places, tl.load(places, mask=written, other=0.0) + dk * scale, mask=written)
+
+
+def settings(dtype: torch.dtype, size: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return block sizes of `grams_kernel`, and of the other products, that fit the shared memory of sm_80 (163 KiB).
+
+    The larger the blocks, the fewer weights are recomputed.
+    """
+    if dtype == torch.float32:
+        small = {"BT": 32, "BN": 32 if size <= 128 else 16, "num_warps": 4, "num_stages": 1}
+        return small, small
+    if size <= 128:
+        both = {"BT": 128, "BN": 64, "num_warps": 8, "num_stages": 2}
+        return both, both
+    return ({"BT": 64, "BN": 32, "num_warps": 8, "num_stages": 1},) * 2
+
+
+def head_overlap(
+    q: Tensor, k: Tensor, lse: Tensor, mask: Tensor | None, real: Tensor | None, sinks: Tensor | None,
+    causal: bool, scale: float, slopes: bool, rows: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return rowsum(A dA) (B, H, T) in fp32, and the gradients of q and k, without numbers unless `slopes`.
+
+    `rows` is the number of queries of a strip.
+
+    A quarter of a sample's sum of the first is its overlap, whose gradients these are.
+    """
+    (batch, heads, queries, size), (groups, keys) = q.shape, k.shape[1:3]
+    mask_read, strides, kind = readable(mask, q, k)
+    half = q.dtype != torch.float32
+    grams = torch.empty(batch, heads, rows, queries, dtype=torch.float16 if half else torch.float32, device=q.device)
+    sums = torch.empty(batch, rows, queries, device=q.device)
+    delta = torch.empty(batch, heads, queries, device=q.device)
+    first, second = settings(q.dtype, size)
+    counted = q if real is None else real.view(torch.uint8)
+    real_strides = (0, 0) if real is None else counted.expand(batch, queries).stride()
+    # A sum over heads is at most their number.
+    units = {"UNIT": 2.0**15, "KEPT": 2.0 ** (15 - heads.bit_length())} if half else {"UNIT": 1.0, "KEPT": 1.0}
+    constants = {
+        "D": size, "BD": padded(size), "MASK": kind, "CAUSAL": causal, "REAL": real is not None,
+        "SINK": sinks is not None, "HALF": half, **units, **precision(q.dtype),
+    }  # fmt: skip
+    given = (q, k, mask_read, lse, counted, q if sinks is None else sinks)
+    sizes = (heads, groups, queries, keys, scale * 1.4426950408889634)
+    steps = (*q.stride(), *k.stride(), *strides, *real_strides, *sizes)
+    dk = torch.zeros(k.shape if slopes else (0,), device=q.device)
+    # Triton's interpreter computes bf16 products incorrectly.
+    exact = precision(torch.bfloat16)["UPCAST"]
+    slope, parts, splits = grams, delta, 1
+    if slopes:
+        # The gradients of logits of uniform and of collapsed weights are too far apart for fp16.
+        slope_dtype = torch.bfloat16 if half else torch.float32
+        slope = torch.empty(batch * heads * rows * keys, dtype=slope_dtype, device=q.device)
+        splits = max(1, min(PROGRAMS // (batch * heads * triton.cdiv(rows, second["BT"])), triton.cdiv(keys, 256)))
+        parts = torch.empty(splits, *q.shape, dtype=q.dtype if splits == 1 else torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        for start in range(0, queries, rows):
+            here = min(rows, queries - start)
+            blocks = triton.cdiv(here, first["BT"])
+            grams_kernel[(batch * blocks * triton.cdiv(queries, first["BT"]),)](
+                *given, grams, sums, *steps, start, here, blocks, queries, **constants, **first
+            )
+            rests_kernel[(batch * heads * triton.cdiv(here, 16),)](
+                grams, sums, delta, heads, queries, start, here, queries, KEPT=units["KEPT"], BT=16, BN=128
+            )
+            if not slopes:
+                continue
+            blocks, seen = triton.cdiv(here, second["BT"]), min(keys, start + here) if causal else keys
+            slopes_kernel[(batch * heads * blocks * splits,)](
+                *given, grams, delta, slope, parts, *steps, scale, start, here, blocks, queries, seen,
+                splits, q.numel(), EXACT=exact, **constants, **second,
+            )  # fmt: skip
+            keys_kernel[(batch * groups * triton.cdiv(seen, 64),)](
+                q, slope, dk, *q.stride(), heads, groups, queries, keys, scale, start, here, seen,
+                D=size, BD=padded(size), CAUSAL=causal, EXACT=exact, **precision(q.dtype),
+                BT=64 if half else 32, BN=64, num_warps=4 if size <= 128 else 8, num_stages=2,
+            )  # fmt: skip
+    if not slopes:
+        return delta, dk, dk
+    return delta, parts[0] if splits == 1 else parts.sum(0).to(q.dtype), dk.to(k.dtype)

@@ -1,0 +1,234 @@
+"""Passes: the number of each pass through a layer, which determines its random draws.
+
+When activation checkpointing recomputes a pass, the recompute gets the key of the original pass and is marked as a
+repeat: it makes the same draws, and its penalties are not counted again.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.attend.core import recompute
+from headwise.attend.core.held_keys import HeldKeys
+from headwise.attend.core.kernels import capturing
+from headwise.attend.core.method import Method
+from headwise.attend.core.random_draws import mix, mixed, next_key
+from headwise.attend.core.recompute import Pass
+from headwise.attend.core.site import Site
+from headwise.borders import outside_transforms
+
+# Braces are doubled because the messages that contain this text are formatted.
+NOT_REENTRANT = (
+    "Use checkpoint(..., use_reentrant=False), or in transformers {{'use_reentrant': False}} as "
+    "activation_checkpointing_kwargs (gradient_checkpointing_kwargs before that name)"
+)
+REENTRANT = (
+    "{site} was run again inside a backward pass, as reentrant activation checkpointing does; {method} would draw, "
+    f"penalise or carry values a second time, and its gradient would be silently wrong. {NOT_REENTRANT}. If a library "
+    "runs the whole model there with torch's random state restored, as the cached losses of sentence-transformers do, "
+    "pass draws='torch' to regularize(), for methods that draw."
+)
+UNDIFFERENTIATED = (
+    "{sites} ran without gradients inside a training forward, as under reentrant activation checkpointing, which runs "
+    f"them again in backward: {{methods}} would draw, penalise or carry values a second time. {NOT_REENTRANT}. "
+    "Methods that only draw may follow torch's random state instead: regularize(..., draws='torch'). Leave out layers "
+    "that the model itself runs under torch.no_grad() with where="
+)
+COMPILED = (
+    "{site} was recomputed inside a compiled graph's backward: activation checkpointing inside torch.compile would "
+    "draw again for {method}. Compile the layer and checkpoint around it: checkpoint(torch.compile(layer), x, "
+    "use_reentrant=False)."
+)
+
+
+ON_HOST = (
+    "{site} draws by torch's generator of the CPU, which a CUDA graph cannot ask again in each replay: leave out "
+    "draws='torch' of regularize()"
+)
+UNPREPARED = (
+    "{site} is captured as a CUDA graph before it made a training pass on the device: the counter of its draws must be "
+    "there before. Run a few training steps on a side stream first, as torch.cuda.graph asks"
+)
+
+
+# Compiled graphs hold a number, because holding the layer would keep it alive. Numbers are never reused.
+_numbers = itertools.count(1)
+_by_number: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
+
+
+class Passes:
+    """The counter of the passes through one layer.
+
+    Attributes:
+        token: a tensor that compiled graphs seem to write, which keeps the order of their passes.
+        number: the key by which compiled graphs look up this object.
+        draws: what the keys of draws follow: "counter", or "torch", a number of torch's generator for each pass of a
+            layer with a method that draws.
+        held: where the keys come from while a training step of a study is captured.
+        replays: the passes that captured steps made, 0-d int64 on the device of the calls; None on a CPU.
+        captured: whether a step was captured as a CUDA graph. From then on the device counts all passes, because the
+            host does not know how often the graph is replayed.
+    """
+
+    held: HeldKeys | None = None
+    replays: Tensor | None = None
+    captured = False
+
+    def __init__(self, site: Site, methods: list[Method], seed: int, draws: str = "counter") -> None:
+        self.site, self.methods, self.seed, self.draws = site, methods, seed, draws
+        self.token = torch.zeros((), dtype=torch.int64)
+        self._made = 0
+        self._prefix: tuple[Any, int] = (None, 0)
+        self._enroll()
+
+    def count(self) -> int:
+        """Return the number of passes so far; after a capture this waits for the device."""
+        return self._made + (int(self.replays) if self.captured and self.replays is not None else 0)
+
+    def recount(self, count: int) -> None:
+        """Set the number of passes so far."""
+        if self.captured and self.replays is not None:
+            self.replays.fill_(count - self._made)
+        else:
+            self._made = count
+
+    def prepare(self, device: torch.device) -> None:
+        """Keep a counter on the device of the calls, before a step is captured."""
+        if self.replays is None and not capturing():
+            self.replays = torch.zeros((), dtype=torch.int64, device=device)
+
+    def _enroll(self) -> None:
+        self.number = next(_numbers)
+        _by_number[self.number] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
+        twin = object.__new__(Passes)
+        memo[id(self)] = twin
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        twin._enroll()
+        return twin
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # unpickled, perhaps in another process, where the number may be taken
+        self.__dict__.update(state)
+        self._enroll()
+
+    def open(self, counted: bool = True) -> Pass:
+        """Return a new pass, or the pass that this one repeats; one that is not counted has no key for draws."""
+        if torch.compiler.is_compiling() and not counted:
+            return Pass(0)
+        if torch.compiler.is_compiling():
+            # A graph can neither detect a recompute nor read the counter as a number; the operator does both when it
+            # runs.
+            token = compiled_token(self.token, self.number)
+            return Pass(token[0], token[1])
+        return self._open(counted)
+
+    def _open(self, counted: bool = True) -> Pass:
+        first, repeated, rerun = recompute.regions()
+        if repeated is not None:
+            counts = repeated.replay.setdefault(rerun, {})
+            # A layer may run several times in one region: its n-th run there repeats its n-th original run.
+            nth = counts.get(self.number, 0)
+            counts[self.number] = nth + 1
+            keys = repeated.keys.get(self.number, [])
+            if nth < len(keys):
+                # What follows must find torch's generator where the first run left it.
+                self._number()
+                self._remember(first, keys[nth])
+                return Pass(keys[nth], True, repeated, first)
+        if recompute.in_backward() and (self.draws == "counter" or self.repeats_matter):
+            raise RuntimeError(REENTRANT.format(site=self.site.name, method=self.repeated_methods()))
+        if counted:
+            key = self._count(first)
+        else:
+            key = 0
+            self._remember(first, key)
+        return Pass(key, False, first[-1] if first else None, first)
+
+    def _count(self, first: list[recompute.Region]) -> int | Tensor:
+        """Count a new pass and return the key of its draws, which depends on the run's seed and the process's rank."""
+        key: int | Tensor
+        if self.held is not None:
+            # Transforms of functions refuse to change a tensor from outside.
+            with outside_transforms():
+                key = self.held.counted(self)
+        elif (self.captured or capturing()) and self.draws == "counter":
+            key = self._next_on_device()
+        else:
+            key = self.next_key()
+            self._made += 1
+        self._remember(first, key)
+        return key
+
+    def next_key(self, ahead: int = 0) -> int:
+        """Return the key of the next pass that is counted, or of one `ahead` of it."""
+        number = self._number()
+        return mixed(self._mixed(), self.count() + ahead if number is None else number)
+
+    def _number(self) -> int | None:
+        """Return a number of torch's generator on the CPU if draws follow it."""
+        if self.draws == "counter" or not any(method.draws() for method in self.methods):
+            return None
+        if capturing():
+            raise RuntimeError(ON_HOST.format(site=self.site.name))
+        with outside_transforms():
+            return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+    def _mixed(self) -> int:
+        """Return the hash of all on which a key depends but the number of the pass."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        parts = self.seed, torch.distributed.get_rank() if distributed else 0, self.site.index
+        if self._prefix[0] != parts:
+            self._prefix = parts, mix(mix(*parts[:2]), parts[2])
+        return self._prefix[1]
+
+    def _next_on_device(self) -> Tensor:
+        if self.replays is None:
+            raise RuntimeError(UNPREPARED.format(site=self.site.name))
+        self.captured = True
+        with outside_transforms():
+            return next_key(self._mixed(), self._made, self.replays)
+
+    def _remember(self, first: list[recompute.Region], key: int | Tensor) -> None:
+        for region in first:
+            region.keys.setdefault(self.number, []).append(key)
+
+    @property
+    def repeats_matter(self) -> bool:
+        """Return whether a repeated pass would draw, penalise, carry values or count a second time."""
+        return any(map(self._repeat_matters, self.methods))
+
+    def repeated_methods(self) -> str:
+        """Return the names of the methods for which a repeated pass matters."""
+        return " + ".join(repr(m) for m in self.methods if self._repeat_matters(m)) or "a method"
+
+    def _repeat_matters(self, method: Method) -> bool:
+        # A library that repeats a pass restores torch's random state, on which dropout depends too.
+        draws = method.draws() and self.draws == "counter"
+        return draws or method.penalizes or method.carries or method.counts_batches()
+
+
+@torch.library.custom_op("headwise::token", mutates_args={"token"})
+def compiled_token(token: Tensor, number: int) -> Tensor:
+    """Return (key, again) of a pass each time a compiled graph runs; the graph itself holds no state."""
+    # By number: a graph that holds the layer would keep its model alive and could not serve a copy of it.
+    passes = _by_number[number]
+    first, repeated, _ = recompute.regions()
+    if recompute.in_backward() and repeated is None:
+        raise RuntimeError(COMPILED.format(site=passes.site.name, method=passes.repeated_methods()))
+    if repeated is not None:
+        opened = passes._open()
+        return torch.tensor([int(opened.key), int(opened.again)], dtype=torch.int64)
+    return torch.tensor([int(passes._count(first)), 0], dtype=torch.int64)
+
+
+@compiled_token.register_fake
+def _(token: Tensor, number: int) -> Tensor:
+    return torch.empty(2, dtype=torch.int64)

@@ -1,0 +1,43 @@
+"""LASER."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from headwise.attend.attention.exponential import exponentials, logarithms
+from headwise.attend.core.call import Call
+from headwise.attend.core.method import Method
+
+
+class LASER(Method):
+    """Attends to the exponentials of the values and takes the logarithm of the result.
+
+    Duvvuri and Dhillon 2025, arXiv 2411.03493.
+
+    log(A·exp(v - m)) + m in training and evaluation, with m the largest value of each channel over the keys that any
+    query may see, without a gradient. The logarithm passes larger gradients through small weights than a mean does.
+    Only values and outputs change, so that it runs around every kernel, and other methods see plain values and
+    outputs. A value counts as at least m - 87 (in fp16 m - 19). In bf16 exponentials have 8 bits, so that outputs
+    are off by some 0.004 whatever their size. The output of a query without keys, or whose weights are all dropped,
+    is 0. Sinks, whose weight has no value, are refused; methods that make weights negative give nan.
+    """
+
+    no_neutral = "a logarithm of a mean of exponentials is the mean only where values are equal"
+    acts = "both"
+
+    def around(self, v: Tensor, call: Call) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        if call.sinks is not None:
+            raise ValueError(
+                f"LASER: the sinks of {call.site.name} take weight and give no value, whose logarithm is not defined; "
+                "leave it out with where="
+            )
+        e, largest = exponentials(v, _seen(call))
+        return e, lambda out: logarithms(out, largest)
+
+
+def _seen(call: Call) -> Tensor | None:
+    """Return which keys any query may see, bool (B|1, H|1, N), or None for all."""
+    allowed = None if call.mask is None else call.allowed()
+    return None if allowed is None else allowed.any(2)

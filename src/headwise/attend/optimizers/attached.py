@@ -1,0 +1,114 @@
+"""What acts on the weights around the steps of an optimizer that exists, by torch's hooks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attend.methods.qk_clip import clipped
+from headwise.attend.optimizers.parts import Part
+from headwise.attend.projections.block import whole
+from headwise.attend.regularizing.parameter_groups import ParameterGroups
+from headwise.files.arguments import is_a
+
+
+class Held(NamedTuple):
+    """A parameter of an optimizer, its group, and its parts."""
+
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    parts: list[Part]
+
+
+class Attached(ABC):
+    """Hooks before and after each step of an optimizer, which stays the object that it was.
+
+    Args:
+        optimizer: any optimizer of torch, also one of headwise.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        check_optimizer(optimizer)
+        self.optimizer = optimizer
+        # By position, because wrappers such as FSDP2 in Accelerate replace the parameters in the groups.
+        self._places: list[tuple[int, int, list[Part]]] = []
+        self._hooks: list[Any] = []
+
+    def _attach(self) -> None:
+        own = self.optimizer.__dict__.setdefault("headwise_attached", [])
+        other = next((one for one in own if type(one) is type(self)), None)
+        if other is not None:
+            raise ValueError(f"{type(self).__name__} is attached to this optimizer already: remove() it first")
+        own.append(self)
+        self._hooks = [
+            self.optimizer.register_step_pre_hook(lambda _, args, settings: self._before(_has_closure(args, settings))),
+            self.optimizer.register_step_post_hook(lambda *_: self._after()),
+        ]
+
+    def remove(self) -> None:
+        """Stop acting on the steps of the optimizer; the weights stay as they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        own = self.optimizer.__dict__.get("headwise_attached", [])
+        own[:] = [one for one in own if one is not self]
+
+    def _find(self, groups: ParameterGroups, parts: dict[int, list[Part]], who: str) -> None:
+        """Find the parameters that have parts in the optimizer.
+
+        Raises:
+            ValueError: if it holds none, or QKClip shrinks weights whose size is fixed here.
+        """
+        self._places = [
+            (at, index, parts[id(parameter)])
+            for at, group in enumerate(self.optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+            if id(parameter) in parts
+        ]
+        if not self._places:
+            raise ValueError(
+                f"{who} finds no matrix of {type(groups.model).__name__} in the optimizer: build the optimizer from "
+                "the same groups, of weights that are trained"
+            )
+
+    def _held(self, moved: bool = True) -> Iterator[Held]:
+        """Return the parameters with parts; with `moved`, those whose gradient is at hand."""
+        for at, index, parts in self._places:
+            group = self.optimizer.param_groups[at]
+            parameter = group["params"][index]
+            if not moved or parameter.grad is not None:
+                yield Held(parameter, group, parts)
+
+    @abstractmethod
+    def _before(self, closure: bool) -> None:
+        """Act before a step, in which a closure may compute the gradients."""
+
+    @abstractmethod
+    def _after(self) -> None:
+        """Act after a step."""
+
+
+def _has_closure(args: tuple[Any, ...], settings: dict[str, Any]) -> bool:
+    # the first argument is the optimizer
+    return any(callable(one) for one in (*args[1:], settings.get("closure")))
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise TypeError if an object is not an optimizer of torch."""
+    is_a("optimizer", optimizer, torch.optim.Optimizer, "a torch optimizer")
+
+
+def refuse_clipping(groups: ParameterGroups, who: str) -> None:
+    """Raise ValueError if QKClip shrinks weights whose size an optimizer fixes."""
+    for site in groups.sites:
+        if clipped(site):
+            raise ValueError(f"QKClip shrinks the weights at {site.name}, whose size {who} fixes: use one of them")
+
+
+def copies(held: list[Held]) -> list[Tensor]:
+    """Return copies of whole parameters."""
+    return [whole(one.parameter.detach()).clone() for one in held]

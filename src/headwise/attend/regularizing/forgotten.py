@@ -1,0 +1,134 @@
+"""Detection of calls that a training loop forgot and without which a method does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from headwise.attend.core.method import Method
+from headwise.attend.regularizing.handle_place import Handle
+from headwise.attend.regularizing.optimizer_steps import OptimizerSteps, held_by, held_by_any
+from headwise.files.user_warnings import warn
+
+# The check runs before this optimizer step, so that a loop may make a call only every other step.
+BY_STEP = 3
+# Training forwards whose penalties are kept until loss() is read; views, micro batches and unrolled loops need fewer.
+KEPT = 100
+# Steps that are compared with step 0 to learn whether a strength changes over steps.
+LATER = (1, 10, 100, 1000, 10**5, 10**9)
+
+UNREAD = (
+    "regularized.loss() was never read in the first {steps} optimizer steps, so that {methods} did nothing: add it to "
+    "the loss that is differentiated, loss = loss + regularized.loss(); with transformers.Trainer pass "
+    "compute_loss_func=regularized.compute_loss_func()"
+)
+UNSTEPPED = (
+    "regularized.after_step() was not called in the first {steps} optimizer steps, so that {methods} did not act "
+    "or change: call it after each optimizer.step(); with transformers.Trainer pass callbacks=[regularized.callback()]"
+)
+UNTRAINED = (
+    "the parameters of {methods} are in no optimizer and are never trained ({names}): make the optimizer after "
+    "regularize(), or call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); to "
+    "keep them fixed, set requires_grad to False"
+)
+DROPPED = (
+    "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() "
+    "in each step, and run forwards that train nothing in eval mode or under torch.no_grad()"
+)
+
+
+class Forgotten:
+    """A check, before the third optimizer step, that the training loop makes the calls its methods need.
+
+    Optimizer steps distinguish training from everything else that runs a model forward: accumulated micro batches,
+    several forwards for one loss, evaluation, recomputation.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.read = self.stepped = False
+        self.unread = 0
+        self.steps = OptimizerSteps(handle.model, self.check)
+        self.listen()
+
+    def listen(self) -> None:
+        """Watch the first optimizer steps from now on, if the methods need any call."""
+        if self._penalizing() or self._stepping() or self.handle.brought:
+            self.steps.listen()
+
+    def stop(self) -> None:
+        """Stop watching optimizer steps."""
+        self.steps.stop()
+
+    def check(self, number: int, optimizer: Optimizer) -> None:
+        """Raise RuntimeError with every forgotten call, before an optimizer's step with this number.
+
+        Nothing is checked while no forward reached the methods' layers in training mode.
+        """
+        if number < BY_STEP or not (self.handle.seen_training or any(f.reached for f in self.handle.fitted)):
+            return
+        problems = self._uncalled()
+        if untrained := self._untrained():
+            more = f" and {len(untrained) - 1} more" if len(untrained) > 1 else ""
+            learners = _joined(m for m in self.handle.methods if m.has_parameters())
+            problems.append(UNTRAINED.format(methods=learners, names=untrained[0] + more))
+        if problems:
+            raise RuntimeError("\n".join(problems))
+        self.stop()
+
+    def so_far(self) -> str:
+        """Return a message about the missing calls after any number of steps; empty if none is missing."""
+        return "; ".join(self._uncalled())
+
+    def _uncalled(self) -> list[str]:
+        problems = []
+        if not self.read and (names := self._penalizing()):
+            problems.append(UNREAD.format(steps=BY_STEP - 1, methods=names))
+        if not self.stepped and (names := self._stepping()):
+            problems.append(UNSTEPPED.format(steps=BY_STEP - 1, methods=names))
+        return problems
+
+    def forward(self) -> None:
+        """Count a training forward, and drop penalties that were never read."""
+        self.unread += 1
+        if self.unread > KEPT and self.handle.drop_penalties():
+            warn(DROPPED.format(count=self.unread - 1, methods=self._penalizing()))
+            self.unread = 1
+
+    def _penalizing(self) -> str:
+        return _joined(m for m in self.handle.methods if m.penalizes or m.overrides("penalty"))
+
+    def _stepping(self) -> str:
+        return _joined(m for m in self.handle.methods if m.overrides("after_step") or self._changes(m))
+
+    def _changes(self, method: Method) -> bool:
+        """Return whether a strength of a method changes over steps, by its own schedule or by one from `set()`."""
+        at = self.handle.strength_at
+        sites = [f.site for f in self.handle.fitted if any(m is method for m in f.methods)]
+        return any(at(method, n, step, s) != at(method, n, 0, s) for s in sites for n in method.live for step in LATER)
+
+    def _untrained(self) -> list[str]:
+        """Return the names of learned parameters that no optimizer holds although one trains their layers' weights."""
+        parameters = dict(self.handle.model.named_parameters())
+        added = [n for n in self.handle.brought if n in parameters and parameters[n].requires_grad]
+        counted = set().union(*map(held_by, self.steps.counts))
+        if all(id(parameters[n]) in counted for n in added):
+            return []
+        trained = counted | held_by_any()
+        return [
+            n
+            for n in added
+            if id(parameters[n]) not in trained and _trains_beside(n, parameters, trained, self.handle.brought)
+        ]
+
+
+def _trains_beside(name: str, parameters: dict[str, nn.Parameter], trained: set[int], brought: list[str]) -> bool:
+    """Return whether an optimizer trains the layer of a learned parameter; a frozen layer may stay frozen."""
+    layer = name.split(".headwise.")[0].split(".parametrizations.")[0]
+    return any(n.startswith(f"{layer}.") and n not in brought and id(p) in trained for n, p in parameters.items())
+
+
+def _joined(methods: Iterable[Method]) -> str:
+    return " and ".join(map(repr, methods))

@@ -1,0 +1,1 @@
+"""Health of attention heads: statistics, watching a training, auditing a checkpoint."""

@@ -1,0 +1,47 @@
+"""Logits of attention: the largest one, and a bound that needs no matrix."""
+
+import torch
+
+from headwise.health.statistics.row_figures import RowFigures
+from headwise.health.statistics.statistic import Statistic
+from headwise.health.statistics.tally import Tally
+
+
+class MaxLogit(Statistic):
+    """Finds the largest logit that enters the softmax: scaled, soft-capped, with its bias, over allowed keys.
+
+    Kimi K2 2025, arXiv 2507.20534 (QK-clip uses the same number). The logit of a learned sink is left out. On a sample
+    of the queries it is a lower bound, and its record is marked `sampled`.
+    """
+
+    name = "max_logit"
+    unit = "nats"
+    reduction = "maximum over real queries and allowed keys"
+    needs = ("top",)
+    worse = "high"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return rows.extremum(rows.top, "max")
+
+
+class LogitBound(Statistic):
+    """Computes scale · max‖q‖ · max‖k‖ over the real queries and keys of each sample.
+
+    By Cauchy and Schwarz, no logit exceeds it before a bias is added. Padded keys are left out in self attention only.
+    It reads O(T·d) numbers, so it is always computed from all queries.
+    """
+
+    name = "logit_bound"
+    unit = "nats"
+    reduction = "maximum over samples"
+    worse = "high"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        reading = rows.reading
+        q = reading.query_norms.masked_fill(rows.queries.every_valid == 0, -torch.inf).amax(-1)
+        keys = reading.key_norms
+        if reading.self_attention and reading.queries == reading.keys and reading.real_queries is not None:
+            keys = keys.masked_fill(~reading.real_queries[:, None], 0.0)
+        k = keys.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
+        bound = torch.where(q >= 0, q * k * abs(reading.factor), -torch.inf)
+        return Tally.extremum(bound.amax(0), "max", False)

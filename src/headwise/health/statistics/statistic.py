@@ -1,0 +1,55 @@
+"""The base class of statistics: one health figure of a head or of a layer."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from headwise.files.entry_points import entry_points
+from headwise.health.statistics.reading import SiteFacts
+from headwise.health.statistics.row_figures import RowFigures
+from headwise.health.statistics.tally import Tally
+
+# The registry, used by tests, tables and `watch`.
+STATISTICS: dict[str, type["Statistic"]] = {}
+
+
+class Statistic(ABC):
+    """Turns the figures of one pass into one number per head or per layer.
+
+    A subclass is one file: its docstring says what is computed, in which unit, how it is reduced, and its source.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    # How queries and samples are reduced to one number, as shown in tables.
+    reduction: ClassVar[str]
+    # "head" or "layer".
+    per: ClassVar[str] = "head"
+    # The attributes of `RowFigures` that `tally` reads.
+    needs: ClassVar[tuple[str, ...]] = ()
+    # Whether "high" or "low" values are a warning sign, or neither; colours and the order "worst first" depend on it.
+    worse: ClassVar[str | None] = None
+
+    def __init_subclass__(cls) -> None:
+        # Registered here for an installed package that imports headwise.statistics before its own module, named by an
+        # entry point, is complete.
+        point = entry_points("headwise.statistics").get(getattr(cls, "name", ""))
+        if point is not None and point.module == cls.__module__:
+            STATISTICS[cls.name] = cls
+
+    def applies(self, facts: SiteFacts) -> str | None:
+        """Return the reason why the statistic does not apply to a site, or None if it does."""
+        return None
+
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        """Return the shape of a tally, which must not depend on the call: ranks pack their tallies by it."""
+        return (heads,)
+
+    @abstractmethod
+    def tally(self, rows: RowFigures) -> Tally:
+        """Return the tally of one pass, which can be combined with those of other micro-batches and ranks."""
+
+    def finish(self, tally: Tally) -> Tensor:
+        """Return the values (H,), or (1,) for a layer, of a combined tally."""
+        return tally.value()

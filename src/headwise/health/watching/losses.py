@@ -1,0 +1,145 @@
+"""Deviation of each step's loss from the losses of earlier steps, without waiting for a device."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.health.health_records import Record
+from headwise.health.watching.figures import Figures
+from headwise.health.watching.weights import OUTSIDE
+
+# The largest and the smallest number of earlier values that a deviation is computed from; OLMo 2 uses 1,000.
+WINDOW, FEWEST = 1000, 10
+
+
+class Spikes:
+    """Deviation of each value from the mean of the values before it, in units of their standard deviation.
+
+    OLMo 2 2025 (arXiv 2501.00656) defines a spike as a value at least seven standard deviations away from a rolling
+    mean of 1,000 values, and the spike score as the share of such values.
+
+    Args:
+        window: the largest number of earlier values to use.
+        fewest: the smallest number of earlier values that gives a deviation.
+    """
+
+    def __init__(self, window: int = WINDOW, fewest: int = FEWEST) -> None:
+        self.before: deque[float] = deque(maxlen=window)
+        self.fewest = fewest
+
+    def add(self, values: Iterable[float]) -> list[float | None]:
+        """Return the deviation of each value, in the order of the values.
+
+        It is None after too few values or after equal ones, and NaN for a value that is not finite. Such a value does
+        not count as an earlier value of later ones.
+        """
+        return [self._next(value) for value in values]
+
+    def _next(self, value: float) -> float | None:
+        if not math.isfinite(value):
+            return math.nan
+        deviation = self._deviation(value)
+        self.before.append(value)
+        return deviation
+
+    def _deviation(self, value: float) -> float | None:
+        count = len(self.before)
+        if count < self.fewest:
+            return None
+        mean = math.fsum(self.before) / count
+        spread = math.sqrt(math.fsum((earlier - mean) ** 2 for earlier in self.before) / (count - 1))
+        return (value - mean) / spread if spread > 0 else None
+
+
+LOSS_SPIKE = "loss_spike"
+# The site of a figure of the whole model.
+WHOLE = "model"
+# The number of earlier steps that a loss is compared with; fewer give no deviation. The study of the alarms also tried
+# 1,000.
+BEFORE = 50
+NO_LOSS = "no loss was passed to step(): call watch.step(loss)"
+
+
+class Losses:
+    """Deviations of the losses from those of the fifty steps before, in units of their standard deviation.
+
+    A loss on CUDA is copied while the training continues, and is known a step or two later; a loss on another device is
+    known when a step is read.
+    """
+
+    def __init__(self) -> None:
+        self.given = False
+        self._spikes = Spikes(BEFORE, BEFORE)
+        # The step, the loss, and the CUDA event that ends its copy, or None without one.
+        self._coming: deque[tuple[int, Tensor | float, Any]] = deque()
+        self._since: list[float] = []
+
+    def add(self, step: int, loss: Tensor | float) -> None:
+        """Add the loss of a step.
+
+        Raises:
+            ValueError: if a tensor has more or fewer than one element.
+        """
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise ValueError(
+                f"watch.step(loss) takes one number, got a tensor of shape {tuple(loss.shape)}: pass the mean"
+            )
+        self.given = True
+        value = loss.detach() if isinstance(loss, Tensor) else float(loss)
+        event: Any = None
+        if isinstance(value, Tensor) and value.device.type == "cuda":
+            event = torch.cuda.Event()
+            value = value.to("cpu", non_blocking=True)
+            event.record()
+        elif isinstance(value, Tensor):
+            # The training may overwrite it.
+            value = value.clone()
+        self._coming.append((step, value, event))
+
+    def known(self, wait: bool) -> list[Record]:
+        """Return a record for each deviation that has become known since the last call.
+
+        Args:
+            wait: also wait for the losses that are not on the CPU yet.
+        """
+        records: list[Record] = []
+        while self._coming and (wait or _arrived(*self._coming[0][1:])):
+            step, value, event = self._coming.popleft()
+            if event is not None:
+                event.synchronize()
+            deviation = self._spikes.add([float(value)])[0]
+            if deviation is not None:
+                self._since.append(deviation)
+                records.append(
+                    {
+                        "site": WHOLE,
+                        "depth": OUTSIDE,
+                        "head": None,
+                        "step": step,
+                        "statistic": LOSS_SPIKE,
+                        "value": deviation,
+                    }
+                )
+        return records
+
+    def largest(self, step: int) -> list[Figures]:
+        """Return the largest deviation since the last reading as a figure of `step`; an empty list without any."""
+        values, self._since = self._since, []
+        if not values:
+            return []
+        # NaN, where there is one, counts as the largest.
+        largest = next((value for value in values if value != value), max(values))
+        return [Figures(WHOLE, OUTSIDE, step, LOSS_SPIKE, "layer", array("d", [largest]), None, False)]
+
+
+def _arrived(value: Tensor | float, event: Any) -> bool:
+    if event is not None:
+        return bool(event.query())
+    return not isinstance(value, Tensor) or value.device.type == "cpu"

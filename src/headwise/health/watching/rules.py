@@ -1,0 +1,307 @@
+"""Rules that decide which figures raise alerts, and their thresholds; the judge in `alerts.py` applies them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from headwise.health.health_records import Record
+from headwise.health.watching.losses import BEFORE, LOSS_SPIKE
+
+# A sharp head whose mean distance is this close to 0 or 1 attends to its own token or its neighbour.
+NEIGHBOUR = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Limits beyond which a figure raises an alert; None switches an alert off.
+
+    A figure that is NaN or infinite raises `not_finite` and no other alert, whatever the limits.
+
+    Attributes:
+        entropy_share: entropy collapse: a head's mean entropy falls below this share of log(allowed keys) after having
+            been above it. Heads of a checkpoint that already attend to a single key are not a collapse. An audit reads
+            once and has no history: it reports every head below the limit as sharp.
+        max_logit: logit growth: a head's largest logit exceeds this; 100 is the limit of QK-clip (Kimi K2).
+        token_cosine: over-smoothing: the mean cosine between the tokens that enter a layer exceeds this.
+        high_frequency: rank collapse: less than this share of the tokens' norm remains after subtracting their mean, so
+            that they are nearly one vector.
+        effective_rank: low rank: the effective rank of a head's W_KᵀW_Q or W_OW_V falls below this after having been
+            above it.
+        output_norm: dead head: a head's mean output norm is zero, or below this share of the largest in its layer.
+        loss_spike: loss spike: the loss passed to `step()` is more than this many standard deviations above the mean of
+            the fifty steps before.
+        redundancy: redundancy: a head's mean cosine with the other maps of its layer exceeds this.
+        later_keys: lost mask: the queries of a layer may see more than this share of the later keys, after readings in
+            which they saw none. A layer that sees later keys from the first reading on is no alert.
+        redundancy_entropy: no redundancy alert for a head with an entropy share above this: maps that are nearly
+            uniform are always alike.
+
+    Example:
+        >>> import torch, headwise
+        >>> model = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        >>> watch = headwise.watch(model, thresholds=headwise.Thresholds(max_logit=50.0, redundancy=None))
+    """
+
+    entropy_share: float | None = 0.05
+    max_logit: float | None = 100.0
+    token_cosine: float | None = 0.99
+    high_frequency: float | None = 0.05
+    effective_rank: float | None = 2.0
+    output_norm: float | None = 0.005
+    loss_spike: float | None = 4.3
+    redundancy: float | None = 0.99
+    redundancy_entropy: float = 0.9
+    later_keys: float | None = 1e-5
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise ValueError(f"Thresholds.{field.name} must be a positive number or None, got {value!r}")
+
+
+# The finite figures of one step, by statistic; NaN exceeds no limit.
+ByStatistic = dict[str, list[Record]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a rule for one figure, healthy or not.
+
+    Attributes:
+        record: the figure.
+        threshold: the limit that the figure is compared with.
+        ill: whether the figure is beyond the limit.
+        says: the template of the sentence, with the fields {place}, {value} and, for a change, {verb} and {now}.
+    """
+
+    record: Record
+    threshold: float
+    ill: bool
+    says: str
+
+
+class Rule(ABC):
+    """Comparison of the figures of a step with one limit."""
+
+    alert: ClassVar[str]
+    # What a figure did that was healthy before, such as "fell below", and what any other figure does.
+    verb: ClassVar[str] = ""
+    state: ClassVar[str] = ""
+    # Whether a figure that has never been healthy raises an alert too.
+    at_once: ClassVar[bool] = True
+    # Whether a head raises one alert for each statistic, or a single one for all.
+    per_statistic: ClassVar[bool] = True
+    # Whether an audit, which reads once, applies the rule.
+    in_audits: ClassVar[bool] = True
+    # The name of the alert in an audit of a checkpoint, if it is another one there.
+    of_checkpoint: ClassVar[str] = ""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+
+    @abstractmethod
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each figure of the rule.
+
+        Args:
+            finite: the finite figures, by statistic.
+            records: all figures of the step, in the order of reading.
+        """
+
+    def adds(self, record: Record, finite: ByStatistic) -> str:
+        """Return what an audit of a checkpoint appends to the sentence."""
+        return ""
+
+
+def _below(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
+    return (Finding(record, limit, record["value"] < limit, says) for record in records)
+
+
+def _above(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
+    return (Finding(record, limit, record["value"] > limit, says) for record in records)
+
+
+class NotFinite(Rule):
+    """Rule for heads and layers with a figure that is NaN or infinite; only the first such figure is reported."""
+
+    alert = "not_finite"
+    per_statistic = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head and layer: whether all its figures are finite."""
+        places: dict[tuple[str, int | None], Record] = {}
+        for record in records:
+            place = (record["site"], record["head"])
+            if place not in places or (math.isfinite(places[place]["value"]) and not math.isfinite(record["value"])):
+                places[place] = record
+        for record in places.values():
+            name = f"{record['statistic'].replace('_', ' ')} of {{place}}"
+            says = f"{'the loss' if record['statistic'] == LOSS_SPIKE else name} is {{value}}: the training diverged"
+            yield Finding(record, math.inf, not math.isfinite(record["value"]), says)
+
+
+class EntropyCollapse(Rule):
+    """Rule for heads whose entropy fell below a share of its range."""
+
+    alert, verb, state = "entropy_collapse", "fell below", "is below"
+    # Heads of a checkpoint that already attend to a single key are not a collapse.
+    at_once = False
+    of_checkpoint = "sharp_head"
+
+    def adds(self, record: Record, finite: ByStatistic) -> str:
+        """Return how far a sharp head attends; in most models a head on its own token or its neighbour is healthy."""
+        place = record["site"], record["head"]
+        distances = finite.get("attention_distance", ())
+        distance = next((r["value"] for r in distances if (r["site"], r["head"]) == place), None)
+        if distance is None:
+            return ": it looks at about one key for each query"
+        near = " (a positional head)" if min(abs(distance), abs(distance - 1)) < NEIGHBOUR else ""
+        return f": it looks at about one key for each query, {distance:.3g} tokens away on average{near}"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head: whether its entropy is below the limit."""
+        if (limit := self.thresholds.entropy_share) is not None:
+            says = f"the entropy of {{place}} {{verb}} {100 * limit:.3g} % of its range ({{now}}{{value:.3g}})"
+            yield from _below(finite.get("entropy_share", ()), limit, says)
+
+
+class LogitGrowth(Rule):
+    """Rule for heads whose largest logit is above a limit."""
+
+    alert, verb, state = "logit_growth", "passed", "exceeds"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head: whether its largest logit is above the limit."""
+        if (limit := self.thresholds.max_logit) is not None:
+            says = f"the largest logit of {{place}} {{verb}} {limit:g} ({{now}}{{value:.4g}})"
+            yield from _above(finite.get("max_logit", ()), limit, says)
+
+
+class LossSpike(Rule):
+    """Rule for steps whose loss is far above those of the steps before."""
+
+    alert, verb, state = "loss_spike", "rose to", "is"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each step: whether its loss is above the limit."""
+        if (limit := self.thresholds.loss_spike) is not None:
+            says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"
+            yield from _above(finite.get(LOSS_SPIKE, ()), limit, says)
+
+
+class OverSmoothing(Rule):
+    """Rule for layers whose input tokens point in nearly the same direction."""
+
+    alert = "over_smoothing"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each layer: whether the mean cosine of its tokens is above the limit."""
+        if (limit := self.thresholds.token_cosine) is not None:
+            says = f"tokens that enter {{place}} are alike (mean cosine {{value:.3f}}, limit {limit:g})"
+            yield from _above(finite.get("token_cosine", ()), limit, says)
+
+
+class RankCollapse(Rule):
+    """Rule for layers whose input tokens are nearly one vector."""
+
+    alert = "rank_collapse"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each layer: whether the tokens' norm without their mean is below the limit."""
+        if (limit := self.thresholds.high_frequency) is not None:
+            says = (
+                f"tokens that enter {{place}} are nearly one vector ({{value:.2%}} of their norm is not their mean, "
+                f"limit {limit:.3g})"
+            )
+            yield from _below(finite.get("high_frequency", ()), limit, says)
+
+
+class LowRank(Rule):
+    """Rule for heads with a product of weights that lost its rank."""
+
+    alert, verb, state = "low_rank", "fell below", "is below"
+    # A product that never had a higher rank has a low rank by design.
+    at_once = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head and product: whether its effective rank is below the limit."""
+        if (limit := self.thresholds.effective_rank) is not None:
+            for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
+                says = f"the effective rank of {product} of {{place}} {{verb}} {limit:g} ({{now}}{{value:.3g}})"
+                yield from _below(finite.get(name, ()), limit, says)
+
+
+class DeadHead(Rule):
+    """Rule for heads whose outputs are small compared with the largest of their layer."""
+
+    alert = "dead_head"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head: whether its output norm is zero or below the limit."""
+        if (limit := self.thresholds.output_norm) is None:
+            return
+        layers: dict[str, list[Record]] = {}
+        for record in finite.get("output_norm", ()):
+            layers.setdefault(record["site"], []).append(record)
+        for heads in layers.values():
+            # The largest and not the median, because most heads of a layer may be dead.
+            largest = max(record["value"] for record in heads)
+            quiet = (
+                f"{{place}} is nearly dead: its mean output norm {{value:.3g}} is below {limit:.3g} of its "
+                f"layer's largest, {largest:.3g}"
+            )
+            for record in heads:
+                silent = record["value"] == 0
+                says = "{place} is dead: its output is zero" if silent else quiet
+                yield Finding(record, limit * largest, silent or record["value"] < limit * largest, says)
+
+
+class Redundancy(Rule):
+    """Rule for heads that attend like the others of their layer."""
+
+    alert = "redundancy"
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each head: whether its map equals those of other heads without being nearly uniform."""
+        if (limit := self.thresholds.redundancy) is None:
+            return
+        shares = {(r["site"], r["head"]): r["value"] for r in finite.get("entropy_share", ())}
+        says = f"{{place}} attends like the other heads of its layer (mean cosine {{value:.3f}}, limit {limit:g})"
+        for record in finite.get("head_redundancy", ()):
+            uniform = shares.get((record["site"], record["head"]), 0.0) > self.thresholds.redundancy_entropy
+            yield Finding(record, limit, record["value"] > limit and not uniform, says)
+
+
+class MaskLost(Rule):
+    """Rule for layers whose queries see later keys, as they did not before."""
+
+    alert = "mask_lost"
+    # Layers that always saw later keys are those of an encoder, or of a prefix.
+    at_once = in_audits = False
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each layer: whether its queries see later keys."""
+        if (limit := self.thresholds.later_keys) is not None:
+            says = "queries of {place} see {value:.3%} of the later tokens, none before: the causal mask is lost"
+            yield from _above(finite.get("later_keys", ()), limit, says)
+
+
+# The rules for a reading, in the order of their alerts.
+RULES: tuple[type[Rule], ...] = (
+    NotFinite,
+    MaskLost,
+    EntropyCollapse,
+    LogitGrowth,
+    OverSmoothing,
+    RankCollapse,
+    LowRank,
+    DeadHead,
+    Redundancy,
+)
+# The rules for the loss of every step.
+OF_STEPS: tuple[type[Rule], ...] = (NotFinite, LossSpike)

@@ -1,0 +1,1 @@
+"""Comparing: experiments, training, engines and their command; needs the extra study."""

@@ -1,0 +1,1 @@
+"""What a script's run tells, stops, and data sets."""

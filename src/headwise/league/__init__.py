@@ -1,1 +1,0 @@
-"""The league: methods and controls, tuned equally in several worlds and compared over all of them."""

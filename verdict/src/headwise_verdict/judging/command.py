@@ -1,0 +1,312 @@
+"""The command `headwise judge`: one decision, as a line, as JSON or as Markdown, and as the exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.foreign_text import printable
+from headwise_verdict.judging.curves import Target
+from headwise_verdict.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
+from headwise_verdict.judging.runs import Pairs, read_pairs
+
+if TYPE_CHECKING:
+    from headwise_verdict.judging.ledger import Ledger
+
+# increased when a field of the JSON changes its meaning or goes
+SCHEMA = "headwise.judge/1"
+# the exit code of a command that could not be carried out; 1 and 2, as elsewhere, would be answers
+FAILED = 5
+
+
+class Paired(Protocol):
+    """What trains pairs of runs until they decide, such as a script and a change of it."""
+
+    def check(self, rule: Rule) -> None:
+        """Raise StudyError if no pair can be trained under this rule."""
+
+    def judge(self, rule: Rule) -> Decision:
+        """Return the decision about the pairs."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command line."""
+
+    # None: the runs of a script
+    table: Path | None
+    # as written: name:lower or name:higher
+    metric: str
+    candidate: str
+    baseline: str = "baseline"
+    margin: float = 0.0
+    alpha: float = 0.05
+    budget: int | None = None
+    arm: str = ""
+    seed: str = ""
+    calibrate: bool = False
+    floor: Path | None = None
+    ledger: Path | None = None
+    form: str = "line"
+    script: Paired | None = None
+    target: float | None = None
+    step: str = ""
+    # the figure of a run that diverged; None: such a run is refused
+    diverged: float | None = None
+
+    @property
+    def goal(self) -> Target | None:
+        """Return the target whose steps are judged, if any."""
+        return None if self.target is None else Target(self.target, self.outcome[1], self.step)
+
+    @property
+    def higher(self) -> bool:
+        """Return whether a higher figure is better: of steps to a target, a lower one always is."""
+        return self.target is None and self.outcome[1]
+
+    @property
+    def figure(self) -> str:
+        """Return what is judged: the metric, or the steps to its target."""
+        return self.outcome[0] if self.target is None else f"steps to {self.outcome[0]} {self.target:g}"
+
+    @property
+    def outcome(self) -> tuple[str, bool]:
+        """Return the metric's column, and whether higher is better."""
+        name, mark, direction = self.metric.rpartition(":")
+        if not mark or direction not in ("lower", "higher"):
+            raise StudyError(f"--metric {self.metric}: say whether lower or higher is better, such as val_loss:lower.")
+        return name, direction == "higher"
+
+    def rule(self, alpha: float | None = None) -> Rule:
+        """Return what is asked."""
+        level = self.alpha if alpha is None else alpha
+        try:
+            return Rule(margin=self.margin, alpha=level, budget=self.budget, higher=self.higher)
+        except ValueError as error:
+            raise StudyError(f"--{error}") from None
+
+
+def run(request: Request) -> int:
+    """Print the decision and return its exit code."""
+    request.rule()
+    _check(request)
+    if request.calibrate:
+        return _calibrate(request)
+    if request.candidate == request.baseline:
+        raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
+    decision = _judged(request) if request.ledger is None else _by_ledger(request, request.ledger)
+    forms = {"line": line, "json": as_json, "markdown": markdown}
+    print(forms[request.form](decision, request))
+    return decision.code
+
+
+def _check(request: Request) -> None:
+    if (request.table is None) == (request.script is None):
+        raise StudyError("Give either a table with one row per run, or --script and --change.")
+    of_tables = {
+        "--baseline": request.baseline != "baseline",
+        "--target": request.target is not None,
+        "--floor": request.floor,
+        "--calibrate": request.calibrate,
+        "--arm": request.arm,
+        "--seed-column": request.seed,
+    }
+    given = [name for name, value in of_tables.items() if value]
+    if request.diverged is not None and request.target is not None:
+        raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
+    if request.script is not None and given:
+        raise StudyError(f"{given[0]} belongs to a table. Judge the table that --script leaves in its --out.")
+
+
+def _by_ledger(request: Request, path: Path) -> Decision:
+    from headwise_verdict.judging.ledger import Ledger
+
+    ledger = Ledger(path, request.metric if request.target is None else request.figure, request.baseline)
+    if request.script is not None:
+        return _script_by_ledger(request, request.script, ledger)
+    with ledger.held():
+        alpha = ledger.open(request.candidate, request.alpha)
+        return _entered(request, ledger, _judged(request, alpha))
+
+
+def _script_by_ledger(request: Request, script: Paired, ledger: Ledger) -> Decision:
+    """Judge a script's runs at a level reserved before them: other candidates are not kept waiting while it trains."""
+    script.check(request.rule())
+    with ledger.held():
+        alpha = ledger.open(request.candidate, request.alpha)
+        ledger.reserve(request.candidate, alpha, request.margin)
+    decision = _judged(request, alpha)
+    with ledger.held():
+        return _entered(request, ledger, decision)
+
+
+def _entered(request: Request, ledger: Ledger, decision: Decision) -> Decision:
+    doubts = ledger.write(request.candidate, decision)
+    level = f"level {decision.rule.alpha:.2g} of {request.alpha:g}"
+    return decision.noted(*doubts, level, ledger.best())
+
+
+def _judged(request: Request, alpha: float | None = None) -> Decision:
+    """Return the decision about a script's runs or a table's, at the request's level or another one."""
+    rule = request.rule(alpha)
+    if request.script is not None:
+        return request.script.judge(rule)
+    pairs = _read(request, request.candidate, needs_both=request.floor is None)
+    return decided(request, pairs, rule).noted(*pairs.notes)
+
+
+def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs:
+    assert request.table is not None
+    names = candidate, request.baseline, request.arm, request.seed
+    of_diverged = None if request.diverged is None else (request.diverged, request.higher)
+    return read_pairs(
+        request.table,
+        request.outcome[0],
+        *names,
+        needs_both=needs_both,
+        target=request.goal,
+        diverged=of_diverged,
+    )
+
+
+def decided(request: Request, pairs: Pairs, rule: Rule) -> Decision:
+    """Return the decision about pairs, or about a candidate alone by the noise floor.
+
+    Raises:
+        StudyError: if there is no pair and no floor.
+    """
+    differences = pairs.differences()
+    if request.floor is None:
+        if not differences:
+            raise StudyError(
+                f"{request.candidate} and {request.baseline} have no seed in common. Run both with the same seeds, or "
+                "judge by a noise floor: --floor headwise-floor.json."
+            )
+        return of_differences(differences, rule)
+    from headwise_verdict.judging.floor import read_floor
+
+    floor, runs = read_floor(request.floor, request.figure), list(pairs.candidate.values())
+    samples = [floor.sample(runs[:count]) for count in range(1, len(runs) + 1)]
+    return decide(samples, len(runs), rule).noted(f"by the noise floor of {len(floor.values)} runs", *floor.notes(runs))
+
+
+def _calibrate(request: Request) -> int:
+    from headwise_verdict.judging.floor import FILE, calibrate
+
+    metric = request.figure
+    runs = _read(request, request.baseline)
+    path = request.floor or FILE
+    for note in dict.fromkeys(runs.notes):
+        print(f"note: {note}")
+    floor = calibrate(path, metric, request.baseline, list(runs.baseline.values()))
+    print(
+        f"{request.baseline}: {metric} {floor.mean:.6g}, spread {floor.spread:.3g} over {len(floor.values)} runs; "
+        f"kept in {path}"
+    )
+    return 0
+
+
+def line(decision: Decision, request: Request) -> str:
+    """Return the decision in one line, and its notes in one each."""
+    return "\n".join([f"{decision.answer}: {sentence(decision, request)}", *(f"note: {n}" for n in decision.notes)])
+
+
+def sentence(decision: Decision, request: Request) -> str:
+    """Return what was found, in words."""
+    metric = request.figure
+    change = f"{number(decision.mean)} {interval(decision)} in {metric}"
+    told = f"{request.candidate} against {request.baseline}: {change}, {decision.pairs} {_pairs(decision, request)}"
+    if decision.answer == EQUIVALENT:
+        told += f", within ±{decision.rule.margin:g}"
+    if decision.answer == GO_ON:
+        told += (
+            f"; about {decision.more} more would decide" if decision.more else "; no number of seeds in sight decides"
+        )
+    if decision.answer == UNDECIDED:
+        told += f"; the budget of {decision.rule.budget} is spent"
+    return told
+
+
+def _pairs(decision: Decision, request: Request) -> str:
+    noun = "run" if request.floor is not None else "pair"
+    return noun if decision.pairs == 1 else f"{noun}s"
+
+
+def number(value: float) -> str:
+    """Return a signed number with four digits, or ±∞."""
+    if math.isinf(value):
+        return "+∞" if value > 0 else "−∞"
+    return f"{value:+.4g}".replace("-", "−")
+
+
+def interval(decision: Decision) -> str:
+    """Return the confidence sequence as text."""
+    return f"[{number(decision.low)}, {number(decision.high)}]"
+
+
+def record(decision: Decision, request: Request) -> dict[str, Any]:
+    """Return the decision as plain values; None where a number is infinite."""
+    metric, higher = request.figure, request.higher
+
+    def plain(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "schema": SCHEMA,
+        "answer": decision.answer,
+        "exit_code": decision.code,
+        "metric": metric,
+        "better": "higher" if higher else "lower",
+        "candidate": request.candidate,
+        "baseline": request.baseline,
+        "pairs": decision.pairs,
+        "difference": decision.mean,
+        "low": plain(decision.low),
+        "high": plain(decision.high),
+        "e_value": plain(decision.evidence),
+        "alpha": decision.rule.alpha,
+        "margin": decision.rule.margin,
+        "budget": decision.rule.budget,
+        "more": decision.more,
+        "notes": list(decision.notes),
+    }
+
+
+def as_json(decision: Decision, request: Request) -> str:
+    """Return the decision as one line of JSON."""
+    return json.dumps(record(decision, request))
+
+
+def markdown(decision: Decision, request: Request) -> str:
+    """Return a block for a pull request."""
+    metric, higher = request.figure, request.higher
+    confidence = f"{100 * (1 - decision.rule.alpha):.4g} %"
+    change, base, name = (text.replace("|", r"\|") for text in (request.candidate, request.baseline, metric))
+    rows = [
+        ("change", f"`{change}` against `{base}`"),
+        ("metric", f"`{name}`, {'higher' if higher else 'lower'} is better"),
+        (f"difference [{confidence}, valid at every look]", f"{number(decision.mean)} {interval(decision)}"),
+        (_pairs(decision, request), str(decision.pairs)),
+    ]
+    table = [f"| {name} | {value} |" for name, value in rows]
+    notes = [f"- {note}" for note in decision.notes]
+    return "\n".join([f"### headwise judge: {decision.answer}", "", "| | |", "|---|---|", *table, "", *notes]).rstrip()
+
+
+def main(request: Request) -> None:
+    """Print the decision and end with its exit code; an error ends with 5, which is no answer."""
+    try:
+        code = run(request)
+    except StudyError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        code = FAILED
+    except Exception:
+        traceback.print_exc()
+        code = FAILED
+    sys.exit(code)

@@ -1,0 +1,201 @@
+"""The runs of a candidate and a baseline, read from a table: pairs by seed, and what cannot be paired."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.judging.curves import Target
+from headwise_verdict.reporting.cell_values import figure_of, is_missing, seed_of
+from headwise_verdict.reporting.run_states import RunState, state_columns, states_of
+from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
+
+ARMS = ("arm", "method", "group", "config.arm", "config.method")
+SEEDS = ("seed", "config.seed", "run_seed")
+# figures beyond this are those of runs that diverged
+LARGEST = 1e100
+# seeds that a message lists
+SHOWN = 6
+# states of runs whose figures count
+ENDED = ("finished", "diverged")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Runs of two arms.
+
+    Attributes:
+        candidate, baseline: the metric by seed, in the order in which the candidate's runs appear.
+        notes: runs that have no partner, and figures that look copied.
+    """
+
+    candidate: dict[str, float]
+    baseline: dict[str, float]
+    notes: tuple[str, ...]
+
+    def differences(self) -> list[float]:
+        """Return candidate minus baseline for each seed that both have, in the order of the candidate's runs."""
+        return [value - self.baseline[seed] for seed, value in self.candidate.items() if seed in self.baseline]
+
+
+def read_pairs(
+    path: Path,
+    metric: str,
+    candidate: str,
+    baseline: str,
+    arm: str = "",
+    seed: str = "",
+    *,
+    needs_both: bool = True,
+    target: Target | None = None,
+    diverged: tuple[float, bool] | None = None,
+) -> Pairs:
+    """Return the runs of two arms of a table.
+
+    Args:
+        path: CSV, TSV, JSON or JSONL with one row per run.
+        metric: column of the metric.
+        candidate, baseline: names of the two arms.
+        arm, seed: columns of the arms and seeds; "": the usual names.
+        needs_both: whether the baseline must have runs.
+        target: the table holds curves, and the figure of a run is the step at which it reaches the target.
+        diverged: figure of a run that diverged, and whether higher figures are better; None: such a run is refused.
+
+    Raises:
+        StudyError: if a column or the candidate is missing, a seed appears twice in an arm, or a figure is
+            not a number, or diverged runs would count as better than one that finished.
+    """
+    rows = read_rows(path)
+    names = names_of(rows)
+    arm_column, seed_column = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
+    if metric not in names:
+        raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
+    if target is not None:
+        rows = target.steps_of(path, rows, metric, (arm_column, seed_column), (candidate, baseline))
+    states = states_of([row.values for row in rows], state_columns(names, (arm_column, seed_column, metric)))
+    runs: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
+    finished: dict[str, dict[str, float]] = {}
+    for name in (candidate, baseline):
+        own = [(row, state) for row, state in zip(rows, states) if str(row.values.get(arm_column)) == name]
+        if not own and (name == candidate or needs_both):
+            arms = dict.fromkeys(str(row.values.get(arm_column)) for row in rows)
+            raise StudyError(f"{path} has no run of {name!r}. Its arms: {', '.join(arms)}.")
+        ended = [(row, state) for row, state in own if state.kind in ENDED]
+        notes += [_left_out(name, row, state, seed_column) for row, state in own if state.kind not in ENDED]
+        runs[name], lost = _of_arm(path, ended, metric, seed_column, None if diverged is None else diverged[0])
+        finished[name] = {seed: value for seed, value in runs[name].items() if seed not in lost}
+        if lost and diverged is not None:
+            notes.append(f"diverged, and counted as {diverged[0]:g}: {name} with seed {_listed(lost)}")
+    if diverged is not None:
+        check_diverged(diverged[0], [x for own in finished.values() for x in own.values()], higher=diverged[1])
+    notes += [*_alone(runs, candidate, baseline), *_copies(finished, candidate, baseline)]
+    return Pairs(runs[candidate], runs[baseline], tuple(notes))
+
+
+def _left_out(name: str, row: Row, state: RunState, seed_column: str) -> str:
+    return f"not finished, and not counted: {name} with seed {row.values.get(seed_column)}, whose state is {state.text}"
+
+
+def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], option: str) -> str:
+    if given and given not in names:
+        raise StudyError(f"{path} has no column {given!r}. Columns: {', '.join(names)}.")
+    found = given or next((name for name in usual if name in names), "")
+    if not found:
+        raise StudyError(f"{path} has no column {usual[0]!r}. Name it by --{option}. Columns: {', '.join(names)}.")
+    return found
+
+
+def check_diverged(figure: float | None, finished: Sequence[float], *, higher: bool) -> None:
+    """Raise StudyError if diverged runs would count as better than a run that finished."""
+    worst = (min if higher else max)(finished, default=None)
+    if figure is not None and worst is not None and (figure > worst if higher else figure < worst):
+        raise StudyError(
+            f"--diverged {figure:g} is better than {worst:g}, the figure of a run that finished: to diverge would pay. "
+            "Pass the metric of a model that has learned nothing."
+        )
+
+
+def _of_arm(
+    path: Path, rows: list[tuple[Row, RunState]], metric: str, seed_column: str, of_diverged: float | None
+) -> tuple[dict[str, float], list[str]]:
+    """Return the figures of an arm by seed, and the seeds whose runs diverged."""
+    runs: dict[str, float] = {}
+    lost: list[str] = []
+    for row, state in rows:
+        seed, written = _seed(row.values.get(seed_column)), row.values.get(metric)
+        if not seed:
+            raise StudyError(f"{path}, line {row.line}, has no seed. Give each run one.")
+        if seed in runs:
+            raise StudyError(
+                f"{path}, line {row.line}: seed {seed} appears twice in one arm. A run counts once: leave one out."
+            )
+        figure = figure_of(written)
+        if figure is None and not _is_no_figure(written):
+            raise StudyError(f"{path}, line {row.line}: {metric} is {written!r}, which is not a number.")
+        if figure is None or abs(figure) > LARGEST or state.kind == "diverged":
+            if of_diverged is not None:
+                runs[seed] = of_diverged
+                lost.append(seed)
+                continue
+            what = f"the state is {state.text}" if state.kind == "diverged" else f"{metric} is {written}"
+            raise StudyError(
+                f"{path}, line {row.line}: {what}. A run that diverged has no figure: pass --diverged with the "
+                "metric of a model that has learned nothing, or judge the share of runs that diverge."
+            )
+        runs[seed] = figure
+    return runs, lost
+
+
+def _seed(written: Any) -> str:
+    """Return a seed as text, the same for 3 and for 3.0, as pandas writes it; any other text as it is."""
+    number = seed_of(written)
+    return str(number) if number is not None else "" if written is None else str(written).strip()
+
+
+def _is_no_figure(written: Any) -> bool:
+    return is_missing(written) or (isinstance(written, float) and not math.isfinite(written))
+
+
+def _alone(runs: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterator[str]:
+    """Yield notes on runs without a partner, and on seeds that are missing."""
+    mine, other = runs[candidate], runs[baseline]
+    if other:
+        for name, own, theirs in ((candidate, mine, other), (baseline, other, mine)):
+            alone = [seed for seed in own if seed not in theirs]
+            if alone:
+                yield f"without a partner, and not counted: {name} with seed {_listed(alone)}"
+    yield from _gaps(candidate, mine)
+
+
+def _copies(finished: dict[str, dict[str, float]], candidate: str, baseline: str) -> Iterator[str]:
+    """Yield notes on figures of finished runs that look copied."""
+    mine, other = finished[candidate], finished[baseline]
+    same = [seed for seed in mine if mine[seed] == other.get(seed)]
+    if candidate != baseline and len(same) > 1:
+        yield f"{candidate} and {baseline} have the same figures with seeds {_listed(same)}: does the change act?"
+    for name, own in finished.items():
+        known: dict[float, list[str]] = {}
+        for seed, value in own.items():
+            known.setdefault(value, []).append(seed)
+        for value, seeds in known.items():
+            if len(seeds) > 1 and value != round(value, 3):
+                yield f"{name} has the same figure {value:.10g} with seeds {_listed(seeds)}: are these copies of a run?"
+
+
+def _gaps(candidate: str, runs: Iterable[str]) -> Iterator[str]:
+    """Yield the note that seeds are missing between the first and the last, where most of them were run."""
+    seeds = {int(seed) for seed in runs if seed.lstrip("-").isdecimal()}
+    if not seeds or max(seeds) - min(seeds) >= 2 * len(seeds):
+        return
+    missing = [str(seed) for seed in range(min(seeds), max(seeds)) if seed not in seeds]
+    if missing:
+        yield f"{candidate} has no run with seed {_listed(missing)}: all seeds that were run belong into the table"
+
+
+def _listed(seeds: list[str]) -> str:
+    return ", ".join(seeds[:SHOWN]) + (f" and {len(seeds) - SHOWN} more" if len(seeds) > SHOWN else "")

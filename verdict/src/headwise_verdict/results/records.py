@@ -1,0 +1,436 @@
+"""Typed records of what a study and its runs write to disk; the writer, the analysis and the report share them.
+
+An outcome's name is `<evaluation>/<metric>` ("test/accuracy", "train/loss", "test/fog-3/accuracy"), `gap/<metric>` for
+train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates/<statistic>/rate` and `/fit`,
+`watched/<statistic>/least`, `/greatest` and `/last`,
+`alerts/<kind>/step` and `/lead`, `training/steps_to_goal` and `/spikes`, or `cost/<what>`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+# costs (seconds, bytes, counts, operations) do not measure quality
+COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters", "flops_per_step", "inference_seconds_per_example")
+# whether a run diverged: claims may name it, but no run writes it as a figure
+DIVERGED = "diverged"
+# log10 of the learning rate at which a seed's runs begin to diverge along a sweep; defined for sweeps, not for arms
+CRITICAL_RATE = "critical_rate"
+# root mean square of the change of the parameters that an arm's methods added, and its ratio to the root mean square
+# of their initial values; only for arms whose methods learn parameters
+MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
+
+# steps until the smoothed training loss reaches the task's goal, and spikes of the loss in 1,000 steps
+STEPS_TO_GOAL, SPIKES = "training/steps_to_goal", "training/spikes"
+
+
+def words_of(name: str) -> str:
+    """Return a name with spaces for underscores and slashes."""
+    return re.sub(r"[_/]+", " ", name)
+
+
+def words_of_rate(name: str) -> str:
+    """Return the description, with its unit, of an outcome rates/<statistic>/rate or rates/<statistic>/fit."""
+    _, statistic, kind = name.split("/")
+    words = words_of(statistic)
+    if kind == "fit":
+        return f"R² of an exponential course of {words}"
+    return f"exponential rate of {words}, e-folds per 1,000 steps"
+
+
+class Record(BaseModel):
+    """A record read from disk; fields that a later version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+
+class MetricRecord(Record):
+    """A metric: its name in outcomes, label, unit ("%" for a share in [0, 1]) and good direction."""
+
+    name: str
+    label: str
+    higher_is_better: bool
+    unit: str = ""
+    # the value that a diverged run counts as (chance for a classifier); None excludes diverged runs
+    failure: float | None = None
+
+
+class Outcome(Record):
+    """The description of one figure of a run; `higher_is_better` is None when neither direction is good."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_is_better: bool | None = None
+    kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost", "methods"] = "metric"
+
+
+class EnvironmentRecord(Record):
+    """The code and hardware that results came from, and how many runs share them."""
+
+    runs: int = 0
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+
+
+class RunEntry(Record):
+    """One run of a study: the name of its folder, its arm and its seed."""
+
+    hash: str
+    arm: str
+    seed: int
+
+
+class AxisRecord(Record):
+    """The arms that one `--sweep` made, in the order of the swept values."""
+
+    name: str
+    values: list[float]
+    arms: list[str]
+    # the sweep as the user wrote it
+    text: str = ""
+
+
+class ClaimTest(Record):
+    """What a claim predicts for one outcome of an arm or of a sweep.
+
+    "higher" and "lower" refer to the number itself, whichever direction is better. "rises", "falls" and "inside" (the
+    best value is neither the first nor the last) apply to a sweep, and `arm` is then the text of the sweep. The outcome
+    "diverged" is whether a run diverged. With a `level`, the arm is compared with this published figure instead of
+    another arm; because a figure of one setting does not apply to another, `scale` names the only scale at which it is
+    judged. With `by`, an arm is "higher" or "lower" by more than this amount; a negative amount asks whether it is no
+    worse than that. The outcome "critical_rate" is log10 of the learning rate at which a seed's runs begin to diverge:
+    `arm` and `against` are then two sweeps of learning rates.
+
+    Example:
+        >>> from headwise_verdict.results.records import ClaimTest
+        >>> ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher", effect=0.005).against
+        'baseline'
+    """
+
+    arm: str
+    outcome: str
+    says: Literal["higher", "lower", "same", "rises", "falls", "inside"]
+    against: str = "baseline"
+    # the outcome of `against`, if another one (the last layer's figure against the first's); "": the same outcome
+    against_outcome: str = ""
+    # a number to compare `arm` with instead of another arm, in the outcome's unit
+    level: float | None = None
+    # the amount that "higher" or "lower" must exceed, in the outcome's unit; negative: by how much it may fail
+    by: float | None = Field(default=None, allow_inf_nan=False)
+    # the published effect, in the outcome's unit; for a sweep, from its first value to its last
+    effect: float | None = None
+    # a smaller difference counts as none, in the outcome's unit; None: the study's own margin for "same", else half
+    # of the effect
+    margin: float | None = Field(default=None, gt=0)
+    # the only scale at which the test is judged; "": every scale
+    scale: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_meaning(self) -> ClaimTest:
+        if self.outcome == DIVERGED and self.says == "inside":
+            raise ValueError(
+                f"{self.arm}: says='inside' does not apply to the outcome {DIVERGED!r}; use higher, lower, same, rises "
+                "or falls"
+            )
+        if self.outcome == CRITICAL_RATE and (
+            self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
+        ):
+            raise ValueError(
+                f"{self.arm}: a critical rate is that of a sweep of learning rates, compared with another sweep or a "
+                "level"
+            )
+        if self.margin is not None and self.along_axis:
+            raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")
+        if self.level is not None and self.against != "baseline":
+            raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
+        if (self.against_outcome or self.level is not None) and self.along_axis:
+            raise ValueError(f"{self.arm}: an axis is compared with neither another outcome nor a level")
+        if self.against_outcome and self.outcome == DIVERGED:
+            raise ValueError(f"{self.arm}: divergence is compared with no other outcome")
+        if self.against_outcome and self.level is not None:
+            raise ValueError(f"{self.arm}: it is compared with {self.against_outcome} or with {self.level:g}, not both")
+        is_number = self.outcome not in (DIVERGED, CRITICAL_RATE)
+        if self.by is not None and (self.says not in ("higher", "lower") or not is_number):
+            raise ValueError(f"{self.arm}: by={self.by:g} applies to a number that is higher or lower")
+        if self.by is not None and not self.level is self.effect is self.margin is None:
+            raise ValueError(f"{self.arm}: by={self.by:g} takes neither a level, an effect nor a margin")
+        if self.effect is not None and self.says in ("same", "inside"):
+            raise ValueError(f"{self.arm}: says={self.says!r} takes no effect")
+        if self.effect is not None and (self.effect == 0 or (self.effect < 0 and self.says in ("higher", "rises"))):
+            raise ValueError(f"{self.arm}: an effect of {self.effect:g} is not what says={self.says!r} means")
+        return self
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Return the arms of a test that does not concern a sweep."""
+        return (self.arm,) if self.level is not None else (self.arm, self.against)
+
+    @property
+    def beyond(self) -> float:
+        """Return what is added to the figure of `against` before the comparison: `by`, negative for "lower"."""
+        return (self.by or 0.0) * (-1 if self.says == "lower" else 1)
+
+    @property
+    def along_axis(self) -> bool:
+        """Return whether the test concerns a sweep."""
+        return self.says in ("rises", "falls", "inside")
+
+
+class EarlierVerdict(Record):
+    """A verdict that a claim had until a premise, a margin or a setting was stated after its runs.
+
+    It is kept next to the present verdict and counted: a premise that comes after the figures hides nothing.
+    """
+
+    verdict: str
+    # the day on which the claim was judged otherwise, YYYY-MM-DD
+    until: str
+    why: str
+
+
+ClaimKind = Literal["measured", "calculation", "by construction", "figures known"]
+
+
+class Claim(Record):
+    """A published statement that a study tests, with its source, its published figures and the tests that decide it.
+
+    `kind` tells how much its verdict can show. "measured": stated before its figures were known, and judged from runs.
+    "calculation": judged from a calculation, which no training enters. "by construction": it could not have come out
+    otherwise. "figures known": stated when its figures were known. Only "measured" ones are counted as findings.
+
+    Example:
+        >>> from headwise_verdict.results.records import Claim, ClaimTest
+        >>> higher = ClaimTest(arm="DropHead(p=0.2)", outcome="test/accuracy", says="higher", effect=0.005)
+        >>> Claim(
+        ...     text="DropHead helps.", source="arXiv 2004.13342", published={"gain": "+0.5 points"}, tests=(higher,)
+        ... ).needs
+    """
+
+    text: str
+    source: str = ""
+    published: dict[str, str] = {}
+    tests: tuple[ClaimTest, ...] = ()
+    # names of the premises that the claim requires; None: all premises of the study
+    needs: tuple[str, ...] | None = None
+    kind: ClaimKind = "measured"
+    # verdicts that were given up after the runs, the oldest first
+    before: tuple[EarlierVerdict, ...] = ()
+
+    @field_validator("tests", "needs", "before", mode="before")
+    @classmethod
+    def _of_json(cls, value: Any) -> Any:
+        # JSON has no tuples, and records are validated strictly
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Premise(Record):
+    """A condition that must hold before claims are judged, such as that the baseline learned; its tests are a claim's.
+
+    A test of the outcome "diverged" with a level is decided by the share of these runs that diverged; every other test
+    must be shown statistically.
+
+    Example:
+        >>> from headwise_verdict.results.records import ClaimTest, Premise
+        >>> better_than_chance = ClaimTest(arm="baseline", outcome="test/accuracy", says="higher", level=0.2)
+        >>> Premise(name="learned", text="The baseline is better than chance.", tests=(better_than_chance,)).name
+        'learned'
+    """
+
+    name: str
+    text: str = ""
+    tests: tuple[ClaimTest, ...] = ()
+
+    _of_json = field_validator("tests", mode="before")(lambda value: tuple(value) if isinstance(value, list) else value)
+
+
+class StudyRecord(Record):
+    """The content of study.json: question, arms, seeds, metrics, runs, and the origin of the results."""
+
+    format: Literal[2] = 2
+    # distinguishes this study from another one in the same folder
+    identity: str = ""
+    name: str = ""
+    # the declared scale that the settings match, "other" if they match none
+    scale: str = ""
+    title: str = ""
+    question: str = ""
+    kind: str = "compare"
+    arms: list[str] = Field(min_length=1)
+    baseline: str
+    seeds: list[int]
+    # the outcome that decides the verdicts
+    primary: str
+    metrics: list[MetricRecord]
+    evaluations: list[str] = ["train", "validation", "test"]
+    # a smaller difference counts as none; in the unit of the primary metric
+    margin: float | None = None
+    axes: list[AxisRecord] = []
+    claims: list[Claim] = []
+    premises: list[Premise] = []
+    settings: dict[str, Any] = {}
+    runs: list[RunEntry] = []
+    # SHA-256 of the entries that verdicts depend on, and of it with the list of runs; with a ledger, every result has
+    # a digest
+    digest: str | None = None
+    ledger: str | None = None
+    command: str | list[str] = ""
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+    environments: list[EnvironmentRecord] = []
+    notes: list[str] = []
+
+    @property
+    def by_step(self) -> bool:
+        """Return whether points of its curves are of steps, whose epochs are not known: of a script, or of a table."""
+        return self.of_script or self.kind == "numbers"
+
+    @property
+    def of_script(self) -> bool:
+        """Return whether the runs are those of the user's own training script."""
+        return {"script", "arguments"} <= self.settings.keys()
+
+    def parts(self, name: str) -> tuple[str, str]:
+        """Return evaluation and metric of an outcome's name; a declared metric's name may contain slashes."""
+        known = [metric.name for metric in self.metrics if name.endswith(f"/{metric.name}")]
+        metric = max(known, key=len, default=name.rpartition("/")[2])
+        return name[: -len(metric) - 1], metric
+
+    def outcome(self, name: str) -> Outcome:
+        """Return the description of the outcome of this name."""
+        whole = next((metric for metric in self.metrics if metric.name == name and "/" in name), None)
+        if whole is not None:
+            # an outcome of a table, which is declared with its evaluation: "eval/loss"
+            return Outcome(name=name, label=whole.label, unit=whole.unit, higher_is_better=whole.higher_is_better)
+        if name == DIVERGED:
+            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
+        if name == CRITICAL_RATE:
+            words = "critical learning rate (log10)"
+            return Outcome(name=name, label=words, unit="decades", higher_is_better=True)
+        if name.startswith("cost/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
+        if name.startswith("heads/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
+        if name.startswith("rates/"):
+            return Outcome(name=name, label=words_of_rate(name))
+        if name == STEPS_TO_GOAL:
+            words = "steps to the goal of the training loss"
+            return Outcome(name=name, label=words, unit="steps", higher_is_better=False)
+        if name == SPIKES:
+            return Outcome(name=name, label="spikes of the training loss in 1,000 steps", higher_is_better=False)
+        if name.startswith("watched/"):
+            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
+        if name.startswith("methods/"):
+            words = "change of own parameters" + (" over their start" if name.endswith("relative") else "")
+            return Outcome(name=name, label=words, kind="methods")
+        if name.startswith("alerts/"):
+            return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
+        evaluation, kind = self.parts(name)
+        known = next((metric for metric in self.metrics if metric.name == kind), None)
+        if known is None:
+            return Outcome(name=name, label=words_of(name))
+        label = f"{evaluation} {known.label}".strip()
+        if evaluation == "gap":
+            return Outcome(name=name, label=label, unit=known.unit, kind="gap")
+        # a figure on the training data measures the fit, for which neither direction is good
+        better = None if evaluation == "train" else known.higher_is_better
+        return Outcome(name=name, label=label, unit=known.unit, higher_is_better=better)
+
+    @property
+    def failure(self) -> float | None:
+        """Return the value that the task declares for a diverged run in the primary metric, or None."""
+        kind = self.parts(self.primary)[1]
+        return next((metric.failure for metric in self.metrics if metric.name == kind), None)
+
+
+class CellRecord(Record):
+    """The entries of a run's config.json that place the run in a study; `purpose` is "final" for a final run."""
+
+    arm: str
+    seed: int
+    purpose: str = "final"
+
+
+class Divergence(Record):
+    """The step, counted from 1 over the whole run, at which a run diverged, and the reason."""
+
+    step: int
+    why: Literal["not finite", "loss rose"] = "not finite"
+    detail: str = ""
+
+
+class Apart(Record):
+    """The number and the seconds of the steps whose time includes other work than training."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class EpochLine(Record):
+    """One line of metrics.jsonl: the measurements of one epoch (or block of steps) of a phase."""
+
+    # counted from 1 over the whole run
+    epoch: int
+    phase: str = ""
+    # the last step, counted from 1 over the whole run
+    step: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    apart: Apart = Apart()
+    learning_rate: float | None = None
+    # by outcome name; None where it was not finite
+    metrics: dict[str, float | None] = {}
+
+
+class RunResult(Record):
+    """The content of result.json: how a run ended, its outcomes by name, its configuration and its origin."""
+
+    format: Literal[2] = 2
+    status: Literal["finished", "diverged"]
+    arm: str
+    seed: int
+    hash: str
+    # by outcome name; None where it could not be measured
+    metrics: dict[str, float | None]
+    divergence: Divergence | None = None
+    steps: int = 0
+    epochs: int = 0
+    phases: list[str] = []
+    # whether other runs shared the processor while the costs were measured
+    cost_is_indicative: bool = False
+    watched: bool = False
+    # for a script: digests of its initial weights and of its data order, which prove that runs are paired
+    evidence: dict[str, str] = {}
+    # SHA-256 of the run's other files when the run ended, None for a file that did not exist
+    digests: dict[str, str | None] | None = None
+    # SHA-256 of all the other entries
+    digest: str | None = None
+    config: dict[str, Any] = {}
+    commit: str | None = None
+    versions: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+
+
+# the file of a run's folder that contains its attention maps
+MAPS = "maps.json"
+
+
+class LayerMaps(Record):
+    """The attention weights of one layer on one example, by head, query and key, rounded for a picture."""
+
+    layer: str
+    depth: int
+    heads: list[list[list[float]]]
+
+
+class MapsRecord(Record):
+    """The attention maps of a trained model's first and last layer on the first held-out example."""
+
+    # number of tokens in the example; only the first of them are stored
+    tokens: int
+    layers: list[LayerMaps]

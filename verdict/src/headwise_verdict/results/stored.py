@@ -1,0 +1,165 @@
+"""Readers of a study's files that check their content and name the file and the entry at fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from headwise_verdict.files.durable import lines_of
+from headwise_verdict.files.foreign_text import printable, read_as_json
+from headwise_verdict.results.analysis_record import Analysis, FindingsRecord
+from headwise_verdict.results.digests import digest_of
+from headwise_verdict.results.records import CellRecord, EpochLine, MapsRecord, Record, RunResult, StudyRecord
+
+R = TypeVar("R", bound=Record)
+
+AGAIN = "Delete it and run the study again, which continues where it stopped."
+
+
+def checked_study(path: Path) -> StudyRecord:
+    """Return the content of study.json; raise ValueError naming each missing or invalid entry."""
+    content = _dictionary(path, read_whole_json(path))
+    try:
+        return _valid(StudyRecord, content)
+    except ValidationError as error:
+        names = dict.fromkeys(name for problem in error.errors() for name in map(str, problem["loc"][:1]))
+        missing = [name for name in names if name not in content]
+        invalid = [name for name in names if name in content]
+        words = [f"lacks {', '.join(missing)}"] if missing else []
+        words += [f"has invalid values for {', '.join(invalid)}"] if invalid else []
+        raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
+
+
+def checked_analysis(path: Path) -> Analysis:
+    """Return the content of analysis.json; raise ValueError, naming the command that rewrites it, if it is invalid."""
+    content = _dictionary(path, read_whole_json(path))
+    try:
+        return _valid(Analysis, content)
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} is not a valid analysis (see {_places(error)}). Write it again: run `headwise report` on the "
+            "folder of its study."
+        ) from error
+
+
+def checked_findings(path: Path) -> FindingsRecord:
+    """Return the content of findings.json; raise ValueError if it is invalid."""
+    content = read_whole_json(path)
+    try:
+        return _valid(FindingsRecord, content)
+    except ValidationError as error:
+        place = f" (see {_places(error)})" if isinstance(content, dict) else ""
+        raise ValueError(f"{path} is not a valid record of findings{place}. Run the study again.") from error
+
+
+def checked_config(path: Path) -> CellRecord:
+    """Return the arm and seed in a run's config.json; raise ValueError if one is missing."""
+    try:
+        return _valid(CellRecord, _dictionary(path, read_whole_json(path)))
+    except ValidationError as error:
+        raise ValueError(f"{path} does not name an arm and a seed. {AGAIN}") from error
+
+
+def checked_result(path: Path) -> RunResult:
+    """Return the content of a run's result.json; raise ValueError if it is invalid."""
+    try:
+        return _valid(RunResult, _dictionary(path, read_whole_json(path)))
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} contains no valid result: {_places(error)} is missing or invalid "
+            f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
+        ) from error
+
+
+def checked_maps(path: Path) -> MapsRecord:
+    """Return the content of a run's maps.json; raise ValueError if it is invalid."""
+    try:
+        return _valid(MapsRecord, _dictionary(path, read_whole_json(path)))
+    except ValidationError as error:
+        raise ValueError(f"{path} contains no valid attention maps (see {_places(error)}). {AGAIN}") from error
+
+
+def read_epochs(path: Path) -> list[EpochLine]:
+    """Return the lines of metrics.jsonl; raise ValueError for an invalid line."""
+    lines = []
+    for number, record in enumerate(read_lines(path), 1):
+        try:
+            lines.append(_valid(EpochLine, record))
+        except ValidationError as error:
+            names = _places(error)
+            if "epoch" in names.split(", "):
+                raise ValueError(f"{path}, line {number}, does not name an epoch. {AGAIN}") from error
+            raise ValueError(f"{path}, line {number}, has invalid values for {names}. {AGAIN}") from error
+    return lines
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file whose content, valid in itself, led to an error that has no words for users.
+
+    Raises:
+        ValueError: instead of RecursionError, KeyError, IndexError and OverflowError, and of a ValueError that names no
+            file of the same folder.
+    """
+    try:
+        yield
+    except (RecursionError, LookupError, OverflowError, ValueError) as error:
+        if isinstance(error, ValueError) and str(path.parent) in str(error):
+            raise
+        raise ValueError(
+            f"{path} holds what headwise does not write ({type(error).__name__}: {error}). {AGAIN}"
+        ) from error
+
+
+def _places(error: ValidationError) -> str:
+    return ", ".join(dict.fromkeys(".".join(map(str, problem["loc"])) for problem in error.errors()))
+
+
+def _valid(kind: type[R], content: Any) -> R:
+    shown = printable(content)
+    if kind is StudyRecord and shown != content and content.get("ledger") == digest_of(content.get("runs")):
+        # the ledger is of the names as they were written
+        shown["ledger"] = digest_of(shown["runs"])
+    # strict validation: the string "3" is not accepted as a seed
+    return kind.model_validate_json(json.dumps(shown), strict=True)
+
+
+def read_whole_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise ValueError naming the file if it is damaged."""
+    try:
+        return read_as_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of JSON lines, none if the file does not exist.
+
+    An incomplete last line is ignored. Raises ValueError for a damaged line before the last.
+    """
+    if not path.is_file():
+        return []
+    lines = lines_of(path.read_text(encoding="utf-8", errors="replace"))
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = read_as_json(line)
+        except ValueError as error:
+            if number == len(lines):
+                continue
+            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}). {AGAIN}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}, is not a record but {line.strip()[:40]}. {AGAIN}")
+        records.append(record)
+    return records
+
+
+def _dictionary(path: Path, content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} contains {json.dumps(content)[:40]} instead of a dictionary. {AGAIN}")
+    return content
