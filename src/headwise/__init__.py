@@ -26,6 +26,7 @@ _HOME = {
     "sites": "attend.hosts.finding",
     "parse": "attend.methods.text",
     "parameter_groups": "attend.regularizing.parameter_groups",
+    "importance": "attend.regularizing.importance",
     "VShape": "attend.core.schedule",
     "ByDepth": "attend.core.schedule",
     "Ramp": "attend.core.schedule",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from headwise.attend.optimizers.stiefel import Stiefel as Stiefel
     from headwise.attend.regularizing.handle import Regularized as Regularized
     from headwise.attend.regularizing.handle import handle as handle
+    from headwise.attend.regularizing.importance import importance as importance
     from headwise.attend.regularizing.load_pretrained import load_pretrained as load_pretrained
     from headwise.attend.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.attend.regularizing.regularize import regularize as regularize

@@ -46,6 +46,7 @@ def attached(decay=0.0):
 VALID = {
     "audit": lambda: {"checkpoint": model()},
     "compress": lambda: {"model": model()},
+    "importance": lambda: {"model": model(), "data": []},
     "judge": lambda: {"source": [0.1, 0.2]},
     "load_compressed": lambda: {"model": model(), "state": {}},
     "load_pretrained": lambda: {"model": model(), "folder": "."},
@@ -63,6 +64,7 @@ VALID = {
     "VShape": lambda: {"start": 0.1, "end": 0.2, "warmup": 2, "total": 5},
     "TensorBoard": lambda: {"folder": "."},
     "MLflowRun": lambda: {"client": None, "run_id": "a"},
+    "handle.ablate": lambda: {"layer": 0, "head": 0},
     "handle.set": lambda: {"method": DropHead},
     "handle.load_state": lambda: {"state": {}},
     "watch.keep": lambda: {"last": 1, "folder": "."},

@@ -66,6 +66,7 @@ class FittedLayer:
         armed: whether `observer` sees the next calls.
         ran: the kernels that computed its calls.
         observer: a function of each call and its output, or None.
+        gate: a function of the heads' output (B, H, T, Dv) before the output projection, or None.
         entered: the layer's input in the current pass.
         called: sizes and mask of the current pass's attention call, for `leave`.
         later: whether the branch stages of the current pass wait for the dropout or norm before the residual; None for
@@ -85,6 +86,7 @@ class FittedLayer:
         self.seen: dict[str, Any] = {}
         self.ran = KernelsRan()
         self.observer: Callable[[Call, Tensor], None] | None = None
+        self.gate: Callable[[Tensor], Tensor] | None = None
         self.entered, self.called = Entered(), Entered()
         self.later: Entered | None = None
         # Whether a call had no queries or no keys; a watch clears it.
@@ -117,7 +119,7 @@ class FittedLayer:
 
     def detach(self) -> None:
         """Restore the original layer; its methods must have been dropped before."""
-        self.observer, self.armed, self.alive = None, False, False
+        self.observer, self.gate, self.armed, self.alive = None, None, False, False
         if self.adapter is not None:
             self.adapter.detach()
         if self.shared.bare:
@@ -188,7 +190,7 @@ class FittedLayer:
             faded = [m for m in acting.fading if float(self.state_of(m).value("strength")) == 0.0]
             acting = acting.without(faded) if faded else acting
         active = acting.in_call
-        if not active and not self.shares_values and not self.armed:
+        if not active and self.gate is None and not self.shares_values and not self.armed:
             return original()
         if packed is not None:
             q, k, v = packed.unpack_heads(q), packed.unpack_heads(k), packed.unpack_heads(v)
@@ -216,8 +218,9 @@ class FittedLayer:
         )
         if self.shares_values:
             shared_state.share(self.shared.forward, call)
-        if active:
+        if active or self.gate is not None:
             out, weights = attention(call, acting, need_weights=need_weights)
+            out = out if self.gate is None else self.gate(out)
             if call.penalties or call.norms:
                 out = self.shared.penalties.record(call, out)
             if self.armed and self.observer is not None:
@@ -271,11 +274,16 @@ class FittedLayer:
         """Return whether no method or watch uses this call, so that the host's own kernel runs."""
         # Not `not (methods or ...)`: dynamo does not trace the negation of a tuple.
         used = bool(self._acting[training].in_call) or self.armed or self.shares_values or self.needs("branch")
-        return not used
+        return not (used or self.gate is not None)
 
     def idle(self, training: bool) -> bool:
         """Return whether no method or watch uses this site's next call, so that the host's own code may run alone."""
-        if self.shares_values or self.armed or (self.methods and (self.site.causal is None or not self.seen)):
+        if (
+            self.shares_values
+            or self.armed
+            or self.gate is not None
+            or (self.methods and (self.site.causal is None or not self.seen))
+        ):
             return False
         if self._acting[training].in_call or self._stages:
             return False

@@ -218,10 +218,12 @@ class TorchAdapter:
 
 
 def _acts(fitted: FittedLayer) -> bool:
-    """Return whether a method acts on the layer in evaluation too, or its values are carried to other layers."""
+    """Return whether a method or gate acts on the layer in evaluation too, or its values are carried to others."""
     acting: Any = fitted.active(False)
-    return fitted.shares_values or any(
-        touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting
+    return (
+        fitted.shares_values
+        or fitted.gate is not None
+        or any(touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting)
     )
 
 

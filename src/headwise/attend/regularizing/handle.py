@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from headwise.attend.core.shared_state import SharedState
 from headwise.attend.core.site import Site
 from headwise.attend.core.unread_penalties import Penalties
 from headwise.attend.regularizing import (
+    ablation,
     attachment,
     changed,
     learned_parameters,
@@ -84,6 +85,7 @@ class Regularized:
         self.found, self._reasons = plan.found, plan.reasons
         self._strengths = Strengths()
         self.order: Any = None
+        self._ablations: list[ablation.Ablation] = []
         self._handled: BaseException | None = None
         before = {id(parameter) for parameter in model.parameters()}
         self.fitted = attachment.attach(plan, self.shared)
@@ -241,6 +243,43 @@ class Regularized:
         self._strengths.write(self.fitted, self.step)
         self._watch_loop()
 
+    def ablate(self, layer: int | str, head: int | Sequence[int]) -> ablation.Ablation:
+        """Make the output of heads zero before the output projection, in training and evaluation, until it is removed.
+
+        Values that other layers read stay as they are, and a saved model has all its heads. A model without methods
+        takes `regularize(model, allow_none=True)`.
+
+        Args:
+            layer: the index of an attention layer in `headwise.sites(model)`, or its name, with methods or not.
+            head: the index of a query head, or several.
+
+        Returns:
+            The ablation, whose `remove()` lets the heads write again; as a context manager it ends with the block.
+
+        Raises:
+            ValueError: if there is no such layer or head, if the layer cannot be reached, or if its number of heads is
+                not known yet.
+
+        Example:
+            >>> import torch, headwise
+            >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, dropout=0.0, batch_first=True)
+            >>> model = torch.nn.TransformerEncoder(layer, num_layers=2)
+            >>> handle = headwise.regularize(model, allow_none=True)
+            >>> with handle.ablate(1, 0):
+            ...     out = model(torch.randn(4, 8, 16))
+            >>> handle.ablate("layers.0.self_attn", [0, 1])
+            Ablation('layers.0.self_attn', heads=[0, 1])
+        """
+        self._alive()
+        candidate = ablation.candidate_at(self.found, layer)
+        fitted = ablation.layer_at(self.model, self.fitted, candidate)
+        try:
+            made = ablation.Ablation(fitted, ablation.heads_of(fitted, head))
+        finally:
+            ablation.set_gate(fitted, fitted.gate)
+        self._ablations.append(made)
+        return made
+
     def idle(self) -> str:
         """Return a message about the methods that did nothing in this training so far; empty if all acted."""
         never = [m for m in self.methods if not self._was_reached(m)]
@@ -339,6 +378,8 @@ class Regularized:
             self._leave()
 
     def _leave(self) -> None:
+        for one in self._ablations:
+            one.remove()
         for hook in self.hooks:
             hook.remove()
         self.shared.forward.end()

@@ -49,6 +49,8 @@ class Places:
         self.all_sites = [candidate.site for candidate in candidates if candidate.adapter is not None]
         with_methods = {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
         attached = bare_layers(self.model) | with_methods
+        # Layers of which only heads are ablated are watched as those with methods are.
+        with_methods |= {module: bare for module, bare in bare_layers(self.model).items() if bare.gate is not None}
         for candidate in chosen:
             if (layer := attached.get(candidate.site.module)) is not None and layer.observer is not None:
                 raise ValueError(f"{candidate.site.name} is watched already: call remove() on the other watch first")
@@ -63,7 +65,7 @@ class Places:
     def _attach(self, chosen: list[Candidate], with_methods: dict[nn.Module, FittedLayer]) -> None:
         # A copy of a watched model has bare layers without an observer; they are replaced.
         for bare in bare_layers(self.model).values():
-            if bare.observer is None:
+            if bare.observer is None and bare.gate is None:
                 bare.detach()
         shared = SharedState(bare=True)
         # The handle of a regularized model already follows the forwards of the layers with methods.
@@ -104,7 +106,7 @@ class Places:
         """Detach the bare layers and all observers; methods stay on the layers that have them."""
         for layer in self.sites:
             layer.armed, layer.observer = False, None
-            if layer.shared.bare:
+            if layer.shared.bare and layer.gate is None:
                 layer.detach()
         self.sites = []
 

@@ -205,6 +205,7 @@ class SdpaAdapter:
     def _refuse_bypass(self, module: nn.Module) -> None:
         assert self.fitted is not None
         passed_by = [repr(m) for m in self.fitted.active(module.training) if touches_call(m)]
+        passed_by += ["an ablation"] if self.fitted.gate is not None else []
         if passed_by:
             raise RuntimeError(
                 f"{self.site.name} computed its attention in this call without {NAME} in torch.nn.functional, so that "

@@ -189,8 +189,9 @@ def _paged(adapter: Routed, kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
-    """Raise RuntimeError if a method or a watch is active on a call over a paged cache."""
-    if fitted.armed or any(touches_call(m) or _acts_outside(m) for m in fitted.active(adapter.site.module.training)):
+    """Raise RuntimeError if a method, an ablation or a watch is active on a call over a paged cache."""
+    acting = fitted.active(adapter.site.module.training)
+    if fitted.armed or fitted.gate is not None or any(touches_call(m) or _acts_outside(m) for m in acting):
         raise RuntimeError(
             f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys it does not "
             "pass and whose rows hold several requests: generate with model.generate() without continuous batching, "

@@ -1,0 +1,256 @@
+"""The function `importance`: how much the loss depends on each head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attend import hosts
+from headwise.attend.projections.capture import feed, untouched
+from headwise.attend.regularizing.ablation import Slot, slots_at
+from headwise.attend.regularizing.handle_place import HANDLE
+from headwise.files.arguments import is_a, is_function
+from headwise.files.html import html_table
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class LayerImportance:
+    """The importance of the heads of one attention layer.
+
+    Attributes:
+        layer: qualified name of the layer.
+        heads: one number per query head.
+    """
+
+    layer: str
+    heads: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much a loss depends on each head; printing it gives a table by layer and head.
+
+    Attributes:
+        by: "gradient" or "loss".
+        loss: the mean loss with all heads.
+        layers: the layers in the order of the model.
+    """
+
+    by: str
+    loss: float
+    layers: tuple[LayerImportance, ...]
+
+    def ranked(self) -> list[tuple[str, int, float]]:
+        """Return (layer, head, importance) of every head, the least important first."""
+        every = [(row.layer, head, x) for row in self.layers for head, x in enumerate(row.heads)]
+        return sorted(every, key=lambda one: one[2])
+
+    def idle(self, below: float) -> dict[str, list[int]]:
+        """Return the heads whose importance is below a number, by layer, as `compress(idle=...)` takes them.
+
+        Raises:
+            TypeError: if `below` is not a number.
+        """
+        is_a("below", below, (int, float), "a number")
+        found = {row.layer: [head for head, x in enumerate(row.heads) if x < below] for row in self.layers}
+        return {layer: heads for layer, heads in found.items() if heads}
+
+    def normalized(self) -> Importance:
+        """Return the importances divided by the root of the sum of their squares in each layer, as Michel et al. do."""
+        rows = []
+        for row in self.layers:
+            size = sum(x * x for x in row.heads) ** 0.5 or 1.0
+            rows.append(LayerImportance(row.layer, tuple(x / size for x in row.heads)))
+        return Importance(self.by, self.loss, tuple(rows))
+
+    def __str__(self) -> str:
+        head, *rows = self._cells()
+        widths = [max(len(row[i]) for row in (head, *rows) if i < len(row)) for i in range(len(head))]
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=False))
+            )
+            for row in (head, *rows)
+        ]
+        return "\n".join([f"importance of heads by {self.by}; the loss is {self.loss:.4g}", *map(str.rstrip, lines)])
+
+    def _cells(self) -> list[list[str]]:
+        most = max((len(row.heads) for row in self.layers), default=0)
+        head = ["layer", *(f"head {index}" for index in range(most))]
+        return [head, *([row.layer or "(the model)", *(f"{x:.3g}" for x in row.heads)] for row in self.layers)]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._cells()
+        return html_table(f"Importance of heads by {self.by}; the loss is {self.loss:.4g}", head, rows)
+
+
+def importance(
+    model: nn.Module,
+    data: Iterable[Any],
+    *,
+    loss: Loss | None = None,
+    by: Literal["gradient", "loss"] = "gradient",
+) -> Importance:
+    """Return how much a loss depends on each head that can be reached, in evaluation mode.
+
+    "gradient" is Michel et al. 2019, arXiv 1905.10650: the mean over samples of |∂L/∂ξ_h| with ξ_h = 1 a factor of the
+    head's output, from one forward and backward pass per batch: what the loss of a sample changes, to first order, when
+    the head goes. "loss" removes one head at a time: the mean loss without it minus the mean loss, from one pass over
+    the data per head. It is negative where the loss falls without the head, and costs as many passes as there are
+    heads.
+
+    Args:
+        model: a model that `regularize` reaches; its methods stay and act as in evaluation.
+        data: batches (tensor, tuple of arguments or dict of keywords); all count equally.
+        loss: of the model and a batch, a 0-d tensor, a mean over the samples of the batch; by default the `loss` of
+            the model's output, as of transformers' models on a batch with labels.
+        by: "gradient" or "loss".
+
+    Returns:
+        The importances by layer and head.
+
+    Raises:
+        ValueError: if no layer can be reached, the data are empty, or the loss is not a 0-d tensor; with "gradient"
+            also if it does not depend on any head.
+        TypeError: if an argument is none of these.
+
+    Example:
+        >>> import torch, headwise
+        >>> from transformers import BertConfig, BertForMaskedLM
+        >>> sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+        >>> model = BertForMaskedLM(BertConfig(vocab_size=64, **sizes))
+        >>> tokens = torch.randint(0, 64, (8, 10))
+        >>> found = headwise.importance(model, [{"input_ids": tokens, "labels": tokens}])
+        >>> [row.layer for row in found.layers]
+        ['bert.encoder.layer.0.attention.self', 'bert.encoder.layer.1.attention.self']
+        >>> layer, head, _ = found.ranked()[0]
+        >>> handle = headwise.regularize(model, allow_none=True)
+        >>> with handle.ablate(layer, head):
+        ...     without = model(input_ids=tokens, labels=tokens).loss
+    """
+    is_a("model", model, nn.Module, "a torch module")
+    is_function("loss", loss)
+    if by not in ("gradient", "loss"):
+        raise ValueError(f'by must be "gradient" or "loss", got {by!r}')
+    if not isinstance(data, Iterable) or isinstance(data, (str, Tensor, Mapping)):
+        raise TypeError(f"data must be batches, such as a list or a loader, got {type(data).__name__}")
+    given = model.__dict__.get(HANDLE)
+    found = hosts.find(model) if given is None else given.found
+    if not any(candidate.adapter is not None for candidate in found):
+        raise ValueError(
+            f"{type(model).__name__} has no attention layer that can be reached: see headwise.sites(model)"
+        )
+    fitted = () if given is None else given.fitted
+    measure = _by_gradient if by == "gradient" else _by_loss
+    with untouched(model), slots_at(model, fitted, found) as slots:
+        mean, rows = measure(model, slots, data, loss or _own_loss)
+    names = [slot.layer.site.name for slot in slots]
+    return Importance(by, mean, tuple(map(LayerImportance, names, rows)))
+
+
+def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+    output = feed(model, batch)
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if found is None:
+        raise ValueError(
+            f"the output of {type(model).__name__} has no loss: put labels into the batches, or pass "
+            "loss=lambda model, batch: ..."
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _checked(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.dim():
+        shape = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"loss must return a 0-d tensor, got {shape}")
+    return value
+
+
+class Factors:
+    """Ones by which the heads' output is multiplied, one for each sample and head of each call.
+
+    Attributes:
+        made: the ones of the calls since the last reading, (B, H, 1, 1) each.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Tensor] = []
+
+    def __call__(self, out: Tensor) -> Tensor:
+        """Return the heads' output (B, H, T, Dv)."""
+        ones = torch.ones(*out.shape[:2], 1, 1, dtype=out.dtype, device=out.device, requires_grad=True)
+        self.made.append(ones)
+        return out * ones
+
+    def read(self, gradients: dict[int, Tensor]) -> Tensor:
+        """Return the sum over samples of |gradient| (H,), and forget the calls.
+
+        A layer that runs several times in a forward loses a head in all of them.
+        """
+        found = [gradients.get(id(one), torch.zeros_like(one)).float() for one in self.made]
+        self.made = []
+        if len({x.shape for x in found}) == 1:
+            found = [torch.stack(found).sum(0)]
+        return torch.stack([x.abs().sum((0, 2, 3)) for x in found]).sum(0).cpu()
+
+
+def _by_gradient(
+    model: nn.Module, slots: list[Slot], data: Iterable[Any], loss: Loss
+) -> tuple[float, list[tuple[float, ...]]]:
+    factors = [Factors() for _ in slots]
+    for slot, factor in zip(slots, factors, strict=True):
+        slot.inner = factor
+    losses: list[float] = []
+    sums: dict[int, Tensor] = {}
+    for batch in data:
+        with torch.enable_grad():
+            value = _checked(loss(model, batch))
+            ones = [one for factor in factors for one in factor.made]
+            if not value.requires_grad or not ones:
+                raise ValueError("loss does not depend on any head: compute it with the model that it is given")
+            found = torch.autograd.grad(value, ones, allow_unused=True)
+        gradients = {id(one): gradient for one, gradient in zip(ones, found, strict=True) if gradient is not None}
+        for index, factor in enumerate(factors):
+            if factor.made:
+                sums[index] = sums.get(index, torch.zeros(())) + factor.read(gradients)
+        losses.append(float(value.detach()))
+    mean = _mean_of(losses)
+    return mean, [tuple((sums[i] / len(losses)).tolist()) if i in sums else () for i in range(len(slots))]
+
+
+def _by_loss(
+    model: nn.Module, slots: list[Slot], data: Iterable[Any], loss: Loss
+) -> tuple[float, list[tuple[float, ...]]]:
+    batches = list(data)
+
+    def mean() -> float:
+        return _mean_of([float(_checked(loss(model, batch)).detach()) for batch in batches])
+
+    whole, rows = mean(), []
+    for slot in slots:
+        row = []
+        for head in range(slot.layer.site.heads or slot.layer.seen.get("heads", 0)):
+            slot.inner = partial(without, head)
+            row.append(mean() - whole)
+        slot.inner = None
+        rows.append(tuple(row))
+    return whole, rows
+
+
+def without(head: int, out: Tensor) -> Tensor:
+    """Return the heads' output (B, H, T, Dv), zero for one head."""
+    off = torch.arange(out.shape[1], device=out.device) == head
+    return out.masked_fill(off[:, None, None], 0.0)
+
+
+def _mean_of(losses: list[float]) -> float:
+    if not losses:
+        raise ValueError("data has no batch")
+    return sum(losses) / len(losses)
