@@ -53,6 +53,14 @@ def test_the_blocks_of_the_page_on_saving(monkeypatch):
     assert repr(names["handle"]) == "Regularized(DropHead(p=0.2), 2 sites)" and Path("stock/config.json").is_file()
 
 
+def test_the_blocks_of_the_page_on_heads():
+    names: dict = {}
+    for block in blocks("heads"):
+        exec(block, names)
+    assert {site: len(heads) for site, heads in names["least"].items()} and names["done"].attention.ratio < 1
+    assert names["handle"].removed
+
+
 def test_the_blocks_of_the_page_on_compressing():
     import safetensors.torch
     from transformers import AutoConfig, AutoModelForCausalLM

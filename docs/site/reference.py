@@ -26,10 +26,12 @@ INNER = {
         "headwise.Site",
         "headwise.health.watching.watch.Watch",
         "headwise.attend.regularizing.coverage.Coverage",
+        "headwise.attend.regularizing.ablation.Ablation",
     ),
-    "Returned by `audit`, `compress` and `sharpness`": (
+    "Returned by `audit`, `compress`, `importance` and `sharpness`": (
         "headwise.health.auditing.audited.Audit",
         "headwise.attend.compressing.record.Compressed",
+        "headwise.attend.regularizing.importance.Importance",
         "headwise.health.statistics.sharpness.Sharpness",
     ),
     "Returned by `run` and `compare`": (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from statistics import median
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from headwise.attend.attention.fitted_layer import bare_layers
 from headwise.attend.compressing.exchange import in_place, put, refusal
 from headwise.attend.compressing.record import Compressed, LayerCut, Pair
 from headwise.attend.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
+from headwise.attend.core.settings import suggest
 from headwise.attend.core.site import Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.projections import Block, ProjectionError, Projections, capture
@@ -90,6 +92,7 @@ def compress(
     where: Where = None,
     example: Any = None,
     loss: Callable[[nn.Module], float] | None = None,
+    idle: Mapping[str, Sequence[int]] | None = None,
 ) -> Compressed:
     """Cut W_KᵀW_Q and W_OW_V of every head to their pseudo-rank, in place, with smaller linear layers as projections.
 
@@ -106,6 +109,8 @@ def compress(
         where: which sites are cut: a function of `Site`, or names of sites; None selects every site that can be cut.
         example: a batch (tensor, tuple of arguments or dict of keywords) to find layouts and to time forwards.
         loss: evaluates the model before and after, for example a mean loss over held-out data.
+        idle: query heads to remove, by the name of the site, such as the least important of `headwise.importance`:
+            their products count as zero. Keys and values of their own keep one row, those that they share all.
 
     Returns:
         The products that were cut, those refused and why, and parameters, time and loss before and after.
@@ -128,9 +133,10 @@ def compress(
     _check(model, energy, parts)
     is_function("loss", loss)
     candidates = hosts.find(model)
+    removed = _removed(idle, parts, candidates)
     for candidate in candidates:
         candidate.site.model, candidate.site.example = model, example
-    cuts, refused = _cut_all(model, candidates, PARTS[parts], where, energy, example)
+    cuts, refused = _cut_all(model, candidates, PARTS[parts], where, energy, example, removed)
     layers: dict[str, Narrow] = {name: layer for cut in cuts.values() for name, layer in cut.layers.items()}
     plain = {name: model.get_submodule(name) for name in layers}
     before = (
@@ -174,8 +180,31 @@ def _check(model: Any, energy: float, parts: str) -> None:
         raise ValueError("the model is watched by headwise.watch: call remove() of the watch first")
 
 
+def _removed(idle: Any, parts: str, candidates: list[Candidate]) -> dict[str, tuple[int, ...]]:
+    """Return the heads to remove by site; raise ValueError if no site has the name or the cut would keep them."""
+    if idle is None:
+        return {}
+    if not isinstance(idle, Mapping) or not all(
+        isinstance(heads, Sequence) and all(type(head) is int for head in heads) for heads in idle.values()
+    ):
+        raise TypeError(f"idle must map names of sites to lists of heads, got {reprlib.repr(idle)}")
+    names = [candidate.site.name for candidate in candidates]
+    for name in idle:
+        if name not in names:
+            raise ValueError(f"idle: there is no attention layer {name!r}.{suggest(str(name), names)}")
+    if idle and parts == "qk":
+        raise ValueError('idle heads are removed from values and output: take parts="vo" or "both"')
+    return {name: tuple(sorted(set(heads))) for name, heads in idle.items() if heads}
+
+
 def _cut_all(
-    model: nn.Module, candidates: list[Candidate], parts: tuple[str, ...], where: Where, energy: float, example: Any
+    model: nn.Module,
+    candidates: list[Candidate],
+    parts: tuple[str, ...],
+    where: Where,
+    energy: float,
+    example: Any,
+    idle: dict[str, tuple[int, ...]],
 ) -> tuple[dict[str, SiteCut], dict[str, str]]:
     """Return the cut of every site by name, and the reasons of refused products; raise ValueError with all problems."""
     wanted, named = selection(where, candidates)
@@ -191,14 +220,27 @@ def _cut_all(
             else:
                 possible.append(part)
         if possible:
-            cuts[name] = cut_site(projections.of(candidate.site), tuple(possible), energy)
+            cuts[name] = cut_site(_layout(candidate.site, idle), tuple(possible), energy, idle.get(name, ()))
     nowhere = [part for part in parts if not any(part in cut.ranks for cut in cuts.values())]
     problems = [f"{key}: {why}" for key, why in refused.items() if key[-2:] in nowhere or key[:-3] in named]
+    problems += [
+        f"{name}: its idle heads cannot be removed: {refused.get(f'{name} vo'.strip(), 'where= leaves it out')}"
+        for name in idle
+        if name not in cuts or "vo" not in cuts[name].ranks
+    ]
     if candidates and not cuts and not refused:
         raise ValueError("where= chooses no attention layer: there is nothing to cut")
     if nowhere or problems:
         raise ValueError("\n".join(problems) or f"{type(model).__name__} has no attention layer that headwise can see")
     return cuts, refused
+
+
+def _layout(site: Site, idle: dict[str, tuple[int, ...]]) -> Projections:
+    layout = projections.of(site)
+    heads = layout.o.heads if layout.o is not None else 0
+    if wrong := [head for head in idle.get(site.name, ()) if not 0 <= head < heads]:
+        raise ValueError(f"idle: heads of {site.name} are 0 to {heads - 1}, got {', '.join(map(str, wrong))}")
+    return layout
 
 
 def _why_not(candidate: Candidate, part: str, shared: Counter[int], model: nn.Module, example: Any) -> str:

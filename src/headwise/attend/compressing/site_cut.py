@@ -142,16 +142,23 @@ class SiteCut:
     size: dict[str, int]
 
 
-def cut_site(layout: Projections, parts: tuple[str, ...], energy: float | None) -> SiteCut:
-    """Return the cut of a site's products; one of full rank keeps its weights, unless `energy` is None."""
-    products = {part: _cut_product(layout, part, energy) for part in parts}
+def cut_site(layout: Projections, parts: tuple[str, ...], energy: float | None, idle: tuple[int, ...] = ()) -> SiteCut:
+    """Return the cut of a site's products; one of full rank keeps its weights, unless `energy` is None.
+
+    The products of the heads `idle` count as zero; they keep no rows of queries and output.
+    """
+    products = {part: _cut_product(layout, part, energy, idle) for part in parts}
     size = {part: _blocks(layout, part)[0].head_dim for part in parts}
     ranks = {part: tuple(group.rank for group in cuts) for part, cuts in products.items()}
     factors: dict[str, list[Tensor]] = {}
     for part, cuts in products.items():
-        if energy is None or min(ranks[part]) < size[part]:
+        if energy is None or idle or min(ranks[part]) < size[part]:
             own, shared = FACTORS[part]
-            factors[own] = [head for group in cuts for head in group.own]
+            heads = [head for group in cuts for head in group.own]
+            # The factor of an idle head's own is zero, whatever the rank of the keys or values that it shares. A layer
+            # keeps one row in any case.
+            none = 0 if len(idle) < len(heads) else 1
+            factors[own] = [head[:none] if index in idle else head for index, head in enumerate(heads)]
             factors[shared] = [group.shared for group in cuts]
     layers: dict[str, Narrow] = {}
     if layout.o is not None and "o" in factors:
@@ -167,8 +174,10 @@ def _blocks(layout: Projections, part: str) -> tuple[Block, Block]:
     return own, shared
 
 
-def _cut_product(layout: Projections, part: str, energy: float | None) -> list[Cut]:
+def _cut_product(layout: Projections, part: str, energy: float | None, idle: tuple[int, ...]) -> list[Cut]:
     own, shared = (_with_bias(block) for block in _blocks(layout, part))
+    if idle:
+        own = own.index_fill(0, torch.tensor(idle), 0.0)
     return cut(own, shared, energy)
 
 
