@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.results.analysis_record import AGAINST, HELD, ClaimsRecord, JudgedClaim
+from headwise_verdict.results.analysis_record import AGAINST, HELD, KINDS_COUNTED, ClaimsRecord, JudgedClaim
 from headwise_verdict.results.stored import checked_findings
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,12 +23,8 @@ KINDS = {
     "text": "text",
     "elsewhere": "other papers",
 }
-# what a claim can be besides measured: counted separately in every summary
-APART = {
-    "calculation": "calculations",
-    "by construction": "true by construction",
-    "figures known": "stated when figures were known",
-}
+# what is counted separately in every summary
+APART = KINDS_COUNTED
 MOST_WORDS = 20
 METHOD = re.compile(r"\b([A-Z]\w+)\(")
 

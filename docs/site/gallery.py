@@ -23,7 +23,7 @@ from headwise_verdict.pages.shell import page  # noqa: E402
 from headwise_verdict.reporting.difference_section import axis_sections, difference_sections  # noqa: E402
 from headwise_verdict.reporting.export import figures_in, svg  # noqa: E402
 from headwise_verdict.reporting.rebuild import findings_page  # noqa: E402
-from headwise_verdict.results.analysis_record import ClaimsRecord  # noqa: E402
+from headwise_verdict.results.analysis_record import KINDS_IN_WORDS, ClaimsRecord  # noqa: E402
 from headwise_verdict.results.stored import checked_analysis, checked_findings, read_whole_json  # noqa: E402
 
 FIGURES = "figures"
@@ -117,7 +117,8 @@ def _verdicts(path: Path) -> str | None:
     record = ClaimsRecord.model_validate_json(path.read_text(encoding="utf-8"))
     counted: dict[str, int] = {}
     for one in record.claims:
-        counted[one.verdict] = counted.get(one.verdict, 0) + 1
+        kind = f" ({KINDS_IN_WORDS[one.kind]})" if one.kind in KINDS_IN_WORDS else ""
+        counted[f"{one.verdict}{kind}"] = counted.get(f"{one.verdict}{kind}", 0) + 1
     counts = ", ".join(f"{verdict} {count}" for verdict, count in counted.items())
     return f"Verdicts of its claims: {counts}." + (f" Scale: {record.scale}." if record.scale else "")
 

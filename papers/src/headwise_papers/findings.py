@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.results.analysis_record import JudgedClaim
+from headwise_verdict.results.analysis_record import KINDS_COUNTED, JudgedClaim
 from headwise_verdict.results.answer import count
 from headwise_verdict.results.claims import judged_claims
 from headwise_verdict.results.folder import RunFolder, StudyFolder
@@ -91,8 +91,11 @@ def measured(name: str, figures: Figures, claims: Sequence[Claim], labels: Mappi
 
 
 def answer(claims: Sequence[JudgedClaim]) -> str:
-    """Return the sentence on the numbers of claims by verdict, and the contradicted claims."""
-    counts = Counter(claim.verdict for claim in claims)
+    """Return the sentence on the numbers of claims by kind and verdict, and the contradicted claims."""
+    counts = Counter(
+        f"{claim.verdict} ({KINDS_COUNTED[claim.kind]})" if claim.kind in KINDS_COUNTED else claim.verdict
+        for claim in claims
+    )
     parts = ", ".join(f"{many} {verdict}" for verdict, many in counts.items())
     words = f"Of {count(len(claims), 'claim')} {parts}."
     return " ".join([words, *(f"Contrary: {claim.text}" for claim in claims if claim.verdict == "contrary")])

@@ -154,11 +154,16 @@ class JudgedClaim(Record):
         return self.verdict != "contrary" and any(one.verdict == "contrary" for one in self.before)
 
 
-# what a claim that is not measured is, on the pages
+# what a claim that is not measured is, and how many of them are counted
 KINDS_IN_WORDS: dict[str, str] = {
     "calculation": "a calculation",
     "by construction": "true by construction",
     "figures known": "stated when its figures were known",
+}
+KINDS_COUNTED: dict[str, str] = {
+    "calculation": "calculations",
+    "by construction": "true by construction",
+    "figures known": "stated when figures were known",
 }
 
 

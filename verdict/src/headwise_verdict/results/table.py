@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from headwise_verdict.pages.formats import Unit, milliseconds, p_value, unit_named
-from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, FindingsRecord, JudgedClaim
+from headwise_verdict.results.analysis_record import KINDS_IN_WORDS, Analysis, ArmAnalysis, FindingsRecord, JudgedClaim
 from headwise_verdict.results.stored import checked_analysis, checked_findings
 
 WIDTH = 80
@@ -46,7 +46,8 @@ def print_findings(findings: FindingsRecord) -> None:
 def print_claims(claims: list[JudgedClaim]) -> None:
     """Print one line per claim: the verdict and as much of the claim as fits."""
     for claim in claims:
-        print(textwrap.shorten(f"claim, {claim.verdict_words}: {claim.text}", WIDTH, placeholder=" …"))
+        kind = f" ({KINDS_IN_WORDS[claim.kind]})" if claim.kind in KINDS_IN_WORDS else ""
+        print(textwrap.shorten(f"claim, {claim.verdict_words}{kind}: {claim.text}", WIDTH, placeholder=" …"))
 
 
 def print_sentences(sentences: list[str]) -> None:
