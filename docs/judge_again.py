@@ -212,8 +212,9 @@ def _estimate_of(mean: Interval, level: float) -> Estimate | None:
 
 
 def _needs_values(test: ClaimTest) -> bool:
-    """Return whether a test cannot be judged from differences from the baseline."""
-    return test.level is not None or bool(test.against_outcome)
+    """Return whether a test cannot be judged from differences from the baseline; of every run it is kept whether it
+    diverged."""
+    return test.outcome != DIVERGED and (test.level is not None or bool(test.against_outcome))
 
 
 def judged_again(
@@ -254,7 +255,7 @@ def as_kept(premises: list[JudgedPremise], before: list[JudgedPremise]) -> list[
         tests = [tuple(getattr(test, name) for name in fields) for test in premise.tests]
         return premise.name, premise.text, premise.holds, tests
 
-    known = [(asked(one), one) for one in before]
+    known = [(asked(one), one) for one in before if all(_needs_values(test) for test in one.tests)]
     return [next((old for what, old in known if what == asked(one)), one) for one in premises]
 
 

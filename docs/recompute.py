@@ -431,6 +431,10 @@ def _checks(folder: Path, analysis: dict, figures: dict, values: dict | None, te
         return _of_rates(analysis, test)
     if test["outcome"] == "diverged" and test["level"] is None:
         return _by_pairs(analysis, test)
+    if test["outcome"] == "diverged":
+        ended = diverged_seeds(analysis)[test["arm"]]
+        ends = -test["level"], 1.0 - test["level"]
+        return _column(test, np.array([float(one) for one in ended.values()]) - test["level"], ends)
     if test["level"] is not None or test["against_outcome"]:
         return _from_values(folder, analysis, values, test)
     sides = [figures.get(test["outcome"], {}).get(arm, {}) for arm in (test["arm"], test["against"])]
