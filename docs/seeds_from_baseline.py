@@ -6,13 +6,14 @@ python docs/seeds_from_baseline.py FOLDER docs/results/STUDY
 The differences of the other arms from the baseline were kept by seed, so the baseline's figures give those of all arms.
 Nothing is written unless the mean and the interval of every arm in every outcome, computed from these figures, are
 those of analysis.json to a thousandth of the standard error. Measured times, which no second run repeats, are named by
---without and get no figures.
+--without and get no figures; nor does an arm in an outcome that no run of the baseline has.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def figures(folder: Path, kept: Path, analysis: Analysis, without: str = "") -> 
     study, differences = read_study(folder), read(kept)
     found: Figures = {}
     for name, outcome in analysis.outcomes.items():
-        if outcome.kind == "cost" or name == DIVERGED or (without and name.endswith(without)):
+        if outcome.kind == "cost" or name == DIVERGED or (without and re.search(without, name)):
             continue
         own = {seed: study.figure(study.baseline, seed, name) for seed in analysis.seeds}
         base = {seed: value for seed, value in own.items() if value is not None}
@@ -43,7 +44,8 @@ def figures(folder: Path, kept: Path, analysis: Analysis, without: str = "") -> 
             found[name, arm.label] = {
                 int(seed): base[int(seed)] + gap for seed, gap in by_seed.items() if int(seed) in base
             }
-    return found
+    # differences from figures that the baseline does not have were not kept
+    return {cell: by_seed for cell, by_seed in found.items() if by_seed}
 
 
 def unlike(found: Figures, analysis: Analysis) -> list[str]:
@@ -78,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="the folder of the second run of the baseline")
     parser.add_argument("kept", type=Path, help="the kept results of the study")
-    parser.add_argument("--without", default="", help="how the names of outcomes end that are measured times")
+    parser.add_argument("--without", default="", help="a regular expression of outcomes that are measured times")
     options = parser.parse_args()
     analysis = checked_analysis(options.kept / "analysis.json")
     found = figures(options.folder, options.kept, analysis, options.without)
