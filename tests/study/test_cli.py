@@ -290,6 +290,32 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
         command.run_findings(Request(study="x", studies=studies, scale="paper", out=tmp_path))
 
 
+def test_a_plan_of_a_study_without_arms_says_how_long_its_kept_run_took(capsys, monkeypatch):
+    import types
+
+    import headwise.lab.comparing.command as command
+    from headwise.lab.studies.registry import Installed
+    from headwise_verdict.files.errors import StudyError
+
+    monkeypatch.setattr(Installed, "load", lambda self, name: types.SimpleNamespace(TITLE="Alarms", run=pytest.fail))
+    command.run(asked(study="alarms", plan=True))
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("study: alarms: Alarms folder:") and "Its kept run took 63 min" in said
+    with pytest.raises(StudyError, match="for which --method has no meaning"):
+        command.run(asked(study="alarms", plan=True, methods=("A()",)))
+
+
+def test_every_installed_study_states_its_total_or_that_nothing_is_known():
+    from headwise.lab.studies.registry import Installed, catalogue
+
+    for name, entry in catalogue()["studies"].items():
+        for scale in ("default", *entry.get("scales", {})):
+            took = Installed().took(name, scale)
+            assert bool(took) == bool(entry["measured"]) and ("min on another machine" in took) == bool(took)
+    assert "at --scale small took 178 min" in Installed().took("blog-sizes", "paper")
+    assert Installed().took("blog-sizes", "small").startswith("Its 32 kept runs took 178 min")
+
+
 @pytest.mark.parametrize("data", [None, Path("somewhere")])
 def test_data_that_cannot_be_written_is_a_message_that_names_the_option(tmp_path, monkeypatch, data):
     from headwise.lab.comparing import choosing, command

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from headwise.lab.comparing.command import announce, carry_out
-from headwise.lab.comparing.request import Request, refuse_unused
+from headwise.lab.comparing.request import Request
 from headwise.lab.engines.local import HereEngine
 from headwise.lab.studies.listing import print_studies
 from headwise.lab.studies.registry import Installed, catalogue, load_study
 from headwise.study import DataSet
-from headwise_verdict.files.errors import StudyError
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,11 +48,6 @@ def test_a_plan_downloads_nothing(tmp_path, monkeypatch, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "data: cifar-10-batches-bin, 184 MB unpacked, to download plan: 18 runs after 27 trials; layers" in said
     assert "once cifar-10-batches-bin is here. Nothing was downloaded" in said and not list(tmp_path.iterdir())
-
-
-def test_a_study_of_findings_has_no_plan(tmp_path):
-    with pytest.raises(StudyError, match="a study without arms, for which --plan has no meaning"):
-        refuse_unused(Request(study="alarms", plan=True))
 
 
 def test_sizes_are_those_of_the_page_on_data():

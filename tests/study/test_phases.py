@@ -1,6 +1,7 @@
 """Phases: parts of a run that share weights, curves and the checkpoint, and go on to the same bits."""
 
 import random
+import re
 import time
 
 import pytest
@@ -48,6 +49,16 @@ def test_methods_switched_on_in_the_second_phase_leave_the_first_as_it_is(tmp_pa
     ]
     assert losses(found[ARM], "pretrain") == losses(found["baseline"], "pretrain")
     assert abs(losses(found[ARM], "adapt")[0] - losses(found["baseline"], "adapt")[0]) > 1e-4
+
+
+def test_a_plan_has_the_layers_of_a_later_phase_and_the_time_of_all_phases(tmp_path):
+    from small_studies import Silent
+
+    listener = Silent()
+    assert carry(adapt((ARM,)), tmp_path, listener=listener, plan_only=True) == []
+    said = " ".join(" ".join(listener.said).split())
+    assert f"{ARM}: 2 of 2 layers" in said and "0 layers" not in said
+    assert re.search(r"time: about [\d.]+ s of training, each phase timed as the first, without", said), said
 
 
 @pytest.mark.grid

@@ -384,8 +384,7 @@ def test_a_plan_starts_every_arm_and_ends_it_after_its_third_step(tmp_path):
     assert first == "plan:   6 runs, each arm tried for three steps" and "baseline | lr=0.3: " in changed
     told = " ".join(line.strip() for line in rest)
     assert re.fullmatch(
-        r"time:   about [\d.]+ (min|h) for each 1,000 steps of a run; give their number with "
-        r"run.regularize\(model, steps=...\)",
+        r"time:   about [\d.]+ (min|h) per 1,000 steps of a run; pass run.regularize\(model, steps=...\) for a total",
         told,
     )
     assert "ms a step" in baseline and not (tmp_path / "runs").exists() and not (tmp_path / "study.json").exists()

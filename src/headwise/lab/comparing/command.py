@@ -57,7 +57,10 @@ def _carried_out(request: Request) -> Path | None:
         with nullcontext() if rank.is_one_of_several() else raise_on_stops():
             if request.of_study and not hasattr(request.studies.load(request.study), "STUDY"):
                 engine.close()
-                return run_findings(request)
+                if not request.plan:
+                    return run_findings(request)
+                plan_findings(request)
+                return None
             return run_comparison(request, engine)
     except KeyboardInterrupt as stop:
         print(stopped_line(request.folder), file=sys.stderr)
@@ -117,7 +120,8 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
             display.say(line)
         absent = [data for data in task.data_sets() if data.downloads and not data.is_here(task.folder)]
         if request.plan and absent:
-            for line in plan_without(absent, study, request.trials):
+            took = request.studies.took(request.study, study.scale) if request.of_study else ""
+            for line in plan_without(absent, study, request.trials, took):
                 display.say(line)
             return folder
         try:
@@ -179,6 +183,16 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
             text, 80, initial_indent=begin, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
         )
     return lines
+
+
+def plan_findings(request: Request) -> None:
+    """Print how long a study without arms takes, as far as it is known; nothing can be tried beforehand."""
+    module = request.studies.load(request.study)
+    refuse_unused(request)
+    took = request.studies.took(request.study, "") or "How long it takes is not known."
+    print(f"study:  {request.study}: {module.TITLE}\nfolder: {request.folder}")
+    text = f"it has no arms to try. {took}"
+    print(textwrap.fill(text, 80, initial_indent="plan:   ", subsequent_indent=" " * 8, break_on_hyphens=False))
 
 
 def run_findings(request: Request) -> Path:

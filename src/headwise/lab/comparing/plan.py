@@ -215,14 +215,18 @@ def _tell(comparison: Comparison, event: dict[str, Any]) -> None:
         comparison.listener.say(event["text"])
 
 
-def plan_without(absent: list[DataSet], study: Study, trials: int) -> list[str]:
-    """Return the plan of a study whose data is not present: a plan downloads nothing."""
+def plan_without(absent: list[DataSet], study: Study, trials: int, took: str = "") -> list[str]:
+    """Return the plan of a study whose data is not present: a plan downloads nothing.
+
+    `took` is the sentence on how long its kept runs took, if any.
+    """
     names = ", ".join(data.name for data in absent)
     sizes = [data.megabytes for data in absent if data.megabytes is not None]
     size = f" ({_bytes(int(sum(sizes) * 10**6))} unpacked)" if sizes else ""
     text = (
         f"{_runs(len(study.arms) * study.seeds, len(study.arms) * trials)}; layers and minutes are known once "
         f"{names} is here. Nothing was downloaded: the same command without --plan downloads it first{size}."
+        + (f" {took}" if took else "")
     )
     return textwrap.wrap(text, WIDTH, initial_indent="plan:   ", subsequent_indent=" " * 8, break_long_words=False)
 
@@ -270,6 +274,8 @@ def describe(comparison: Comparison, entries: list[dict[str, Any]], left: list[O
 
 
 def _layers(entry: dict[str, Any]) -> str:
+    if not entry["layers"]:
+        return "no attention layer: its methods act on the rest of the model"
     return f"{entry['layers']} of {count(entry['of'], 'layer')}" if entry["of"] else count(entry["layers"], "layer")
 
 
@@ -285,11 +291,12 @@ def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str,
     if None in steps:
         thousand = clock(sum(1000 * time * times for time, times in zip(seconds, repeats)))
         return _wrapped(
-            f"time:   about {thousand} for each 1,000 steps of a run{at_once}; give their number with "
-            "run.regularize(model, steps=...)"
+            f"time:   about {thousand} per 1,000 steps of a run{at_once}; pass run.regularize(model, steps=...) for a "
+            "total"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))
-    return [f"time:   about {whole} of training{at_once}, without evaluations"]
+    timed = ", each phase timed as the first" if any(entry.get("phases", 1) > 1 for entry in entries) else ""
+    return _wrapped(f"time:   about {whole} of training{at_once}{timed}, without evaluations")
 
 
 def clock(seconds: float) -> str:

@@ -34,6 +34,8 @@ class Studies(Protocol):
 
     def missing(self, name: str) -> str | None: ...
 
+    def took(self, name: str, scale: str) -> str: ...
+
 
 @dataclass(frozen=True)
 class NoStudies:
@@ -48,6 +50,10 @@ class NoStudies:
     def missing(self, name: str) -> str | None:
         """Return None: no package is known."""
         return None
+
+    def took(self, name: str, scale: str) -> str:
+        """Return an empty text: no kept runs are known."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,6 @@ def refuse_unused(request: Request) -> None:
         "--tune": request.trials,
         f"--engine {request.engine}": request.engine != "local",
         "--watch": request.watch,
-        "--plan": request.plan,
         "--graphs": request.graphs != "auto",
         **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
     }

@@ -47,6 +47,17 @@ class Installed:
             return f"{name} is a study of headwise-papers, which is not installed: pip install -e papers, in a checkout"
         return None
 
+    def took(self, name: str, scale: str) -> str:
+        """Return the sentence on how long the kept runs of a study took; "" where none are kept."""
+        measured = catalogue()["studies"].get(name, {}).get("measured", {})
+        figures = measured.get(scale) or measured.get(DEFAULT) or next(iter(measured.values()), None)
+        if figures is None:
+            return ""
+        at = next(key for key, value in measured.items() if value is figures)
+        runs = f"{figures['runs']} kept runs" if "runs" in figures else "kept run"
+        here = "" if at in (scale, DEFAULT) else f" at --scale {at}"
+        return f"Its {runs}{here} took {figures['minutes']:.3g} min on another machine, one after the other."
+
 
 def study_names() -> list[str]:
     """Return the names of the installed studies, without importing them."""

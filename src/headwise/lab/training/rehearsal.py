@@ -30,7 +30,8 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
     """Fit each arm's methods onto a fresh model as its runs will, train two batches, and return what a run costs.
 
     Entries have arm, layers (reached by the methods), of (attention layers that a method may reach), seconds (per
-    step), steps (of a run; None if it has several phases) and parameters.
+    step of the first phase), steps (of a run, all phases together), phases and parameters. Layers are those of the
+    first phase in which the methods act.
 
     Raises StudyError naming each arm that fails; a problem shared by several arms is listed once.
     """
@@ -43,10 +44,12 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
         parts = [part_of(task, at) for at in range(len(task.phases()))]
         fitted = [part for part in parts if part.phase.methods]
         try:
-            entries.append(try_arm(parts[0], configuration, torch.device(order.device), trains=trains))
-            for part in fitted:
-                if part is not parts[0]:
-                    try_arm(part, configuration, torch.device(order.device), trains=False)
+            device = torch.device(order.device)
+            tried = try_arm(parts[0], configuration, device, trains=trains)
+            others = [try_arm(part, configuration, device, trains=False) for part in fitted if part is not parts[0]]
+            reach = next((one for one in (tried, *others) if one["of"]), tried)
+            steps = sum(_steps(part, configuration) for part in parts)
+            entries.append(tried | {"layers": reach["layers"], "of": reach["of"], "steps": steps, "phases": len(parts)})
         except Exception as error:
             if configuration.arm == BASELINE or not (configuration.methods or trains):
                 # the first run reports this error in full, with its place
@@ -70,17 +73,13 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         torch.manual_seed(0)
         model = build_model(task).to(device)
         example = make_batch(task, move(first_batch(task, train, 2), device), None).inputs
-        steps = task.steps or task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
+        steps = _steps(part, configuration)
         handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps) if part.phase.methods else None
         added = parameters_of(arm, handle) if part.phase.methods else []
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
-        single_phase = part.following is None
-        cost: dict[str, Any] = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "steps": steps if single_phase else None,
-            "seconds": None,
-        }
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        cost: dict[str, Any] = {"parameters": parameters, "seconds": None}
         if trains:
             cost["seconds"] = _step_seconds(
                 part, model, handle, move(first_batch(task, train, task.batch_size), device), example, added
@@ -88,6 +87,15 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         if handle is not None:
             handle.remove(discard=True)
     return {"arm": configuration.arm, **reach, **cost}
+
+
+def _steps(part: Part, configuration: RunConfiguration) -> int:
+    """Return the optimizer steps of a phase."""
+    task = part.task
+    if task.steps:
+        return task.steps
+    train, _ = training_examples(task, configuration, part.phase.data)
+    return task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
 
 
 def _step_seconds(
