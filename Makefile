@@ -1,4 +1,4 @@
-# make compare: set up and run the main job.   make test: set up and run the tests.   make test-all: the whole grid too.   make demo: run the README's example.
+# make compare: set up and run the main job.   make test: set up and run the tests.   make test-all: the whole grid too.   make demo: run the twenty lines of examples.
 # make docs: build the site into build/docs.   make help: every target.
 PYTHON ?= python3
 VENV := .venv
@@ -150,12 +150,13 @@ mutations: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(PY) tests/mutations/run.py $(ARGS)
 
 methods-table: $(VENV)/.test
-	@echo "make methods-table: seconds; writes README.md and pages of docs/"
+	@echo "make methods-table: seconds; writes pages of docs/"
 	$(PY) docs/methods_table.py
 	$(PY) docs/catalogue.py
 	$(PY) docs/citation.py
 	$(PY) docs/quoted.py
 	$(PY) docs/method_contract.py
+	$(PY) docs/pictures.py
 
 # torch first: a looser range would pull its CUDA build.
 $(VENV)/.torch:

@@ -26,6 +26,7 @@ GENERATED = (
     "quoted.py",
     "method_contract.py",
     "judge_simulations.py",
+    "pictures.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""Write the table of methods into README.md from the classes themselves: `python docs/methods_table.py [--check]`."""
+"""Write the tables of methods into docs/methods.md from the classes: `python docs/methods_table.py [--check]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwise.attend.core.method import REGISTRY, STAGES, TWINS, Method
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 DOCS = Path(__file__).resolve().parent
-README = DOCS.parent / "README.md"
+PAGE = DOCS / "methods.md"
 BEGIN, END = "<!-- methods: begin (python docs/methods_table.py) -->", "<!-- methods: end -->"
 ACTS = {"train": "train", "both": "train, eval", "step": "after the step"}
 MATRIX = ("logits", "weights", "read")
@@ -45,14 +45,14 @@ def families() -> dict[str, list[str]]:
 
 
 def table() -> str:
-    """Return the table in Markdown, one row per method, grouped by family."""
-    lines = ["| method | what it does | source |", "|---|---|---|"]
+    """Return a section with a table for each family in Markdown, one row per method."""
+    lines: list[str] = []
     for family, names in families().items():
-        lines.append(f"| **{FAMILIES[family]}** | | |")
+        lines += ["", f"## {FAMILIES[family]}", "", "| method | what it does | source |", "|---|---|---|"]
         for name in names:
             cells = (f"`{REGISTRY[name]()!r}`", REGISTRY[name].summary(), source(REGISTRY[name]))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def source(cls: type[Method]) -> str:
@@ -100,18 +100,19 @@ def kernels_of(method: Method) -> frozenset[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the table between its marks, or with --check report whether it is current."""
-    text = README.read_text(encoding="utf-8")
+    """Write the tables between their marks, or with --check report whether it is current."""
+    text = PAGE.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        print(f"{README.name} has no place for the table of methods: add the lines\n{BEGIN}\n{END}", file=sys.stderr)
+        print(f"{PAGE.name} has no place for the tables of methods: add the lines\n{BEGIN}\n{END}", file=sys.stderr)
         return 1
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     wanted = f"{before}{BEGIN}\n{table()}\n{END}{after}"
     if "--check" not in arguments:
-        README.write_text(wanted, encoding="utf-8")
+        PAGE.write_text(wanted, encoding="utf-8")
     elif wanted != text:
         print(
-            f"the table of methods in {README.name} is out of date: run python docs/methods_table.py", file=sys.stderr
+            f"the tables of methods in docs/{PAGE.name} is out of date: run python docs/methods_table.py",
+            file=sys.stderr,
         )
         return 1
     return 0

@@ -1,15 +1,15 @@
-"""Run the README's example and print its results: the loss, the health of the heads, and next steps.
+"""Run examples/twenty_lines.py and print its results: the loss, the health of the heads, and next steps.
 
 python docs/twenty_lines.py
 """
 
 from __future__ import annotations
 
-import re
+import runpy
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "twenty_lines.py"
 SHOWN = {"entropy_share": "entropy share", "max_logit": "largest logit"}
 NEXT = """\
 Entropy share: 1 is attention to all tokens alike, 0 to a single one.
@@ -20,16 +20,6 @@ Next, a fair comparison on real data, in a minute:
         --seeds 2 --epochs 2 --out results/first
     then open results/first/report.html
 In your own training loop: docs/training_script.md"""
-
-
-def twenty_lines() -> str:
-    """Return the code of the README's example."""
-    match = re.search(r"<!-- example.*?-->\s*```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    if match is None:
-        raise ValueError(
-            f"{README} contains no example: add a comment <!-- example ... --> and a Python block below it"
-        )
-    return match.group(1)
 
 
 def health(records: list[dict[str, Any]]) -> str:
@@ -57,8 +47,7 @@ def health(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run the example and print its results."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(twenty_lines(), str(README), "exec"), namespace)
+    namespace: dict[str, Any] = runpy.run_path(str(EXAMPLE), run_name="__main__")
     losses = namespace["losses"]
     print(f"\nloss before {losses[0]:.2f}, after {len(losses)} steps {losses[-1]:.2f}\n")
     print(health(namespace["watch"].records()))

@@ -43,7 +43,7 @@ def test_the_pages_hold_the_figures_of_the_kept_results():
     for page in MADE["pages"]():
         text = page.read_text(encoding="utf-8")
         assert MADE["filled"](text, page.name, texts) == text, "run python docs/quoted.py"
-    assert texts["digits-drop-head"].startswith("6.1 points (95 % interval 2.3 to 9.9")
+    assert texts["cifar10-drop-head-sentence"] == "5.0 points (95 % CI 3.9 to 6.1; 10 paired seeds)"
 
 
 def test_texts_are_filled_and_numbers_have_a_minus_sign():

@@ -1,5 +1,6 @@
-"""The README's example runs unchanged, and names only what exists."""
+"""The README is short and names only what exists; the twenty lines of the demo run."""
 
+import json
 import os
 import re
 import shlex
@@ -30,13 +31,7 @@ def test_the_environment_of_the_tests_is_one_that_a_user_can_work_in():
 
 @pytest.mark.grid
 def test_make_demo_runs_the_example():
-    code = (
-        (ROOT / "README.md")
-        .read_text(encoding="utf-8")
-        .split("<!-- example")[1]
-        .split("```python\n")[1]
-        .split("```")[0]
-    )
+    code = (ROOT / "examples" / "twenty_lines.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1]
     assert len(code.strip().splitlines()) <= 30
     script = re.search(
         r"^demo: \S+\n\t@echo .*\n\t\$\(PY\) (\S+)\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
@@ -66,6 +61,42 @@ def test_every_target_says_what_it_takes_and_where_the_result_is():
 def test_linked_files_exist():
     for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_it_is_read_in_a_minute():
+    """Under 120 lines, no table above ten rows, no cell above 214 letters, and four pictures in both schemes."""
+    assert len(README.splitlines()) < 120
+    tables = re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE)
+    assert tables and all(len(table.splitlines()) <= 12 for table in tables)
+    cells = [re.sub(r"\]\([^)]*\)|<!--.*?-->", "", cell) for table in tables for cell in table.split("|")]
+    assert max(map(len, cells)) <= 140
+    pictures = re.findall(
+        r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(.+?)">\n<img .+? src="(.+?)">', README
+    )
+    assert len(pictures) == 4
+    for dark, light in pictures:
+        assert dark == light.replace("-light", "-dark")
+        assert all((ROOT / path).stat().st_size < 60_000 for path in (dark, light))
+
+
+def test_the_first_screen_leads_to_a_script_of_your_own():
+    screen = README.split("<!-- first screen: begin -->")[1].split("<!-- first screen: end -->")[0]
+    command = re.search(r"^headwise (compare --script .+)$", screen, re.MULTILINE)[1]
+    assert shlex.split(command)[2] == "python train.py" and "docs/your_script.md" in screen
+    assert "HeadwiseCallback(" in screen and "pip install" in screen
+
+
+def test_the_symptoms_are_those_of_the_table_of_all_methods():
+    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = re.findall(r"\]\(docs/methods\.md#([\w-]+)\)", README)
+    assert anchors == [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_notebook_is_the_twenty_lines():
+    notebook = json.loads((ROOT / "examples" / "first_look.ipynb").read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    lines = (ROOT / "examples" / "twenty_lines.py").read_text(encoding="utf-8").split('"""\n\n', 1)[1]
+    assert code[1] == lines.rstrip("\n") and code[0].startswith("%pip install")
 
 
 def test_unknown_public_names_are_refused():

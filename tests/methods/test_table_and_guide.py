@@ -14,7 +14,7 @@ def table(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(DOCS)
     import methods_table
 
-    monkeypatch.setattr(methods_table, "README", tmp_path / "README.md")
+    monkeypatch.setattr(methods_table, "PAGE", tmp_path / "methods.md")
     return methods_table
 
 
@@ -41,19 +41,19 @@ def test_the_table_tells_what_runs_without_the_matrix(table):
 
 
 def test_check_sees_a_table_that_is_out_of_date(table, capsys):
-    table.README.write_text(f"# Title\n{table.BEGIN}\nstale text\n{table.END}\nrest\n", encoding="utf-8")
+    table.PAGE.write_text(f"# Title\n{table.BEGIN}\nstale text\n{table.END}\nrest\n", encoding="utf-8")
     assert table.main(["--check"]) == 1
     assert "out of date" in capsys.readouterr().err
     assert table.main([]) == 0
     assert table.main(["--check"]) == 0
-    text = table.README.read_text(encoding="utf-8")
+    text = table.PAGE.read_text(encoding="utf-8")
     assert text.startswith("# Title\n") and text.endswith("rest\n") and "stale text" not in text
 
 
-def test_a_readme_without_a_place_for_the_table_is_refused(table, capsys):
-    table.README.write_text("# Title\n", encoding="utf-8")
+def test_a_page_without_a_place_for_the_table_is_refused(table, capsys):
+    table.PAGE.write_text("# Title\n", encoding="utf-8")
     assert table.main([]) == 1
-    assert "no place for the table of methods" in capsys.readouterr().err
+    assert "no place for the tables of methods" in capsys.readouterr().err
 
 
 @pytest.fixture
