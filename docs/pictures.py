@@ -21,13 +21,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from headwise.pages.charts import heat_map
-from headwise.reporting.difference_section import forest
-from headwise.reporting.outcome_texts import forest_row, short_names, titled
-from headwise.results.folder import read_study
-from headwise.results.stored import checked_analysis
-
 from headwise.files.optional_imports import load
+from headwise_verdict.pages.charts import heat_map
+from headwise_verdict.reporting.difference_section import forest
+from headwise_verdict.reporting.outcome_texts import forest_row, short_names, titled
+from headwise_verdict.results.folder import read_study
+from headwise_verdict.results.stored import checked_analysis
 
 DOCS = Path(__file__).resolve().parent
 RESULTS, OUT = DOCS / "results", DOCS / "pictures"
@@ -131,7 +130,7 @@ PICTURES = {
 
 def colours(scheme: str) -> dict[str, str]:
     """Return the colours of the pages' style sheet in "light" or "dark", by variable."""
-    blocks = (files("headwise.pages") / "shell.css").read_text(encoding="utf-8").split("}")[:2]
+    blocks = (files("headwise_verdict.pages") / "shell.css").read_text(encoding="utf-8").split("}")[:2]
     light, dark = (dict(re.findall(r"(--[a-z]+): (#[0-9a-f]+);", block)) for block in blocks)
     return light if scheme == "light" else light | dark
 
