@@ -1,0 +1,242 @@
+"""The contest in one world: premises first, then every contestant's search and final runs; it can stop at any run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwise.experiments.task import Task
+from headwise.files.errors import StudyError, is_for_users
+from headwise.league.brief_run import run_once
+from headwise.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
+from headwise.league.rate_search import FINAL, Chosen, Errors, finals, search, search_again
+from headwise.league.run_ledger import Ledger, Run
+from headwise.league.simple_predictors import constant_accuracy, simple_accuracy
+from headwise.league.world_premises import Premise, needed, premises
+
+# the move of the plain model that twice the search may make, in its spread between final seeds
+MOVE = 0.25
+
+
+@dataclass
+class Contest:
+    """One world with its runs so far; all that is told of it is computed from them."""
+
+    world: SmallWorld
+    contestants: Mapping[str, Contestant]
+    ledger: Ledger
+    # metric of failure, direction and the errors of simple predictors, measured once
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, world: SmallWorld, contestants: Mapping[str, Contestant], folder: Path, data: Path | None = None
+    ) -> Contest:
+        """Return the contest of a world in its folder, with the figures that need its data measured once.
+
+        Raises:
+            StudyError: if the folder has another version of the world, or its data cannot be read.
+        """
+        ledger = Ledger(folder, world.digest(data))
+        if not ledger.facts:
+            ledger.facts = dict(_facts(world.built(data)))
+            ledger.save()
+        return cls(world, contestants, ledger, {name: float(str(one)) for name, one in ledger.facts.items()})
+
+    @classmethod
+    def kept(cls, world: SmallWorld, contestants: Mapping[str, Contestant], folder: Path) -> Contest:
+        """Return the contest as its folder tells it, without code or data."""
+        ledger = Ledger(folder)
+        return cls(world, contestants, ledger, {name: float(str(one)) for name, one in ledger.facts.items()})
+
+    @property
+    def errors(self) -> Errors:
+        """Return the errors of all runs so far."""
+        return Errors(self.ledger.runs, self.facts["failure"], higher=bool(self.facts["higher"]))
+
+    @property
+    def simple(self) -> dict[str, float]:
+        """Return the errors of the simple predictors on validation data."""
+        return {"a constant": self.facts["constant"], "the simplest learned predictor": self.facts["simple"]}
+
+    def plain(self) -> Chosen | None:
+        """Return the plain model's choice; None before its search has ended."""
+        found = search(self.world, self.contestants[PLAIN], self.errors)
+        return found if isinstance(found, Chosen) else None
+
+    def premises(self) -> list[Premise]:
+        """Return the premises; empty before their runs are made."""
+        plain = self.plain()
+        if plain is None or any(run not in self.ledger.runs for run in needed(self.world, plain)):
+            return []
+        return premises(self.world, plain, self.errors, self.simple)
+
+    def chosen(self) -> dict[str, Chosen]:
+        """Return the choices of all contestants whose searches have ended, the plain model's first."""
+        found = {
+            name: search(self.world, one, self.errors)
+            for name, one in self.contestants.items()
+            if name not in self.ledger.notes
+        }
+        return {name: one for name, one in found.items() if isinstance(one, Chosen)}
+
+    def plain_rates(self) -> list[float]:
+        """Return every rate at which the plain model has final runs or needs them: its own, the usual, all chosen.
+
+        The last is the one that twice the search chose, if it has ended.
+        """
+        again = search_again(self.world, self.errors)
+        own = [one.rate for one in self.chosen().values()]
+        return list(dict.fromkeys([*own, self.world.usual_rate, *([again.rate] if isinstance(again, Chosen) else [])]))
+
+    def left(self) -> Iterator[Run]:
+        """Yield the next missing run, again and again, as their results come in; StopIteration if none is left.
+
+        Raises:
+            StudyError: if every final run of the plain model has diverged, which leaves nothing to compare with.
+        """
+        while (run := self._next()) is not None:
+            yield run
+
+    def _next(self) -> Run | None:
+        plain = search(self.world, self.contestants[PLAIN], self.errors)
+        if isinstance(plain, list):
+            return plain[0]
+        if missing := self._missing(needed(self.world, plain)):
+            return missing[0]
+        if not all(one.holds for one in self.premises()):
+            return None
+        if missing := self._missing(finals(plain)):
+            return missing[0]
+        if all(self.ledger.runs[run].test is None for run in finals(plain)):
+            raise StudyError(
+                f"world {self.world.name}: every final run of the plain model diverged, so there is nothing to "
+                "compare with. Check its targets, and its usual_rate."
+            )
+        for name, one in self.contestants.items():
+            if name in self.ledger.notes:
+                continue
+            found = search(self.world, one, self.errors)
+            if isinstance(found, list):
+                return found[0]
+            if missing := self._missing(finals(found)):
+                return missing[0]
+        again = search_again(self.world, self.errors)
+        if isinstance(again, list):
+            return again[0]
+        runs = [Run("baseline", rate, seed) for rate in self.plain_rates() for seed in FINAL]
+        return next(iter(self._missing(runs)), None)
+
+    def _missing(self, runs: list[Run]) -> list[Run]:
+        return [run for run in runs if run not in self.ledger.runs]
+
+    def contestant_of(self, run: Run) -> str:
+        """Return the name of the contestant that a run belongs to."""
+        return next(name for name, one in self.contestants.items() if run.arm in one.arms)
+
+    @property
+    def state(self) -> str:
+        """Return "not run", "under way", "failed" (a premise does not hold) or "complete"."""
+        if not self.ledger.runs:
+            return "not run"
+        told = self.premises()
+        if told and not all(one.holds for one in told):
+            return "failed"
+        return "under way" if not told or self._next() is not None else "complete"
+
+    def final_errors(self, arm: str, rate: float) -> list[float]:
+        """Return the test errors of an arm at a rate, by final seed."""
+        found = [self.errors.of(Run(arm, rate, seed), "test") for seed in FINAL]
+        return [one for one in found if one is not None]
+
+    def best_plain(self, *, without_again: bool = False) -> float:
+        """Return the rate of the best plain model there is, by its mean test error on the final seeds.
+
+        Taking the best on test data favours the plain model: no contestant gains by its rate.
+        """
+        rates = self.plain_rates()
+        again = search_again(self.world, self.errors)
+        if (
+            without_again
+            and isinstance(again, Chosen)
+            and again.rate
+            not in {
+                *(one.rate for one in self.chosen().values()),
+                self.world.usual_rate,
+            }
+        ):
+            rates.remove(again.rate)
+        return min(rates, key=lambda rate: statistics.fmean(self.final_errors("baseline", rate)))
+
+    def move(self) -> float:
+        """Return by how much twice the search betters the best plain model, in its spread between final seeds."""
+        before = self.final_errors("baseline", self.best_plain(without_again=True))
+        after = self.final_errors("baseline", self.best_plain())
+        spread = statistics.stdev(before)
+        gain = statistics.fmean(before) - statistics.fmean(after)
+        return gain / spread if spread else float(gain > 0) * float("inf")
+
+
+def carry_out(
+    contest: Contest,
+    data: Path | None,
+    tell: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
+    device: str = "cpu",
+) -> None:
+    """Make the missing runs of a world until none is left or `is_over`.
+
+    A contestant that the world refuses, or whose run ends with an error, is noted with the reason and left out.
+
+    Raises:
+        StudyError: if the plain model cannot be trained, or all its final runs diverge.
+    """
+    own, eased = contest.world.built(data), contest.world.built(data, eased=True)
+    for name, one in contest.contestants.items():
+        if name not in contest.ledger.notes and (why := why_refused(one, own)):
+            contest.ledger.note(name, f"refused: {why}")
+    done = 0
+    for run in contest.left():
+        if is_over():
+            return
+        try:
+            figures = run_once(
+                eased if run.eased else own, run.arm, run.rate, run.seed, reads_test=run.seed in FINAL, device=device
+            )
+        except Exception as error:
+            name = contest.contestant_of(run)
+            if name == PLAIN:
+                raise
+            kind = "refused" if is_for_users(error) else f"failed: {type(error).__name__}"
+            contest.ledger.note(name, f"{kind}: {error}")
+            tell(f"{contest.world.name}: {name} {contest.ledger.notes[name]}")
+            continue
+        contest.ledger.add(run, figures)
+        done += 1
+        if done % 25 == 0:
+            tell(f"{contest.world.name}: {len(contest.ledger.runs)} runs, now {contest.contestant_of(run)}")
+    tell(f"{contest.world.name}: {contest.state}, {len(contest.ledger.runs)} runs")
+
+
+def _facts(task: Task) -> dict[str, float]:
+    """Return the metric of failure, whether higher is better, and the validation errors of simple predictors."""
+    metric = task.all_metrics()[0]
+    train, validation = task.data("train"), task.data("validation")
+    if metric.failure is None:
+        raise StudyError(f"{type(task).__name__} does not tell what a diverged run counts as: set failure.")
+    if task.train_size is not None:
+        # the first of a fixed shuffle: as many examples as a run sees
+        import torch
+
+        order = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(0))[: task.train_size]
+        train = (train[0][order], train[1][order])
+    own = getattr(task, "simple_accuracy", None)
+    simple = own(train, validation) if own else simple_accuracy(train, validation)
+    return {
+        "failure": metric.failure,
+        "higher": float(metric.higher_is_better is not False),
+        "constant": 1 - constant_accuracy(train[1], validation[1]),
+        "simple": 1 - simple,
+    }
