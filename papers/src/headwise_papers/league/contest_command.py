@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -45,10 +45,11 @@ def plan_line(contest: Contest) -> str:
     return f"{contest.world.name}: {contest.state}, {done} runs{left}"
 
 
-def most_runs(contestants: dict[str, Contestant] | Sequence[Contestant]) -> int:
+def most_runs(contestants: Mapping[str, Contestant]) -> int:
     """Return about how many runs a world needs: searches, final runs, and those of the plain model alone."""
-    every = list(contestants.values()) if isinstance(contestants, dict) else list(contestants)
-    searches = sum(2 * (13 if one.reparametrizes else 9) + 2 * (len(one.arms) - 1) + len(FINAL) for one in every)
+    searches = sum(
+        2 * (13 if one.reparametrizes else 9) + 2 * (len(one.arms) - 1) + len(FINAL) for one in contestants.values()
+    )
     return searches + 12 + 2 * 17 + 5 * len(FINAL)
 
 
