@@ -14,7 +14,7 @@ def code_digest(task: type) -> str:
 
     These are its class, and every class, function and constant of the same module that it names, directly or through
     others. Comments, docstrings, positions and the module's path change nothing. The library's own classes are not
-    part of it: their version is told apart.
+    part of it.
     """
     classes = [one for one in task.__mro__ if not _is_library(one.__module__)]
     texts: dict[str, str] = {}

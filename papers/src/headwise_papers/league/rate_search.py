@@ -2,7 +2,7 @@
 
 Every contestant gets the same: its first arm at every rate of the world's grid, on two tuning seeds; if the best rate
 is at an end of the grid, the next rates beyond it; its other arms at the best rate; and, if another arm is better, the
-two rates beside the best. A choice is the lowest mean validation error. Final seeds are other seeds, and they alone
+two rates next to the best. A choice is the lowest mean validation error. Final seeds are other seeds, and they alone
 read the test split.
 """
 

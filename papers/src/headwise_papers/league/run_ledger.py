@@ -11,7 +11,8 @@ from headwise.files.errors import StudyError
 from headwise.league.brief_run import Figures
 
 FILE, WORLD_FILE = "runs.csv", "world.json"
-COLUMNS = ("eased", "arm", "rate", "seed", "train", "validation", "test", "seconds")
+SPLITS = ("train", "validation", "test")
+COLUMNS = ("eased", "arm", "rate", "seed", *SPLITS, "seconds")
 
 
 @dataclass(frozen=True, order=True)
@@ -34,8 +35,8 @@ class Ledger:
         self.folder, self.runs = folder, dict[Run, Figures]()
         stored = _read_json(folder / WORLD_FILE)
         self.digest = digest or str(stored.get("digest", ""))
-        self.notes: dict[str, str] = dict(stored.get("notes", {}))
-        self.facts: dict[str, object] = dict(stored.get("facts", {}))
+        self.notes = {name: str(why) for name, why in _pairs(stored, "notes").items()}
+        self.facts = _pairs(stored, "facts")
         path = folder / FILE
         if not path.exists():
             return
@@ -45,11 +46,14 @@ class Ledger:
                 "would be no pairs of them. Choose another --out, or delete that folder."
             )
         lines = path.read_text(encoding="utf-8").split("\n")
+        if len(lines) < 2:
+            path.unlink()
+            return
         # a line that a killed process left without its end is run again
         for row in csv.DictReader(lines[:-1]):
-            values = [float(row[name]) if row[name] else None for name in ("train", "validation", "test")]
+            train, validation, test = (float(row[name]) if row[name] else None for name in SPLITS)
             run = Run(row["arm"], float(row["rate"]), int(row["seed"]), row["eased"] == "1")
-            self.runs[run] = Figures(*values, seconds=float(row["seconds"]))
+            self.runs[run] = Figures(train, validation, test, float(row["seconds"]))
         if lines[-1]:
             path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
 
@@ -76,6 +80,11 @@ class Ledger:
         self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"digest": self.digest, "notes": self.notes, "facts": self.facts}, indent=1, sort_keys=True)
         (self.folder / WORLD_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _pairs(stored: dict[str, object], name: str) -> dict[str, object]:
+    found = stored.get(name, {})
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def _read_json(path: Path) -> dict[str, object]:
