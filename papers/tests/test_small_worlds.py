@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from headwise_papers.league import small_tasks
-
-from headwise.league.brief_run import run_once
-from headwise.league.contest_files import SYMPTOMS, read_contestants, read_small_worlds, why_refused
+from headwise_papers.league.brief_run import run_once
+from headwise_papers.league.contest_files import SYMPTOMS, read_contestants, read_small_worlds, why_refused
 
 FOLDER = Path(str(resources.files("headwise_papers"))) / "league"
 CONTESTANTS, WORLDS = read_contestants([FOLDER]), read_small_worlds([FOLDER])

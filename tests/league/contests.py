@@ -1,9 +1,9 @@
 """A small world for the tests of contests, its contestants, and a ledger filled with invented figures."""
 
-from headwise.league.brief_run import Figures
-from headwise.league.contest import Contest
-from headwise.league.contest_files import Contestant, SmallWorld
-from headwise.league.run_ledger import Ledger
+from headwise_papers.league.brief_run import Figures
+from headwise_papers.league.contest import Contest
+from headwise_papers.league.contest_files import Contestant, SmallWorld
+from headwise_papers.league.run_ledger import Ledger
 
 TASK = '''
 import torch

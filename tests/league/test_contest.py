@@ -3,16 +3,16 @@
 import pytest
 import torch
 from contests import CONTESTANTS, TASK, filled, small_world
+from headwise_papers.league.brief_run import Figures, run_once
+from headwise_papers.league.code_digest import used
+from headwise_papers.league.contest import Contest, carry_out
+from headwise_papers.league.contest_files import Contestant, rates, read_contestants, read_small_worlds, why_refused
+from headwise_papers.league.contest_tables import FURTHER, TUNED, rows, suffices, tables
+from headwise_papers.league.rate_search import FINAL, TUNING, Chosen, Errors, search
+from headwise_papers.league.run_ledger import FILE, Ledger, Run
+from headwise_papers.league.world_premises import SEEDS
 
-from headwise.files.errors import StudyError
-from headwise.league.brief_run import Figures, run_once
-from headwise.league.code_digest import used
-from headwise.league.contest import Contest, carry_out
-from headwise.league.contest_files import Contestant, rates, read_contestants, read_small_worlds, why_refused
-from headwise.league.contest_tables import FURTHER, TUNED, rows, suffices, tables
-from headwise.league.rate_search import FINAL, TUNING, Chosen, Errors, search
-from headwise.league.run_ledger import FILE, Ledger, Run
-from headwise.league.world_premises import SEEDS
+from headwise_verdict.files.errors import StudyError
 
 
 def accuracy(run, split, best=0.00178):
@@ -186,7 +186,7 @@ def test_an_arm_that_a_world_does_not_take_is_refused_with_its_reason(tmp_path):
 
 
 def test_a_contestant_whose_run_breaks_is_noted_and_the_others_go_on(tmp_path, monkeypatch):
-    from headwise.league import contest as module
+    from headwise_papers.league import contest as module
 
     def made(task, arm, rate, seed, *, reads_test, device):
         if arm.startswith("DropHead"):

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from headwise.league.simple_predictors import constant_accuracy, simple_accuracy
+from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
 
 
 def test_a_constant_is_the_most_frequent_target_of_training():

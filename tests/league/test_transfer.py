@@ -3,8 +3,7 @@
 import math
 
 import pytest
-
-from headwise.league.transfer import Gain, Standing, advice, gain_of, pooled, turns
+from headwise_papers.league.transfer import Gain, Standing, advice, gain_of, pooled, turns
 
 # tuberculosis cases and others, vaccinated and not, of 13 trials: Colditz et al. 1994, the usual example
 TRIALS = [

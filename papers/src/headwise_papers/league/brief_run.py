@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 
-from headwise.experiments.arm import read_arm
-from headwise.experiments.configuration import RunConfiguration
-from headwise.experiments.task import Task
-from headwise.training.batches import move
-from headwise.training.evaluate import evaluate
-from headwise.training.execution import accelerator_of, prepare
-from headwise.training.job import Order
-from headwise.training.phases import part_of
-from headwise.training.preflight import evaluations_of
-from headwise.training.splits import held_out_examples, training_examples
-from headwise.training.train import train_epoch
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.experiments.configuration import RunConfiguration
+from headwise.lab.experiments.task import Task
+from headwise.lab.training.batches import move
+from headwise.lab.training.evaluate import evaluate
+from headwise.lab.training.execution import accelerator_of, prepare
+from headwise.lab.training.job import Order
+from headwise.lab.training.phases import part_of
+from headwise.lab.training.preflight import evaluations_of
+from headwise.lab.training.splits import held_out_examples, training_examples
+from headwise.lab.training.train import train_epoch
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwise.experiments.task import Task
-from headwise.files.errors import StudyError, is_for_users
-from headwise.league.brief_run import run_once
-from headwise.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
-from headwise.league.rate_search import FINAL, Chosen, Errors, finals, search, search_again
-from headwise.league.run_ledger import Ledger, Run
-from headwise.league.simple_predictors import constant_accuracy, simple_accuracy
-from headwise.league.world_premises import Premise, needed, premises
+from headwise.lab.experiments.task import Task
+from headwise_papers.league.brief_run import run_once
+from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
+from headwise_papers.league.rate_search import FINAL, Chosen, Errors, finals, search, search_again
+from headwise_papers.league.run_ledger import Ledger, Run
+from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
+from headwise_papers.league.world_premises import Premise, needed, premises
+from headwise_verdict.files.errors import StudyError, is_for_users
 
 # the move of the plain model that twice the search may make, in its spread between final seeds
 MOVE = 0.25

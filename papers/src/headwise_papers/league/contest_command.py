@@ -1,8 +1,8 @@
-"""The command of the league: `python -m headwise.league.contest_command` runs what is missing of its small worlds.
+"""The command of the league: `python -m headwise_papers.league.contest_command` runs what is missing of its small worlds.
 
-python -m headwise.league.contest_command --out results/league --data DATA            run all that is missing
-python -m headwise.league.contest_command --out results/league --worlds short-pairs   some worlds alone
-python -m headwise.league.contest_command --out results/league --plan                 what is missing, in minutes
+python -m headwise_papers.league.contest_command --out results/league --data DATA            run all that is missing
+python -m headwise_papers.league.contest_command --out results/league --worlds short-pairs   some worlds alone
+python -m headwise_papers.league.contest_command --out results/league --plan                 what is missing, in minutes
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headwise.core.settings import suggest
-from headwise.files.errors import StudyError
-from headwise.league.contest import Contest, carry_out
-from headwise.league.contest_files import Contestant, SmallWorld, read_contestants, read_small_worlds
-from headwise.league.files import installed_folders
-from headwise.league.rate_search import FINAL
+from headwise.attend.core.settings import suggest
+from headwise_papers.league.contest import Contest, carry_out
+from headwise_papers.league.contest_files import Contestant, SmallWorld, read_contestants, read_small_worlds
+from headwise_papers.league.files import installed_folders
+from headwise_papers.league.rate_search import FINAL
+from headwise_verdict.files.errors import StudyError
 
 _HOLDS = {True: "holds", False: "does not hold"}
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headwise.experiments.arm import read_arm
-from headwise.experiments.task import Task
-from headwise.experiments.task_source import build_task, file_digests, load_task
-from headwise.files.errors import StudyError
-from headwise.league.code_digest import code_digest
+from headwise.lab.experiments.arm import read_arm
+from headwise.lab.experiments.task import Task
+from headwise.lab.experiments.task_source import build_task, file_digests, load_task
+from headwise_papers.league.code_digest import code_digest
+from headwise_verdict.files.errors import StudyError
 
 PLAIN = "plain"
 ARMS, WORLDS = "arms", "small_worlds"

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headwise.league.contest import MOVE, Contest
-from headwise.league.contest_files import PLAIN, SYMPTOMS
-from headwise.league.rate_search import Chosen, finals, search_again
-from headwise.league.transfer import FEWEST, Gain, Pooled, Standing, advice, common, gain_of, pooled, turns
+from headwise_papers.league.contest import MOVE, Contest
+from headwise_papers.league.contest_files import PLAIN, SYMPTOMS
+from headwise_papers.league.rate_search import Chosen, finals, search_again
+from headwise_papers.league.transfer import FEWEST, Gain, Pooled, Standing, advice, common, gain_of, pooled, turns
 
 # the two entries that are searches of the plain model: from the usual rate to the best of the grid, and beyond it
 TUNED, FURTHER = "tune the learning rate", "tune it further"

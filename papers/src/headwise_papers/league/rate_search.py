@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from headwise.league.brief_run import Figures
-from headwise.league.contest_files import HIGHEST, LOWEST, STEPS_A_DECADE, Contestant, SmallWorld, rate_at, rates
-from headwise.league.run_ledger import Run
+from headwise_papers.league.brief_run import Figures
+from headwise_papers.league.contest_files import HIGHEST, LOWEST, STEPS_A_DECADE, Contestant, SmallWorld, rate_at, rates
+from headwise_papers.league.run_ledger import Run
 
 TUNING, AGAIN, FINAL = (1000, 1001), (2000, 2001), tuple(range(8))
 # rates beyond an end of the grid that are tried before the end itself is taken

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise.files.errors import StudyError
-from headwise.league.brief_run import Figures
+from headwise_papers.league.brief_run import Figures
+from headwise_verdict.files.errors import StudyError
 
 FILE, WORLD_FILE = "runs.csv", "world.json"
 SPLITS = ("train", "validation", "test")

@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.studies import digits
-from headwise.studies.vision_transformer import NormPlace, VisionTransformer
+from headwise.lab.studies import digits
+from headwise.lab.studies.vision_transformer import NormPlace, VisionTransformer
 from headwise.study import Batch, DataSet, Evaluation, Metric, Task
 from headwise_papers.data import an4, tinyshakespeare
 from headwise_papers.league.tasks import Controls

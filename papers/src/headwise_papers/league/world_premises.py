@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headwise.league.contest_files import SmallWorld
-from headwise.league.rate_search import Chosen, Errors
-from headwise.league.run_ledger import Run
+from headwise_papers.league.contest_files import SmallWorld
+from headwise_papers.league.rate_search import Chosen, Errors
+from headwise_papers.league.run_ledger import Run
 
 SEEDS = tuple(range(3000, 3006))
 # share of errors by which the plain model must beat a simple predictor, and the eased world the world itself
