@@ -55,7 +55,7 @@ def build(text: str) -> Method:
 
 
 def two_forms() -> list[Method]:
-    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.attend.methods")]
     found = [
         cls(**cls.strong)
         for cls in classes
@@ -74,7 +74,7 @@ def acting_in_the_call() -> list[Method]:
     own = (
         cls
         for cls in REGISTRY.values()
-        if cls.__module__.startswith("headwise.methods") and cls.__name__ not in on_weights
+        if cls.__module__.startswith("headwise.attend.methods") and cls.__name__ not in on_weights
     )
     found = [cls(**cls.strong) for cls in own]
     return [m for m in found + [build(text) for text in VARIANTS] if any(m.overrides(stage) for stage in stages)]
@@ -169,7 +169,7 @@ def test_blocks_of_queries_give_what_the_whole_matrix_gives(
 
 
 def on_rows() -> list[type[Method]]:
-    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    classes = [cls for cls in REGISTRY.values() if cls.__module__.startswith("headwise.attend.methods")]
     return [cls for cls in classes if any(map(cls.overrides, ON_ROWS))]
 
 
@@ -302,6 +302,6 @@ def test_a_method_says_with_its_settings_when_it_acts_and_whether_it_draws(
 
 
 def test_every_method_of_the_package_is_exported() -> None:
-    classes = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("headwise.methods")}
+    classes = {name for name, cls in REGISTRY.items() if cls.__module__.startswith("headwise.attend.methods")}
     assert classes == set(all_methods.__all__)
     assert classes <= set(headwise.__all__)

@@ -138,7 +138,7 @@ import headwise
 
 found = headwise.audit({folder!r}, text={text!r})
 assert found.records and found.to_json(), "nothing was read"
-assert not [name for name in sys.modules if name.startswith(("headwise.lab.comparing", "headwise.studies"))]
+assert not [name for name in sys.modules if name.startswith(("headwise.lab.comparing", "headwise.lab.studies"))]
 """
 
 

@@ -98,7 +98,7 @@ def test_every_method_is_neutral_and_acts_or_is_refused_by_name(name):
     plain, stood = run(model, batch), 0
     keys = list(model.state_dict())
     for kind in REGISTRY.values():
-        if not kind.__module__.startswith("headwise.methods.") or kind.neutral is None:
+        if not kind.__module__.startswith("headwise.attend.methods.") or kind.neutral is None:
             continue
         try:
             handle = headwise.regularize(model, kind(**kind.neutral))

@@ -130,7 +130,7 @@ def same(found, expected, tolerance):
 
 
 def every_method():
-    strong = [cls(**cls.strong) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.methods")]
+    strong = [cls(**cls.strong) for cls in REGISTRY.values() if cls.__module__.startswith("headwise.attend.methods")]
     return [m for m in [*strong, *MORE] if type(m) not in (FeatScale, LSA)]
 
 

@@ -164,7 +164,8 @@ def warm():
     """Import what a study imports, once for all forks; nothing here may start a thread that a fork would lack."""
     import importlib
 
-    for name in ("training.execution", "comparing.tune", "reporting.rebuild", "results.table"):
-        importlib.import_module(f"headwise.{name}")
+    verdict = ("headwise_verdict.reporting.rebuild", "headwise_verdict.results.table")
+    for name in ("headwise.lab.training.execution", "headwise.lab.comparing.tune", *verdict):
+        importlib.import_module(name)
     for name in ("optuna.storages.journal", "altair", "vl_convert", "scipy.stats", "torch.profiler", "torch._dynamo"):
         importlib.import_module(name)

@@ -495,7 +495,7 @@ def test_comparing_knows_no_built_in_study():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not any(name.startswith("headwise.studies") for name in names), path
+            assert not any(name.startswith("headwise.lab.studies") for name in names), path
 
 
 @pytest.mark.bits

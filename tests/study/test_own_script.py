@@ -12,7 +12,7 @@ import pytest
 from test_engines import headwise, wait_for
 from test_script import source  # noqa: F401
 
-from headwise.files import script_run as files
+from headwise.lab.files import script_run as files
 from headwise.lab.training import script_run
 from headwise_verdict.reporting.numbers import study_of_numbers
 from headwise_verdict.results.analysis import analyse

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwise.files import script_run as files
+from headwise.lab.files import script_run as files
 from headwise.lab.experiments.configuration import RunConfiguration
 from headwise.lab.training import script_run
 from headwise.lab.training.job import ScriptOrder

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headwise.files import stops
+from headwise.lab.files import stops
 
 BODY = """
 import os, signal

@@ -32,7 +32,7 @@ class Statistic(ABC):
     worse: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
-        # Registered here for an installed package that imports headwise.statistics before its own module, named by an
+        # Registered here for an installed package that imports headwise.health.statistics before its own module, named by an
         # entry point, is complete.
         point = entry_points("headwise.statistics").get(getattr(cls, "name", ""))
         if point is not None and point.module == cls.__module__:
