@@ -16,9 +16,9 @@ import torch
 from grids import part_of_grid
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
-from headwise_verdict.files import durable
 from headwise.lab.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
 from headwise.lab.training.execution import execute
+from headwise_verdict.files import durable
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.results.digests import CHECKPOINT
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwise.lab.files import script_run as files
 from headwise.lab.experiments.configuration import RunConfiguration
+from headwise.lab.files import script_run as files
 from headwise.lab.training import script_run
 from headwise.lab.training.job import ScriptOrder
 from headwise.lab.training.script_process import carry_script

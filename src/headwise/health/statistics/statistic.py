@@ -32,8 +32,8 @@ class Statistic(ABC):
     worse: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
-        # Registered here for an installed package that imports headwise.health.statistics before its own module, named by an
-        # entry point, is complete.
+        # Registered here for an installed package that imports headwise.health.statistics before its own module, which
+        # an entry point names, is complete.
         point = entry_points("headwise.statistics").get(getattr(cls, "name", ""))
         if point is not None and point.module == cls.__module__:
             STATISTICS[cls.name] = cls
