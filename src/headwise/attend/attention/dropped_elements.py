@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.attention.row_statistics import blocks, masked
 from headwise.attend.attention.second_derivatives import dropped_by_matrix, gradients
-from headwise.attend.core.kernels import kernels_run_on
+from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
 from headwise.attend.core.masked import allowed_keys
 from headwise.attend.core.operators import calls_are_seen, without_autocast
 from headwise.attend.core.precision import at_least_fp32
@@ -99,7 +99,8 @@ def registered_dropped(
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result of `attend_dropped`, as the operator that compilers and counters see."""
-    return _attend(q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
+    out, *rest = _attend(q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
+    return rows_first(out), rest[0], rest[1]
 
 
 @registered_dropped.register_fake
@@ -118,7 +119,7 @@ def _(
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return v.new_empty(*q.shape[:3], v.shape[-1]), rows, rows.new_empty(rows.shape, dtype=torch.int32)
+    return as_hosts(v, q.shape[1], q.shape[2]), rows, rows.new_empty(rows.shape, dtype=torch.int32)
 
 
 @torch.library.custom_op("headwise::attend_dropped_backward", mutates_args=())
@@ -135,7 +136,8 @@ def attend_dropped_backward(
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; `saved` is q, k, v, the forward's three outputs, the key and p."""
-    return _gradients_of(g_out, g_lse, saved, mask, causal, scale, salt, window, renormalize, samples)
+    found = _gradients_of(g_out, g_lse, saved, mask, causal, scale, salt, window, renormalize, samples)
+    return rows_first(found[0]), rows_first(found[1]), rows_first(found[2])
 
 
 def _gradients_of(
@@ -180,7 +182,7 @@ def _(
     renormalize: bool,
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
     return q, k, v
 
 

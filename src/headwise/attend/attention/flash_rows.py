@@ -17,7 +17,7 @@ from torch import Tensor
 from headwise.attend.attention.row_statistics import attend_whole, gradients_of
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
 from headwise.attend.attention.softmax import flash, has_flash
-from headwise.attend.core.kernels import kernels_run_on
+from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
 from headwise.attend.core.operators import calls_are_seen, without_autocast
 from headwise.attend.core.precision import at_least_fp32
 from headwise.borders import flash_on_cpu_backward, flash_on_cuda, flash_on_cuda_backward
@@ -114,18 +114,7 @@ def registered_lse(
 @registered_lse.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return empty_rows(q, v), lse
-
-
-def rows_first(x: Tensor) -> Tensor:
-    """Return (B, H, T, D) in memory as (B, T, H, D): as flash kernels write it and hosts read it, without a copy."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def empty_rows(q: Tensor, v: Tensor) -> Tensor:
-    """Return an empty tensor for an output, or for a gradient, in that order of memory."""
-    batch, heads, queries, _ = q.shape
-    return v.new_empty(batch, queries, heads, v.shape[-1]).transpose(1, 2)
+    return as_hosts(v, q.shape[1], q.shape[2]), lse
 
 
 @torch.library.custom_op("headwise::attend_with_lse_backward", mutates_args=())
@@ -141,7 +130,7 @@ def attend_with_lse_backward(
 def _(
     g_out: Tensor | None, g_lse: Tensor | None, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (empty_rows(x, x) for x in saved[:3])
+    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
     return q, k, v
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
-from headwise.attend.core.kernels import kernels_run_on
+from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
 from headwise.attend.core.masked import allowed_keys, masked_logits
 from headwise.attend.core.operators import calls_are_seen, without_autocast
 from headwise.attend.core.precision import at_least_fp32
@@ -105,7 +105,8 @@ def registered_rows(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the result of `attend_rows`, as the operator that compilers and counters see."""
-    return attend_whole(q, k, v, mask, causal, scale)
+    out, *rows = attend_whole(q, k, v, mask, causal, scale)
+    return rows_first(out), rows[0], rows[1], rows[2]
 
 
 @registered_rows.register_fake
@@ -113,7 +114,7 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = [q.new_empty(q.shape[:3], dtype=_wide(q)) for _ in range(3)]
-    return v.new_empty(*q.shape[:3], v.shape[-1]), rows[0], rows[1], rows[2]
+    return as_hosts(v, q.shape[1], q.shape[2]), rows[0], rows[1], rows[2]
 
 
 @torch.library.custom_op("headwise::attend_rows_backward", mutates_args=())
@@ -131,7 +132,8 @@ def attend_rows_backward(
 
     `saved` is q, k, v and the forward's four outputs; a gradient of an output is None if that output is unused.
     """
-    return gradients_of((g_out, g_lse, g_entropy, g_square), saved, mask, causal, scale)
+    dq, dk, dv = gradients_of((g_out, g_lse, g_entropy, g_square), saved, mask, causal, scale)
+    return rows_first(dq), rows_first(dk), rows_first(dv)
 
 
 def gradients_of(
@@ -156,7 +158,7 @@ def _(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.new_empty(x.shape) for x in saved[:3])
+    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
     return q, k, v
 
 

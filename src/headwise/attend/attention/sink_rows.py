@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.attention.flash_rows import by_flash, empty_rows, flash_gradients, flash_takes, rows_first
+from headwise.attend.attention.flash_rows import by_flash, flash_gradients, flash_takes
 from headwise.attend.attention.row_statistics import attend_whole, gradients_of
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
-from headwise.attend.core.kernels import kernels_run_on
+from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
 from headwise.attend.core.operators import calls_are_seen, without_autocast
 from headwise.attend.core.precision import at_least_fp32
 
@@ -82,7 +82,7 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     total = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return empty_rows(q, v), total
+    return as_hosts(v, q.shape[1], q.shape[2]), total
 
 
 @torch.library.custom_op("headwise::attend_with_sinks_backward", mutates_args=())
@@ -102,7 +102,7 @@ def attend_with_sinks_backward(
 def _(
     g_out: Tensor, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = (empty_rows(x, x) for x in saved[:3])
+    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
     return q, k, v, saved[5].new_empty(saved[5].shape if learned else 0)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from triton import knobs
 
 from headwise.attend.attention.element_draw import Drawn
+from headwise.attend.core.kernels import as_hosts
 from headwise.attend.core.triton_draws import element_hash, hashed, key_of, signed
 
 # The kinds of mask: none, bool, additive.
@@ -309,7 +310,7 @@ def queries_kernel(
             kn, kd, vn, vd, mt, mn, T, N, D, DV, scale2,
             MASK, True, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
         )  # fmt: skip
-    at = dq_at + row[:, None] * D + d[None, :]
+    at = dq_at + ((b * T + query) * H + h)[:, None] * D + d[None, :]
     tl.store(at, (dq * scale).to(dq_at.dtype.element_ty), mask=inside[:, None] & (d[None, :] < D))
 
 
@@ -391,7 +392,7 @@ def keys_kernel(
             MASK, False, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BT, BD, BDV, EVEN,
         )  # fmt: skip
     inside = key[:, None] < N
-    row = (b * H + h) * N + key
+    row = (b * N + key) * H + h
     at = dk_at + row[:, None] * D + d[None, :]
     tl.store(at, (dk * scale).to(dk_at.dtype.element_ty), mask=inside & (d[None, :] < D))
     at = dv_at + row[:, None] * DV + dv[None, :]
@@ -427,7 +428,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, drawn: Drawn, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result of `dropped_elements.attend_dropped` for a call that `supports` accepts."""
-    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=v.dtype, device=v.device)
+    out = as_hosts(v, q.shape[1], q.shape[2])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     first = torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
     blocks = settings(q.dtype, q.shape[-1], v.shape[-1], "forward")
@@ -453,7 +454,7 @@ def backward(
     renormalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v; the arguments are those of `attend_dropped_backward`."""
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = (as_hosts(x, x.shape[1], x.shape[2]) for x in (q, k, v))
     g_out = g_out.to(v.dtype)
     rows = (g_out, level.contiguous(), lse, first)
     with torch.cuda.device_of(q):

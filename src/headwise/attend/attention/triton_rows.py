@@ -33,7 +33,7 @@ from headwise.attend.attention.triton_tiles import (
     spans,
     tile,
 )
-from headwise.attend.core.kernels import plain
+from headwise.attend.core.kernels import as_hosts, plain
 
 LOG2_E = 1.4426950408889634
 
@@ -219,8 +219,8 @@ def queries_kernel(
             T, N, scale, factor, mt, mn, MASK, CAUSAL, False, ENTROPY, SQUARE, PRECISION, BT, BN, False,
         )  # fmt: skip
         dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
-    d = tl.arange(0, BD)
-    tl.store(dq_at + row[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty),
+    at, d = (b.to(tl.int64) * T + i) * H + h, tl.arange(0, BD)
+    tl.store(dq_at + at[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty),
              mask=rows[:, None] & (d[None, :] < D))  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def keys_kernel(
                 D, DV, MASK, CAUSAL, True, ENTROPY, SQUARE, PRECISION, UPCAST, BT, BN, BD, BDV,
             )  # fmt: skip
     j, d, dv = key + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
-    row, keys = (b.to(tl.int64) * groups + group) * N + j, j < N
+    row, keys = (b.to(tl.int64) * N + j) * groups + group, j < N
     at = dk_at + row[:, None] * D + d[None, :]
     tl.store(at, (dk * scale).to(dk_at.dtype.element_ty), mask=keys[:, None] & (d[None, :] < D))
     at = dv_at + row[:, None] * DV + dv[None, :]
@@ -338,10 +338,10 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the result of `row_statistics.attend_rows` for a call that `supports` accepts."""
-    (batch, heads, queries), size = q.shape[:3], v.shape[-1]
-    out = torch.empty(batch, heads, queries, size, dtype=v.dtype, device=v.device)
+    batch, heads, queries = q.shape[:3]
+    out = as_hosts(v, heads, queries)
     lse, entropy, square = (torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device) for _ in range(3))
-    blocks = settings("forward", q.dtype, q.shape[-1], size)
+    blocks = settings("forward", q.dtype, q.shape[-1], v.shape[-1])
     mask, strides, sizes, constants = _common(q, k, v, mask, causal, scale)
     arguments = (q, k, v, mask, out, lse, entropy, square, *strides, *out.stride(), *sizes)
     # Triton launches on the current device, which differs from q's in a model spread over several devices.
@@ -372,7 +372,7 @@ def backward(
     used = {"ENTROPY": g_entropy is not None, "SQUARE": g_square is not None}
     # An unused gradient is not read.
     g_entropy, g_square = (lse if g is None else g.contiguous() for g in (g_entropy, g_square))
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dq, dk, dv = (as_hosts(x, x.shape[1], x.shape[2]) for x in (q, k, v))
     for_queries, for_keys = (settings(x, q.dtype, q.shape[-1], v.shape[-1]) for x in ("queries", "keys"))
     mask, strides, sizes, constants = _common(q, k, v, mask, causal, scale)
     tensors = (q, k, v, mask, g_out, level.contiguous(), lse, g_entropy, g_square)

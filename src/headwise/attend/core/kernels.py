@@ -117,3 +117,8 @@ def plain(*tensors: Tensor) -> bool:
 def as_hosts(x: Tensor, heads: int, rows: int) -> Tensor:
     """Return an empty tensor (B, heads, rows, D) for the batch and head size of x that lies as (B, rows, heads, D)."""
     return x.new_empty(x.shape[0], rows, heads, x.shape[3]).transpose(1, 2)
+
+
+def rows_first(x: Tensor) -> Tensor:
+    """Return x (B, H, T, D), copied if it does not lie as (B, T, H, D), the order in which hosts read it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
