@@ -110,7 +110,7 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
         # notes on a study are linked from its page, and are in no list of pages
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if "/sources/" in name:
-        source[0] = re.sub(r"\| \*\*([^*|]+)\*\*(?: `([^`|]+)`)? \|", badges, source[0])
+        source[0] = re.sub(r"\| \*\*([^*|]+)\*\*((?: `[^`|]+`)*)((?:;? \*[^*|]+\*)*) \|", badges, source[0])
     if name.startswith("results/"):
         # a note on a result is linked by its title
         source[0] = re.sub(r"\[([\w-]+\.md)\]\(\1\)", r"[](\1)", source[0])
@@ -119,11 +119,11 @@ def adapt(app: Any, name: str, source: list[str]) -> None:
 
 
 def badges(found: re.Match[str]) -> str:
-    """Return the two badges of a claim's row: its verdict and its setting."""
-    verdict, setting = found.groups()
+    """Return the badges of a claim's row (its verdict, its setting and what it is besides) and its earlier verdicts."""
+    verdict, marks, earlier = found.groups()
     tone = next((tone for start, tone in BADGES.items() if verdict.startswith(start)), "left")
-    second = f" [{setting}]{{.badge .setting}}" if setting else ""
-    return f"| [{verdict}]{{.badge .{tone}}}{second} |"
+    others = "".join(f" [{mark}]{{.badge .setting}}" for mark in re.findall(r"`([^`]+)`", marks))
+    return f"| [{verdict}]{{.badge .{tone}}}{others}{earlier} |"
 
 
 def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any) -> None:

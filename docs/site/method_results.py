@@ -132,7 +132,8 @@ def _calculated(name: str, results: Path) -> list[list[str]]:
             continue
         for claim in record.claims:
             if name in Placed(study, record.scale, record.seeds, claim).methods:
-                found.append([claim.text, claim.ours or "–", claim.verdict_words, _link(study)])
+                verdict = "; ".join(filter(None, [claim.verdict_words, claim.history_words]))
+                found.append([claim.text, claim.ours or "–", verdict, _link(study)])
     return found
 
 
