@@ -35,7 +35,17 @@ def exported_methods() -> dict[str, str]:
 
 
 def test_type_checkers_see_exactly_the_public_names() -> None:
-    optional = {"HeadwiseCallback", "Run", "StudyReport", "StudyResult", "WatchCallback", "compare", "judge", "run"}
+    optional = {
+        "HeadwiseCallback",
+        "Run",
+        "StudyReport",
+        "alarms",
+        "StudyResult",
+        "WatchCallback",
+        "compare",
+        "judge",
+        "run",
+    }
     assert declared_names(SOURCE / "__init__.py") == {*headwise.__all__} - {"__version__"} | optional
     assert {*headwise.__all__} | optional == {*dir(headwise)}
     assert declared_names(SOURCE / "study.py") == {*headwise.study.__all__}

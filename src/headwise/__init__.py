@@ -48,6 +48,7 @@ _HOME = {
 
 # Not in `from headwise import *`, which must work with only torch installed.
 _OPTIONAL = {
+    "alarms": "lab.comparing.log_alarms",
     "judge": "headwise_verdict.judging.from_python",
     "run": "lab.training.script_run",
     "Run": "lab.training.script_run",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from headwise.health.watching.logs import TensorBoard as TensorBoard
     from headwise.health.watching.rules import Thresholds as Thresholds
     from headwise.health.watching.watch import watch as watch
+    from headwise.lab.comparing.log_alarms import alarms as alarms
     from headwise.lab.studies.from_python import StudyReport as StudyReport
     from headwise.lab.studies.from_python import StudyResult as StudyResult
     from headwise.lab.studies.from_python import compare as compare

@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | judge | audit | replay | methods | studies`, and what packages add.
+"""The command line: `headwise compare | report | judge | audit | alarms | replay | methods | studies`, and packages' own.
 
 Each command imports its own modules when it runs.
 """
@@ -418,6 +418,31 @@ def judge(
         "script": Script(script, change, metric, arguments, out, timeout, diverged) if script is not None else None,
     }
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
+
+
+@app.command()
+def alarms(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV, TSV, JSON lines, a trainer_state.json, a TensorBoard event file or a folder of them."
+        ),
+    ],
+    mapped: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="The column of a figure: loss=train/loss, max_logit='layer*/logit'; repeatable."),
+    ] = None,
+    step: Annotated[str, typer.Option(help="The column of the steps. Default: step, _step or global_step.")] = "",
+    run: Annotated[str, typer.Option(help="The column of the runs. Default: run, run_id or run_name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Apply the rules of headwise.watch to a log that exists already, and say which of them could be applied.
+
+    Exit code: 0 no alert, 3 an alert; 1 and 2 are errors.
+    """
+    from headwise.lab.comparing.log_alarms import command
+
+    command(log, mapped or (), step, run, as_json=as_json)
 
 
 @app.command()

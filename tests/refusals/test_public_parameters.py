@@ -44,6 +44,7 @@ def attached(decay=0.0):
 
 # what else a call needs
 VALID = {
+    "alarms": lambda: {"source": "log.csv"},
     "audit": lambda: {"checkpoint": model()},
     "compress": lambda: {"model": model()},
     "importance": lambda: {"model": model(), "data": []},

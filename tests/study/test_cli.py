@@ -68,6 +68,7 @@ OPTIONS = {
     "--ray-address --run --seeds --slurm --source --time --trials --worlds",
     "methods": "--for --help",
     "studies": "--help --minutes --source",
+    "alarms": "--help --json --map --run --step",
     "audit": "--fail-on --help --images --json --out --text",
     "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --diverged --floor --help "
     "--json --ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",

@@ -89,6 +89,8 @@ class Rule(ABC):
     """Comparison of the figures of a step with one limit."""
 
     alert: ClassVar[str]
+    # The figures that it judges; empty for all.
+    reads: ClassVar[tuple[str, ...]] = ()
     # What a figure did that was healthy before, such as "fell below", and what any other figure does.
     verb: ClassVar[str] = ""
     state: ClassVar[str] = ""
@@ -149,6 +151,7 @@ class EntropyCollapse(Rule):
     """Rule for heads whose entropy fell below a share of its range."""
 
     alert, verb, state = "entropy_collapse", "fell below", "is below"
+    reads = ("entropy_share",)
     # Heads of a checkpoint that already attend to a single key are not a collapse.
     at_once = False
     of_checkpoint = "sharp_head"
@@ -174,6 +177,7 @@ class LogitGrowth(Rule):
     """Rule for heads whose largest logit is above a limit."""
 
     alert, verb, state = "logit_growth", "passed", "exceeds"
+    reads = ("max_logit",)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its largest logit is above the limit."""
@@ -186,6 +190,7 @@ class LossSpike(Rule):
     """Rule for steps whose loss is far above those of the steps before."""
 
     alert, verb, state = "loss_spike", "rose to", "is"
+    reads = (LOSS_SPIKE,)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each step: whether its loss is above the limit."""
@@ -198,6 +203,7 @@ class OverSmoothing(Rule):
     """Rule for layers whose input tokens point in nearly the same direction."""
 
     alert = "over_smoothing"
+    reads = ("token_cosine",)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each layer: whether the mean cosine of its tokens is above the limit."""
@@ -210,6 +216,7 @@ class RankCollapse(Rule):
     """Rule for layers whose input tokens are nearly one vector."""
 
     alert = "rank_collapse"
+    reads = ("high_frequency",)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each layer: whether the tokens' norm without their mean is below the limit."""
@@ -225,6 +232,7 @@ class LowRank(Rule):
     """Rule for heads with a product of weights that lost its rank."""
 
     alert, verb, state = "low_rank", "fell below", "is below"
+    reads = ("effective_rank_qk", "effective_rank_vo")
     # A product that never had a higher rank has a low rank by design.
     at_once = False
 
@@ -240,6 +248,7 @@ class DeadHead(Rule):
     """Rule for heads whose outputs are small compared with the largest of their layer."""
 
     alert = "dead_head"
+    reads = ("output_norm",)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its output norm is zero or below the limit."""
@@ -265,6 +274,7 @@ class Redundancy(Rule):
     """Rule for heads that attend like the others of their layer."""
 
     alert = "redundancy"
+    reads = ("head_redundancy",)
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
         """Return a finding for each head: whether its map equals those of other heads without being nearly uniform."""
@@ -281,6 +291,7 @@ class MaskLost(Rule):
     """Rule for layers whose queries see later keys, as they did not before."""
 
     alert = "mask_lost"
+    reads = ("later_keys",)
     # Layers that always saw later keys are those of an encoder, or of a prefix.
     at_once = in_audits = False
 
