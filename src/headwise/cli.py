@@ -1,4 +1,4 @@
-"""The command line: `headwise compare | report | judge | audit | alarms | replay | methods | studies`, and packages' own.
+"""The command line: `headwise compare | report | judge | audit | alarms | replay | methods | studies`, and others.
 
 Each command imports its own modules when it runs.
 """
