@@ -1,0 +1,246 @@
+"""What is attached to an optimizer: saved with it to the bit, removed without a trace, and refused where it has no
+meaning."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from optimizers.layouts import built, gradients, set_gradients
+from small_models import HOSTS, fresh
+from torch import nn
+
+import headwise
+from headwise import QKClip
+
+KINDS = ("Hyperball", "Stiefel", "CautiousDecay", "AlphaDecay")
+
+
+def attach(kind, optimizer, groups):
+    if kind == "CautiousDecay":
+        return headwise.CautiousDecay(optimizer)
+    return getattr(headwise, kind)(optimizer, groups, **({"every": 4, "least": 4} if kind == "AlphaDecay" else {}))
+
+
+def begun(kind, base="AdamW", name="llama", dtype=torch.float32):
+    model = built(name)[0].to(dtype)
+    decay = 0.1 if kind.endswith("Decay") else 0.0
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=decay)
+    optimizer = headwise.Muon(groups) if base == "Muon" else torch.optim.AdamW(groups)
+    return model, optimizer, groups
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("base", ["AdamW", "Muon"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_training_goes_on_to_the_bit(kind, base, dtype, tmp_path):
+    model, optimizer, groups = begun(kind, base, dtype=dtype)
+    attach(kind, optimizer, groups)
+    steps = [{n: g.to(dtype) for n, g in grads.items()} for grads in gradients(model, 6)]
+    for at, grads in enumerate(steps):
+        if at == 3:
+            torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "saved.pt")
+        set_gradients(model, grads)
+        optimizer.step()
+    other, again, groups = begun(kind, base, dtype=dtype)
+    attach(kind, again, groups)
+    weights, state = torch.load(tmp_path / "saved.pt", weights_only=True)
+    other.load_state_dict(weights)
+    again.load_state_dict(state)
+    for grads in steps[3:]:
+        set_gradients(other, grads)
+        again.step()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_removal_the_optimizer_steps_as_it_did(kind):
+    model, optimizer, groups = begun(kind)
+    twin = copy.deepcopy(model)
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    attached = attach(kind, optimizer, groups)
+    with pytest.raises(ValueError, match=f"{kind} is attached to this optimizer already"):
+        attach(kind, optimizer, groups)
+    attached.remove()
+    attached.remove()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == decays
+    assert not any(key.startswith(("alpha", "cautious")) for group in optimizer.param_groups for key in group)
+    twin.load_state_dict(model.state_dict())
+    plain = torch.optim.AdamW(headwise.parameter_groups(twin, lr=0.01, weight_decay=decays[0]))
+    for grads in gradients(model, 2):
+        for net, one in ((model, optimizer), (twin, plain)):
+            set_gradients(net, {name: gradient.float() for name, gradient in grads.items()})
+            one.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    attach(kind, optimizer, groups).remove()
+
+
+@pytest.mark.parametrize("base", ["AdamW", "Muon"])
+def test_norms_and_singular_values_stay_with_bfloat16_weights(base):
+    model, optimizer, groups = begun("Hyperball", base, dtype=torch.bfloat16)
+    headwise.Hyperball(optimizer, groups)
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    before = float(weight.float().norm())
+    for grads in gradients(model, 20):
+        set_gradients(model, {name: gradient.bfloat16() for name, gradient in grads.items()})
+        optimizer.step()
+    assert float(weight.float().norm()) == pytest.approx(before, rel=0.01)
+
+
+def test_the_radius_is_the_one_singular_value_of_each_head():
+    model, optimizer, groups = begun("Stiefel", "Muon", "gpt-neox")
+    headwise.Stiefel(optimizer, groups, radius=0.5)
+    for grads in gradients(model, 3):
+        set_gradients(model, {name: gradient.float() for name, gradient in grads.items()})
+        optimizer.step()
+    weight = model.gpt_neox.layers[0].attention.query_key_value.weight
+    for rows in weight.detach().split(8):
+        torch.testing.assert_close(torch.linalg.svdvals(rows), torch.full((8,), 0.5), rtol=1e-4, atol=1e-5)
+
+
+def test_the_retraction_removes_the_part_of_a_step_that_leaves_the_manifold():
+    torch.manual_seed(0)
+    weight, step = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    from headwise.optimizers.orthogonal import polar
+
+    on = polar(weight[None])[0]
+    inward = (step @ on.T + on @ step.T) / 2 @ on
+    small = 1e-5
+    moved = (polar((on + small * step)[None])[0] - on) / small
+    torch.testing.assert_close(moved, step - inward, rtol=0, atol=1e-3)
+
+
+def test_hyperball_makes_the_rate_the_relative_size_of_a_step():
+    model, optimizer, groups = begun("Hyperball")
+    headwise.Hyperball(optimizer, groups)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    before = weight.detach().clone()
+    set_gradients(model, {name: g.float() for name, g in next(gradients(model, 1)).items()})
+    optimizer.step()
+    relative = float((weight - before).norm() / before.norm())
+    # at right angles or a little less, as the norm stays
+    assert 0.006 < relative <= 0.0101
+
+
+def test_exponents_are_named_and_small_matrices_are_left_out():
+    model, optimizer, groups = begun("AlphaDecay", name="torch")
+    decay = headwise.AlphaDecay(optimizer, groups, least=32)
+    names = {name for name in decay.exponents() if name.startswith("layers.0")}
+    assert names == {
+        f"layers.0.{name}"
+        for name in (
+            "self_attn.in_proj_weight q",
+            "self_attn.in_proj_weight k",
+            "self_attn.in_proj_weight v",
+            "self_attn.out_proj.weight o",
+            "linear1.weight mlp",
+            "linear2.weight mlp",
+        )
+    }
+    assert headwise.AlphaDecay(torch.optim.AdamW(groups), groups).exponents() == {}
+
+
+def test_matrices_that_are_too_small_decay_as_before():
+    model, optimizer, groups = begun("AlphaDecay")
+    twin = copy.deepcopy(model)
+    headwise.AlphaDecay(optimizer, groups, least=1000)
+    plain = torch.optim.AdamW(headwise.parameter_groups(twin, lr=0.01, weight_decay=0.1))
+    for grads in gradients(model, 2):
+        for net, one in ((model, optimizer), (twin, plain)):
+            set_gradients(net, {name: gradient.float() for name, gradient in grads.items()})
+            one.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+def test_a_decay_of_what_is_fixed_is_refused_before_a_weight_changes(kind):
+    model, _, _ = begun(kind)
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=rf"{kind} keeps .*q_proj\.weight.*weight_decay=0\.1 cannot change: set it"):
+        attach(kind, torch.optim.AdamW(groups), groups)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_clipping_of_weights_whose_size_is_fixed_is_refused(kind, when):
+    host = HOSTS["own"]
+    model = fresh(host)
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(groups)
+    message = rf"QKClip shrinks the weights at blocks\.0\.attn, whose size {kind} fixes"
+    if when == "before":
+        headwise.regularize(model, QKClip())
+        with pytest.raises(ValueError, match=message):
+            attach(kind, optimizer, groups)
+        return
+    attach(kind, optimizer, groups)
+    headwise.regularize(model, QKClip())
+    host.run(model).square().mean().backward()
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+
+
+def test_a_matrix_of_zeros_is_refused():
+    model, optimizer, groups = begun("Hyperball")
+    nn.init.zeros_(model.model.layers[1].mlp.down_proj.weight)
+    with pytest.raises(ValueError, match=r"a matrix of model\.layers\.1\.mlp\.down_proj\.weight is zero"):
+        headwise.Hyperball(optimizer, groups)
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel", "AlphaDecay"])
+def test_an_optimizer_of_other_parameters_is_refused(kind):
+    _, _, groups = begun(kind)
+    other = torch.optim.AdamW([nn.Parameter(torch.ones(2, 2))])
+    with pytest.raises(ValueError, match=rf"{kind} finds no matrix of LlamaForCausalLM in the optimizer"):
+        attach(kind, other, groups)
+
+
+def test_decays_without_a_decay_and_decays_of_the_gradient_are_refused():
+    model = fresh(HOSTS["own"])
+    none, some = (headwise.parameter_groups(model, lr=0.01, weight_decay=decay) for decay in (0.0, 0.1))
+    with pytest.raises(ValueError, match="CautiousDecay finds no weight decay"):
+        headwise.CautiousDecay(torch.optim.AdamW(none))
+    with pytest.raises(ValueError, match="AlphaDecay finds no weight decay"):
+        headwise.AlphaDecay(torch.optim.AdamW(none), none)
+    with pytest.raises(ValueError, match="CautiousDecay needs an optimizer whose weight decay is decoupled; Adam adds"):
+        headwise.CautiousDecay(torch.optim.Adam(some))
+    with pytest.raises(ValueError, match="AlphaDecay needs an optimizer whose weight decay is decoupled; SGD adds"):
+        headwise.AlphaDecay(torch.optim.SGD(some), some)
+    optimizer = torch.optim.AdamW(some)
+    headwise.CautiousDecay(optimizer)
+    with pytest.raises(ValueError, match="CautiousDecay has taken this optimizer's weight decay"):
+        headwise.AlphaDecay(optimizer, some)
+
+
+def test_a_closure_computes_the_gradients_within_the_step():
+    host = HOSTS["own"]
+    ways = []
+    for closed in (False, True):
+        model = fresh(host).double()
+        groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(groups)
+        headwise.Hyperball(optimizer, groups)
+        x = torch.randn(3, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+        def closure(model=model, optimizer=optimizer, x=x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            if closed:
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+        ways.append(list(model.parameters()))
+    for ours, theirs in zip(*ways, strict=True):
+        torch.testing.assert_close(ours, theirs)
