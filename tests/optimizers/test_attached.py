@@ -105,7 +105,7 @@ def test_the_radius_is_the_one_singular_value_of_each_head():
 def test_the_retraction_removes_the_part_of_a_step_that_leaves_the_manifold():
     torch.manual_seed(0)
     weight, step = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
-    from headwise.optimizers.orthogonal import polar
+    from headwise.attend.optimizers.orthogonal import polar
 
     on = polar(weight[None])[0]
     inward = (step @ on.T + on @ step.T) / 2 @ on

@@ -309,7 +309,7 @@ def test_matrices_of_a_model_are_orthogonalized_in_parts_where_they_are_many(mon
         set_gradients(twin, grads)
         one.step()
         with monkeypatch.context() as few:
-            few.setattr("headwise.optimizers.orthogonal.STACKED", 4000)
+            few.setattr("headwise.attend.optimizers.orthogonal.STACKED", 4000)
             parts.step()
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
