@@ -430,6 +430,34 @@ def test_an_operator_may_be_defined_again():
         assert torch.ops.headwise_canary.times(torch.ones(())) == factor
 
 
+@canary("on_all")
+@pytest.mark.parametrize("operation", ["add", "sub", "mul"])
+def test_tensors_of_a_list_are_changed_together(operation):
+    tensors, others = [torch.ones(2), torch.ones(3)], [torch.full((2,), 2.0), torch.full((3,), 3.0)]
+    made = borders.on_all(operation)(tensors, others)
+    want = [getattr(torch, operation)(one, other) for one, other in zip(tensors, others, strict=True)]
+    assert all(map(torch.equal, made, want))
+    borders.on_all(f"{operation}_")(tensors, others)
+    assert all(map(torch.equal, tensors, want))
+
+
+@canary("on_all")
+def test_the_operators_that_the_optimizers_take_exist():
+    tensors, others = [torch.tensor([-2.0, 0.0, 3.0])], [torch.tensor([1.0, 1.0, 1.0])]
+    assert borders.on_all("lerp")(tensors, others, 0.5)[0].tolist() == [-0.5, 0.5, 2.0]
+    assert borders.on_all("sign")(tensors)[0].tolist() == [-1.0, 0.0, 1.0]
+    borders.on_all("sign_")(tensors)
+    borders.on_all("add_")(tensors, 1)
+    borders.on_all("clamp_max_")(tensors, 1)
+    assert tensors[0].tolist() == [0.0, 1.0, 1.0]
+    borders.on_all("lerp_")(tensors, others, 0.5)
+    borders.on_all("mul_")(tensors, [2.0])
+    borders.on_all("add_")(tensors, others, alpha=-1.0)
+    assert tensors[0].tolist() == [0.0, 1.0, 1.0]
+    borders.on_all("copy_")(tensors, others)
+    assert torch.equal(tensors[0], others[0])
+
+
 @canary("norms_of")
 def test_norms_are_computed_in_the_wider_dtype():
     tensors = [torch.randn(3, 400).bfloat16(), torch.randn(50).bfloat16()]

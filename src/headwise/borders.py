@@ -105,6 +105,12 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return torch._foreach_norm(tensors, 2, dtype)
 
 
+def on_all(operation: str) -> Callable[..., Any]:
+    """Return torch's operator on lists of tensors, such as `on_all("add_")`: few kernels for all of them."""
+    operator: Callable[..., Any] = getattr(torch, f"_foreach_{operation}")
+    return operator
+
+
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy tensors into as many others, on CUDA by one kernel. Gone: an AttributeError with the name."""
     torch._foreach_copy_(targets, sources)

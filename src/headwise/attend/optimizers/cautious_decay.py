@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.optimizers.attached import Attached, check_optimizer
+from headwise.borders import on_all
 
 DECAY = "cautious_decay"
 
@@ -65,15 +66,15 @@ class CautiousDecay(Attached):
                 continue
             weights, old = [p for p, _ in pairs], [x for _, x in pairs]
             # Signs, because the product of two small numbers is zero.
-            agree = torch._foreach_sub(old, weights)
-            torch._foreach_sign_(agree)
-            torch._foreach_mul_(agree, torch._foreach_sign(old))
+            agree = on_all("sub")(old, weights)
+            on_all("sign_")(agree)
+            on_all("mul_")(agree, on_all("sign")(old))
             # 0 where they disagree, else 1
-            torch._foreach_add_(agree, 1)
-            torch._foreach_clamp_max_(agree, 1)
-            torch._foreach_mul_(agree, old)
-            torch._foreach_mul_(agree, group["lr"] * group[DECAY])
-            torch._foreach_sub_(weights, agree)
+            on_all("add_")(agree, 1)
+            on_all("clamp_max_")(agree, 1)
+            on_all("mul_")(agree, old)
+            on_all("mul_")(agree, group["lr"] * group[DECAY])
+            on_all("sub_")(weights, agree)
         self._copies = []
 
 

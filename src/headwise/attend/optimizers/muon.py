@@ -14,6 +14,7 @@ from headwise.attend.optimizers.orthogonal import by_shape, chunks, newton_schul
 from headwise.attend.optimizers.parts import LAYERS, Part, Parts, Per, check_groups, check_per, parts_of, together_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
+from headwise.borders import on_all
 from headwise.files.arguments import finite_number, is_a
 
 # The groups of `headwise.parameter_groups` whose matrices Muon may move.
@@ -145,7 +146,7 @@ class Muon(torch.optim.Optimizer):
         stacks = [part.of(m) for m, one in zip(momenta, moved, strict=True) for part in one.parts]
         made = by_shape(_orthogonalized, stacks)
         factors = [factor(part, one.group["adjust_lr_fn"], stack.shape) for (one, part), stack in _each(moved, stacks)]
-        torch._foreach_mul_(made, factors)
+        on_all("mul_")(made, factors)
         updates = iter(made)
         plain: dict[int, tuple[list[Moved], list[list[Tensor]]]] = {}
         for one in moved:
@@ -177,8 +178,8 @@ class Muon(torch.optim.Optimizer):
             places = list(alike)
             group = moved[places[0]].group
             means, new = [momenta[at] for at in places], [gradients[at] for at in places]
-            torch._foreach_lerp_(means, new, 1 - group["momentum"])
-            made += torch._foreach_lerp(new, means, group["momentum"]) if group["nesterov"] else means
+            on_all("lerp_")(means, new, 1 - group["momentum"])
+            made += on_all("lerp")(new, means, group["momentum"]) if group["nesterov"] else means
         return [whole(one) for one in made]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,9 +209,9 @@ def _subtract_(moved: list[Moved], matrices: list[list[Tensor]]) -> None:
     """Decay parameters of one group, and subtract the learning rate times the updates of their parts."""
     rate, decay = moved[0].group["lr"], moved[0].group["weight_decay"]
     if not isinstance(decay, float | int) or decay:
-        torch._foreach_mul_([one.parameter for one in moved], 1 - rate * decay)
+        on_all("mul_")([one.parameter for one in moved], 1 - rate * decay)
     if isinstance(rate, Tensor):
-        torch._foreach_mul_([matrix for own in matrices for matrix in own], rate)
+        on_all("mul_")([matrix for own in matrices for matrix in own], rate)
         rate = 1.0
     rows, updates = [], []
     for one, own in zip(moved, matrices, strict=True):
@@ -221,7 +222,7 @@ def _subtract_(moved: list[Moved], matrices: list[list[Tensor]]) -> None:
             else:
                 rows.append(view)
                 updates.append(update.reshape(view.shape))
-    together_(torch._foreach_add_, torch.Tensor.add_, rows, updates, alpha=-rate)
+    together_(on_all("add_"), torch.Tensor.add_, rows, updates, alpha=-rate)
 
 
 def _subtract_whole_(one: Moved, matrices: list[Tensor]) -> None:

@@ -17,6 +17,7 @@ from headwise.attend.projections.block import Block, Rows
 from headwise.attend.projections.leaves import leaf
 from headwise.attend.projections.sharded import sharded
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
+from headwise.borders import on_all
 from headwise.files.arguments import is_a
 
 Per = Literal["head", "group", "matrix"]
@@ -126,7 +127,7 @@ def parts_of(groups: ParameterGroups, per: Per, heads_per_group: int | None, lay
             _add(found.setdefault(id(parameter), []), _part(block, size, parameter), parameter, block.where)
     trained = {id(p): p for group in groups for p in group["params"]}
     for key, parts in found.items():
-        parts += _rest(parts, trained[key]) if key in trained else []
+        parts += rest(parts, trained[key]) if key in trained else []
     names_whole = {"mlp"} if layers == "all" else set()
     # a projection whose heads cannot be told is a matrix all the same
     names_whole |= {"attention"} if per == "matrix" else set()
@@ -140,9 +141,12 @@ def _sized(site: Site, per: Per, heads_per_group: int | None, who: str) -> Itera
     try:
         found = projections.of(site)
     except ProjectionError as error:
-        if per != "matrix":
-            raise ValueError(f'{who}(per="{per}"): {error}. per="matrix" needs no heads') from error
-        return
+        if per == "matrix":
+            return
+        remedy = 'per="matrix" needs no heads'
+        if any(hasattr(parameter, "full_tensor") for parameter in site.module.parameters()):
+            remedy = "Here the weights are sharded and stored in one: build the optimizer before, as Accelerate does"
+        raise ValueError(f'{who}(per="{per}"): {error}. {remedy}') from error
     for block in found.blocks:
         if reason := sharded(block.module, block.name):
             raise ValueError(f"{who} cannot move {block.where}, which {reason}")
@@ -205,7 +209,7 @@ def _add(parts: list[Part], part: Part, parameter: Tensor, where: str) -> None:
     parts.append(part)
 
 
-def _rest(parts: list[Part], parameter: Tensor) -> list[Part]:
+def rest(parts: list[Part], parameter: Tensor) -> list[Part]:
     """Return the rows of no projection as one more matrix, such as those of a gate that is fused with the queries."""
     axis = parts[0].axis
     assert axis is not None
@@ -253,7 +257,7 @@ def write_all_(weights: Sequence[Tensor], parts: Sequence[list[Part]], matrices:
         else:
             rows.append(view)
             values.append(value.reshape(view.shape))
-    together_(torch._foreach_copy_, torch.Tensor.copy_, rows, values)
+    together_(on_all("copy_"), torch.Tensor.copy_, rows, values)
 
 
 def check_per(per: object, heads_per_group: object) -> None:
