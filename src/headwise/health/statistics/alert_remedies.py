@@ -92,7 +92,7 @@ REMEDIES = {
         "Li et al. 2018, arXiv 1810.10183; Zhou et al. 2020, arXiv 2004.13342",
     ),
     "sharp_head of a checkpoint": Remedy(
-        "none is needed: heads that read a fixed position, such as the token before, are sharp in healthy "
+        "no action: heads that read a fixed position, such as the token before, are sharp in healthy "
         "models. headwise.watch shows during training whether a head became sharp",
         "Voita et al. 2019, arXiv 1905.09418",
     ),

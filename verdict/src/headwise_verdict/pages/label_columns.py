@@ -14,20 +14,23 @@ NARROW = 500
 WIDE_LABEL, NARROW_LABEL = (34, 2), (20, 3)
 
 
-def label_column(alt: Any, names: Mapping[str, str]) -> Any:
-    """Return an axis of labels in lines, narrow where the chart's box is; `names` are short forms by label."""
+def label_column(alt: Any, names: Mapping[str, str], *, small: bool = False) -> Any:
+    """Return an axis of labels in lines, narrow in a narrow box and in a small chart; `names` are short forms."""
     wide, narrow = (
         {label: lines_of(label, names.get(label) or label, *room) for label in names}
-        for room in (WIDE_LABEL, NARROW_LABEL)
+        for room in (NARROW_LABEL if small else WIDE_LABEL, NARROW_LABEL)
     )
-    return text_column(alt, wide, narrow, orient="left")
+    return text_column(alt, wide, narrow, small=small, orient="left")
 
 
-def text_column(alt: Any, wide: Mapping[str, Any], narrow: Mapping[str, Any], **look: Any) -> Any:
+def text_column(
+    alt: Any, wide: Mapping[str, Any], narrow: Mapping[str, Any], *, small: bool = False, **look: Any
+) -> Any:
     """Return an axis whose labels are texts by value, which depend on the width of the chart's box."""
     narrow_or = functools.partial("containerSize()[0] < {} ? {} : {}".format, NARROW)
     choose = f"({narrow_or(json.dumps(narrow), json.dumps(wide))})[datum.value]"
-    sizes = {"labelFontSize": {"expr": narrow_or(10.5, 11.5)}, "labelLineHeight": {"expr": narrow_or(11, 12.5)}}
+    size, height = (10.5, 11) if small else (11.5, 12.5)
+    sizes = {"labelFontSize": {"expr": narrow_or(10.5, size)}, "labelLineHeight": {"expr": narrow_or(11, height)}}
     plain = {"domain": False, "ticks": False, "grid": False, "labelLimit": 0, "labelPadding": 10}
     return alt.Axis(labelExpr=choose, labelColor="var(--ink)", **sizes, **plain, **look)
 

@@ -190,12 +190,12 @@ def against_cost(rows: Sequence[Row], *, x: str, outcome: str) -> Any:
         type="quantitative",
         title=x,
         scale=scale,
-        axis=alt.Axis(tickCount=5, labelSeparation=6, labelFlush=False, labelOverlap="greedy"),
+        axis=alt.Axis(tickCount=5, labelSeparation=6, labelFlush=False, labelBound=10, labelOverlap="greedy"),
     )
     names, texts = ({row["label"]: row[key] for row in rows} for key in ("brief", "text"))
     columns = (
-        label_column(alt, names),
-        text_column(alt, texts, texts, orient="right"),
+        label_column(alt, names, small=True),
+        text_column(alt, texts, texts, small=True, orient="right"),
     )
     roles, colours = ["arm", "baseline"], ["var(--blue)", "var(--grey)"]
     colour = alt.Color("role", type="nominal", legend=None, scale=alt.Scale(domain=roles, range=colours))

@@ -88,7 +88,7 @@ def _points(
         type="quantitative",
         title=title,
         scale=scale,
-        axis=alt.Axis(tickCount=ticks, labelSeparation=6, labelFlush=False, labelOverlap="greedy"),
+        axis=alt.Axis(tickCount=ticks, labelSeparation=6, labelFlush=False, labelBound=10, labelOverlap="greedy"),
     )
     words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
     layers = [] if margin is None else [_margin(alt, margin, title)]
@@ -101,7 +101,7 @@ def _points(
     points = base.mark_point(filled=True, size=size, opacity=1)
     drawn = [one for one in VERDICTS if one in {row["verdict"] for row in rows}]
     marks = {"color": _colour(alt, drawn if numbers else []), "shape": _shape(alt, drawn if numbers else [])}
-    layers.append(points.encode(x=x, y=y(axis=_labels(alt, rows)), tooltip=words, **marks))
+    layers.append(points.encode(x=x, y=y(axis=_labels(alt, rows, small=not numbers)), tooltip=words, **marks))
     if numbers:
         column = base.mark_point(opacity=0, size=0).encode(x=x, y=y(axis=_numbers(alt, rows)))
         layers.append(column)
@@ -139,8 +139,9 @@ def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
     return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=tooltips)
 
 
-def _labels(alt: Any, rows: list[dict[str, Any]]) -> Any:
-    return label_column(alt, {row["label"]: row.get("brief") or row["label"] for row in rows})
+def _labels(alt: Any, rows: list[dict[str, Any]], small: bool) -> Any:
+    names = {row["label"]: row.get("brief") or row["label"] for row in rows}
+    return label_column(alt, names, small=small)
 
 
 def _numbers(alt: Any, rows: list[dict[str, Any]]) -> Any:

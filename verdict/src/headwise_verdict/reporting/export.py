@@ -166,7 +166,9 @@ SERIES = ("--blue", "--orange", "--green", "--purple", "--sky", "--vermillion", 
 def on_paper(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a Vega-Lite specification in the colours of the light theme with a fixed width, and its configuration."""
     resolved = {key: value if key == "datasets" else _resolved(value) for key, value in spec.items()}
-    return resolved | {"width": WIDTH, "background": "white"}, _look()
+    # labels and numbers beside a plot count into its width
+    fitted = {"width": WIDTH, "background": "white", "autosize": {"type": "fit-x", "contains": "padding"}}
+    return resolved | fitted, _look()
 
 
 def _resolved(node: Any) -> Any:
