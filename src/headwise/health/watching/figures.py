@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise.attend.core.site import Site
 from headwise.health.health_records import Record
 from headwise.health.statistics import STATISTICS, Tally
+from headwise.health.statistics.weights import WEIGHT_STATISTICS
 
 
 def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -50,6 +51,11 @@ class Figures:
     margins: array[float] | None
     sampled: bool
     missing: frozenset[int] = frozenset()
+
+    @property
+    def worse(self) -> str | None:
+        """Return the worrying side of the statistic, "high" or "low", or None."""
+        return (STATISTICS.get(self.statistic) or WEIGHT_STATISTICS[self.statistic.rpartition("_")[0]]).worse
 
     @classmethod
     def of(cls, site: Site, step: int, name: str, tally: Tally) -> Figures | None:

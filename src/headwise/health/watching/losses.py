@@ -34,6 +34,11 @@ class Spikes:
         self.before: deque[float] = deque(maxlen=window)
         self.fewest = fewest
 
+    @classmethod
+    def of_losses(cls) -> Spikes:
+        """Return the deviations of losses from those of exactly fifty steps before."""
+        return cls(BEFORE, BEFORE)
+
     def add(self, values: Iterable[float]) -> list[float | None]:
         """Return the deviation of each value, in the order of the values.
 
@@ -76,7 +81,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.given = False
-        self._spikes = Spikes(BEFORE, BEFORE)
+        self._spikes = Spikes.of_losses()
         # The step, the loss, and the CUDA event that ends its copy, or None without one.
         self._coming: deque[tuple[int, Tensor | float, Any]] = deque()
         self._since: list[float] = []

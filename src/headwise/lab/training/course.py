@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headwise.health.watching.losses import BEFORE, Spikes
+from headwise.health.watching.losses import Spikes
 from headwise.health.watching.rules import Thresholds
 from headwise_verdict.results.records import SPIKES, STEPS_TO_GOAL
 
@@ -30,7 +30,7 @@ class Course:
         self.steps, self.spikes = 0, 0
         self.mean: float | None = None
         self.reached: int | None = None
-        self._deviations = Spikes(BEFORE, BEFORE)
+        self._deviations = Spikes.of_losses()
 
     def add(self, losses: list[float]) -> None:
         """Add the losses of the next steps."""
@@ -48,7 +48,7 @@ class Course:
         """Return the steps to the goal, one more than all steps if it was not reached, and the spikes in 1,000 steps
         that have fifty before them; the latter only if there are such steps."""
         outcomes = {STEPS_TO_GOAL: float(self.reached or self.steps + 1)}
-        judged = self.steps - BEFORE
+        judged = self.steps - self._deviations.fewest
         return outcomes | ({SPIKES: STEPS * self.spikes / judged} if judged > 0 else {})
 
     def state(self) -> dict[str, Any]:

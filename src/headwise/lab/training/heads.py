@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from headwise.health.statistics import STATISTICS
-from headwise.health.statistics.weights import WEIGHT_STATISTICS
 from headwise.health.watching.figures import Figures
-from headwise.health.watching.places import Places
-from headwise.health.watching.recorder import Recorder, SiteObserver
-from headwise.health.watching.weights import Matrices, Weights, norm_in
-from headwise.health.watching.whole_model import MATRIX_NORM, OF_LOSS, SHARE
+from headwise.health.watching.held_out import needs_loss, read
+from headwise.health.watching.whole_model import MATRIX_NORM, SHARE
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import (
@@ -51,14 +48,13 @@ def watch_run(order: Order, training: Training, model: nn.Module, train: Example
     task = training.task
     # time and memory are measured in the steps between readings
     every = task.watch_every or max(2, steps // 50)
-    of_loss = any(name in OF_LOSS for name in task.watch_statistics)
     watching = watch(
         model,
         every=every,
         log=[JsonLines(order.folder / HEALTH)],
         on_alert=None,
         statistics=list(task.watch_statistics) or None,
-        loss=_fixed_loss(training, model, train) if of_loss else None,
+        loss=_fixed_loss(training, model, train) if needs_loss(task.watch_statistics) else None,
     )
     if training.first_step:
         watching.step_to(training.first_step)
@@ -123,27 +119,8 @@ def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
     names = list(task.head_statistics)
-    places, weights = Places(model, None), Weights(names)
-    recorder = Recorder(names, None, weights, training=False)
-    observers: list[SiteObserver] = []
-    try:
-        weights.look(model, [fitted.site for fitted in places.sites])
-        for fitted in places.sites:
-            observers.append(SiteObserver(fitted, recorder, places.model))
-            fitted.observer, fitted.armed = observers[-1], True
-        model.eval()
-        _run_through(training, evaluation, first(examples, EXAMPLES))
-        norms = Matrices(places.model, places.all_sites).norms() if MATRIX_NORM in names else {}
-        moved = recorder.collect(list(norms.values()))
-        figures = list(_figures(recorder, places))
-        matrices = {one.name: norm_in(next(moved)) for one in norms}
-    finally:
-        for fitted in places.sites:
-            fitted.observer, fitted.armed = None, False
-        for observer in observers:
-            observer.remove()
-        places.leave()
-        recorder.clear()
+    forwards = partial(_run_through, training, evaluation, first(examples, EXAMPLES))
+    figures, matrices = read(model, names, forwards)
     return _outcomes(figures) | _of_matrices(matrices)
 
 
@@ -158,23 +135,13 @@ def _run_through(training: Training, evaluation: Evaluation, examples: Examples)
         answer(training, evaluation, take(examples, index.to(training.accelerator.device)))
 
 
-def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:
-    for fitted in places.sites:
-        site = fitted.site
-        for name, tally in recorder.tallies.get(site.index, {}).items():
-            figure = Figures.of(site, 0, name, tally)
-            if figure is not None:
-                yield figure
-        for name, values in recorder.of_weights.get(site.index, {}).items():
-            yield Figures.of_weights(site, 0, name, values, recorder.heads[site.index])
-
-
 def _outcomes(figures: list[Figures]) -> dict[str, float]:
     shared = Counter((figure.statistic, figure.depth) for figure in figures)
     outcomes: dict[str, float] = {}
     for name in dict.fromkeys(figure.statistic for figure in figures):
         all_values: list[float] = []
-        for figure in (figure for figure in figures if figure.statistic == name):
+        of_name = [figure for figure in figures if figure.statistic == name]
+        for figure in of_name:
             layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
             values = {
                 f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
@@ -185,7 +152,7 @@ def _outcomes(figures: list[Figures]) -> dict[str, float]:
             if figure.per != "layer":
                 outcomes |= {f"heads/{name}/{place}": value for place, value in values.items()}
         outcomes[f"heads/{name}/mean"] = statistics.fmean(all_values)
-        worse = (STATISTICS.get(name) or WEIGHT_STATISTICS[name.rpartition("_")[0]]).worse
+        worse = of_name[0].worse
         if worse is not None:
             outcomes[f"heads/{name}/worst"] = (max if worse == "high" else min)(all_values)
     return outcomes

@@ -8,13 +8,9 @@ import statistics
 import torch
 from torch import Tensor
 
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.call import Call
+from headwise.attend.core.site import Site
 from headwise.files.provenance import device_hardware
-from headwise.health.statistics.reading import Queries, Reading
-from headwise.health.statistics.scan import Logits, Memory, SoftmaxBlock, precise_dtype
-from headwise.health.watching.observed import reading_of
-from headwise.health.watching.places import Places
+from headwise.health.watching.held_out import first_maps
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.training.batches import (
     Examples,
@@ -272,60 +268,17 @@ def _costs(
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}
 
 
-@torch.no_grad()
-def first_map(reading: Reading) -> Tensor:
-    """Return the softmax weights (H, T, N) of the first sample; rows of padding are 0."""
-    queries, dtype = Queries.of(reading), precise_dtype(reading)
-    memory = Memory(reading.heads * reading.queries * reading.keys, dtype, reading.q.device)
-    rows = slice(0, reading.queries)
-    with torch.autocast(reading.q.device.type, enabled=False):
-        block = SoftmaxBlock.of(Logits(reading, queries, dtype), slice(0, 1), rows, memory)
-        weights, log_unit = block.weights(queries.valid[:1].to(dtype))
-        if log_unit is not None:
-            weights = weights * log_unit.exp()
-    return weights[0].float()
-
-
-# most tokens of a map that a picture can show
-MOST = 65
 # decimal digits of the weights, which a picture shows as colours
 DIGITS = 3
 
 
-class _Mapping:
-    """An observer that stores the map of the first call of one site in evaluation mode."""
-
-    def __init__(self) -> None:
-        self.weights: Tensor | None = None
-        self.tokens = 0
-
-    def __call__(self, call: Call, out: Tensor) -> None:
-        if self.weights is None:
-            self.tokens = call.queries
-            self.weights = first_map(reading_of(call, out))[:, :MOST, :MOST].cpu()
-
-
-@torch.no_grad()
 def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
     """Return the softmax maps of the first and last self-attention layers on the first example."""
     model = training.accelerator.unwrap_model(training.model)
-    places = Places(model, None)
-    self_attention = [place for place in places.sites if not place.site.is_cross]
-    chosen = list(dict.fromkeys([*self_attention[:1], *self_attention[-1:]]))
-    observed: list[tuple[FittedLayer, _Mapping]] = [(place, _Mapping()) for place in chosen]
-    try:
-        for place, mapping in observed:
-            place.observer, place.armed = mapping, True
-        model.eval()
-        answer(training, evaluation, first(examples, 1))
-    finally:
-        places.leave()
-    return MapsRecord(
-        tokens=max((mapping.tokens for _, mapping in observed), default=0),
-        layers=[_layer(place, mapping.weights) for place, mapping in observed if mapping.weights is not None],
-    )
+    tokens, maps = first_maps(model, lambda: answer(training, evaluation, first(examples, 1)))
+    return MapsRecord(tokens=tokens, layers=[_layer(site, weights) for site, weights in maps])
 
 
-def _layer(place: FittedLayer, weights: Tensor) -> LayerMaps:
+def _layer(site: Site, weights: Tensor) -> LayerMaps:
     heads = [[[round(weight, DIGITS) for weight in row] for row in rows] for rows in weights.tolist()]
-    return LayerMaps(layer=place.site.name, depth=place.site.depth, heads=heads)
+    return LayerMaps(layer=site.name, depth=site.depth, heads=heads)

@@ -127,14 +127,12 @@ def _check_statistics(task: Task) -> None:
     """Refuse names of statistics that do not exist, and rates of statistics that a watched run does not read."""
     owner = type(task).__name__
     if task.head_statistics or task.watch_statistics or task.head_rates:
-        from headwise.health.watching.weights import known_names
-        from headwise.health.watching.whole_model import MATRIX_NORM, OF_MODEL
+        from headwise.health.watching.held_out import check_statistics
 
         # sharpness belongs to a training step, so that it is not among head_statistics
-        extra = {"head_statistics": (MATRIX_NORM,), "watch_statistics": OF_MODEL, "head_rates": OF_MODEL}
-        for field, names in extra.items():
+        for field, training in (("head_statistics", False), ("watch_statistics", True), ("head_rates", True)):
             try:
-                known_names(list(getattr(task, field)), names)
+                check_statistics(getattr(task, field), training=training)
             except ValueError as error:
                 raise StudyError(f"{owner}.{field}: {error}") from error
     unread = sorted(set(task.head_rates) - set(task.watch_statistics or task.head_rates))
