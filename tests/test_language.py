@@ -1,5 +1,6 @@
 """Phrases that a reader has to read twice stay out of code, messages and pages; each has a plain form."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -77,6 +78,25 @@ FILES = sorted(
     for path in ROOT.glob(pattern)
     if path.name not in EXCEPT and ".egg-info" not in str(path)
 )
+# kinds that a reader meets in messages and on the pages of the first hour
+SHOWN = {
+    r"\b(is|are) (that|those) of\b": "comes from, uses, or the name of the thing",
+    r"\bof (its|their|your|our|one's) own\b(?! (entries|worlds|kernel))": "its own, custom or separate",
+    r"\bwould have been (seen|decided|found)\b": "80 % power to detect",
+    r"\b(and|or) \S+ more like (it|them)\b": "in two other heads, or the number",
+    r"\bcounts as hanging\b|\bis ended\b(?! after)": "is killed",
+    r"\bwas asked for\b": "was requested",
+    r"\btold (in|on|by) (a|the|standard)\b|\b(is|are|or|and) told\b": "reported, named or noted",
+    r"\bone after the other\b.{0,20}\btogether\b": "runs execute one at a time",
+    r"\bsays nothing: ": "is dead, or what is the matter",
+    r"\bfor each of which\b|\bof the which\b": "two sentences",
+    r"\bnot (un|in)(known|usual|common|likely|frequent)\w*\b": "the plain word",
+}
+FIRST_HOUR = (
+    "README AGENTS docs/index docs/start docs/training_script docs/trainer docs/your_script docs/compare docs/judge "
+    "docs/exit_codes docs/my_loss_exploded docs/audit docs/at_home docs/fine_tuning docs/published docs/own_task "
+    "docs/tasks skills/headwise/SKILL"
+).split()
 # words that were fixed before the seeds of a study and are kept with its results
 FIXED = re.compile(r"run anew on each prefix|source says of them|brings? along|a random shift, beside a random ")
 
@@ -142,3 +162,62 @@ def test_ordinary_english_is_not_refused():
 )
 def test_the_dialect_is_refused(sentence):
     assert phrases_in(sentence)
+
+
+def shown_in(path):
+    """Return the texts of a file of code that a user may see, with their lines: strings with a space, no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, owners) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and " " in node.value
+        and id(node) not in docstrings
+    ]
+
+
+def kinds_in(texts):
+    """Return the lines of shown texts that are of a kind, each with what to write instead."""
+    return [
+        f"line {number}: {text.strip()[:90]!r}: write {better!r}"
+        for number, text in texts
+        for kind, better in SHOWN.items()
+        if re.search(kind, text)
+    ]
+
+
+def test_messages_are_of_no_kind_that_is_read_twice():
+    code = [
+        path
+        for place in ("src", "verdict/src", "papers/src/headwise_papers/league")
+        for path in sorted((ROOT / place).rglob("*.py"))
+    ]
+    assert len(code) > 300
+    wrong = {str(path.relative_to(ROOT)): lines for path in code if (lines := kinds_in(shown_in(path)))}
+    # kept analyses hold this sentence
+    wrong.pop("verdict/src/headwise_verdict/results/analysis.py", None)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("page", FIRST_HOUR)
+def test_the_first_hour_is_of_no_kind_that_is_read_twice(page):
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    wrong = kinds_in(enumerate(text.splitlines(), 1))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_kind_is_found_in_a_message_and_not_in_a_docstring(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        '"""The weights are those of a layer."""\nraise ValueError(f"{x}: these weights are those of {y}")\n'
+    )
+    assert kinds_in(shown_in(path)) == [
+        "line 2: ': these weights are those of': write 'comes from, uses, or the name of the thing'"
+    ]

@@ -87,86 +87,97 @@ def compare(
     study: Annotated[
         str | None,
         typer.Argument(
-            help=f"Your own study, FILE.py:STUDY, or a built-in one: {', '.join(study_names())}.", show_default="digits"
+            help="Run this study (headwise studies lists them), or your own: FILE.py:STUDY.", show_default="digits"
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Compare this arm instead of the study's, repeatable: 'DropHead(p=0.1) + RelaxedAttention()', "
-            "'NeuTRENO(strength=0.6) @ 2-5 | learning_rate=0.001', 'baseline | weight_decay=0.1'."
+            help="Compare this arm instead of the study's: 'DropHead(p=0.1) + RelaxedAttention()', "
+            "'NeuTRENO(strength=0.6) @ 2-5', 'baseline | weight_decay=0.1'. Repeat for more."
         ),
     ] = None,
     sweep: Annotated[
-        list[str] | None, typer.Option(help="Compare arms along an axis: 'NeuTRENO(strength={0,0.3,0.6})'; repeatable.")
+        list[str] | None,
+        typer.Option(help="Compare arms along an axis: 'NeuTRENO(strength={0,0.3,0.6})'. Repeat for more."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Change a setting of task or recipe in all arms: name=value; repeatable. STUDY --help lists them.",
+            help="Set name=value in all arms. Repeat for more. STUDY --help lists the names.",
         ),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="The size of the study, if it has several.")] = None,
-    task: Annotated[str | None, typer.Option(help="Your own task instead of a study: FILE.py:CLASS.")] = None,
+    scale: Annotated[str | None, typer.Option(help="Run the study at this size, if it has several.")] = None,
+    task: Annotated[str | None, typer.Option(help="Compare on your own task instead: FILE.py:CLASS.")] = None,
     script: Annotated[
         str | None,
         typer.Option(
-            help="Your own training script instead: the command that trains once, 'python train.py --epochs 3'."
+            help="Compare with your own training script: the command that trains once, 'python train.py --epochs 3'."
         ),
     ] = None,
     outcome: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An outcome that the script records, with its better direction: accuracy:higher; the first decides."
-        ),
+        typer.Option(help="Compare this outcome of the script: val_loss:lower. Repeat for more; the first decides."),
     ] = None,
     arguments: Annotated[
         str | None,
-        typer.Option(help="How the script takes changes after '|': argparse, hydra, environment or yaml:PATH."),
+        typer.Option(
+            help="Pass changes after '|' to the script in this form: argparse, hydra, environment or yaml:PATH."
+        ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(help="Seconds of silence after which a run of the script counts as hanging and is ended."),
+        typer.Option(help="Kill a run of the script after this many silent seconds."),
     ] = None,
     require_pairs: Annotated[
-        bool, typer.Option("--require-pairs", help="Stop if arms of a seed differ in initial weights or data.")
+        bool, typer.Option("--require-pairs", help="Stop if two arms of a seed differ in initial weights or data.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Try every arm on one batch, print the plan, and stop.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Try every arm for a few steps, print the plan, and stop.")
+    ] = False,
     no_rehearsal: Annotated[
-        bool, typer.Option("--no-rehearsal", help="Start at once, without trying every arm on one batch.")
+        bool, typer.Option("--no-rehearsal", help="Start at once, without trying the arms.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds; six or more allow a verdict.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the training examples.")] = None,
-    train_size: Annotated[
-        int | None, typer.Option(min=1, help="Training examples, drawn separately for each seed.")
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train each arm with this many seeds. A verdict needs six.")
     ] = None,
-    test_size: Annotated[int | None, typer.Option(min=1, help="Test examples, the same for all runs.")] = None,
-    tune: Annotated[int, typer.Option(min=0, help="Trials on validation for every arm, before the seeds.")] = 0,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Train for this many epochs.")] = None,
+    train_size: Annotated[
+        int | None, typer.Option(min=1, help="Train on this many examples, drawn for each seed.")
+    ] = None,
+    test_size: Annotated[
+        int | None, typer.Option(min=1, help="Test on this many examples, the same in all runs.")
+    ] = None,
+    tune: Annotated[
+        int, typer.Option(min=0, help="Tune each arm with this many trials, scored on validation data.")
+    ] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; does not change results. Default: the cores.")
+        int | None, typer.Option(min=1, help="Run this many at a time. Results do not change. Default: one a core.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train each run together, one after the other.")
+        int | None, typer.Option(min=1, help="Train each run with this many processes; runs execute one at a time.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
+    engine: Annotated[str, typer.Option(help="Run on this engine: local, ray or slurm.")] = "local",
     ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster. Default: the running one, or a new one.")
+        str | None, typer.Option(help="Use the Ray cluster at this address. Default: the running one, or a new one.")
     ] = None,
     slurm: Annotated[
         list[str] | None,
         typer.Option(
-            help="Resources of each job of --engine slurm: partition=gpu,gpus_per_node=1,timeout_min=60; "
-            "executor=local tries it out without Slurm. Options: docs/slurm.md."
+            help="Request these resources for each Slurm job: partition=gpu,gpus_per_node=1,timeout_min=60; "
+            "executor=local tries it without Slurm. See docs/slurm.md."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda if available.")] = None,
+    device: Annotated[str | None, typer.Option(help="Train on cpu or cuda. Default: cuda if available.")] = None,
     graphs: Annotated[
-        str, typer.Option(help="Capture training steps as CUDA graphs: auto, on or off. On a CPU there are none.")
+        str, typer.Option(help="Capture training steps as CUDA graphs: auto, on or off. A CPU has none.")
     ] = "auto",
-    data: Annotated[Path | None, typer.Option(envvar="HEADWISE_DATA", help="Folder of the data set.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in every run.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: results/STUDY.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="HEADWISE_DATA", help="Read the data set from this folder.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in each run.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write results into this folder. Default: results/STUDY.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
     ] = False,
@@ -227,25 +238,27 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="Folders given by --out, whose arms are joined; or a table of runs from any source, CSV or JSONL.",
+            help="Report these folders of results, together if several; or one table of runs, CSV or JSONL.",
         ),
     ],
     outcome: Annotated[
         list[str] | None,
-        typer.Option(help="For a table: the outcome to compare, accuracy:higher; repeatable, the first decides."),
+        typer.Option(help="For a table: compare this outcome, accuracy:higher. Repeat for more; the first decides."),
     ] = None,
-    baseline: Annotated[str, typer.Option(help="For a table: the arm to compare the others with.")] = "baseline",
-    arm: Annotated[str, typer.Option(help="For a table: the column of the arms. Default: arm, method or group.")] = "",
-    seed_column: Annotated[str, typer.Option(help="For a table: the column of the seeds. Default: seed.")] = "",
+    baseline: Annotated[str, typer.Option(help="For a table: compare the other arms with this one.")] = "baseline",
+    arm: Annotated[
+        str, typer.Option(help="For a table: read arms from this column. Default: arm, method or group.")
+    ] = "",
+    seed_column: Annotated[str, typer.Option(help="For a table: read seeds from this column. Default: seed.")] = "",
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a table: the columns that are settings, lr,width, in which rows of one arm must agree; "
-            "repeatable. Default: those that an export marks as settings."
+            help="For a table: take these columns as settings, lr,width, in which rows of an arm must agree. "
+            "Default: those that an export marks."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="For a table: the folder of its report. Default: NAME-report.")
+        Path | None, typer.Option(help="For a table: write the report into this folder. Default: NAME-report.")
     ] = None,
     export: Annotated[
         Path | None,
@@ -253,7 +266,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; notes go to standard error.")] = False,
 ) -> None:
-    """Rebuild the report of a study from its files.
+    """Rebuild the report of a study, or report a table of runs.
 
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option.
     """
@@ -290,9 +303,11 @@ for _name in entry_points("headwise.commands"):
 def studies(
     name: Annotated[str | None, typer.Argument(help="Describe this study in full.")] = None,
     source: Annotated[
-        str | None, typer.Option(help="Only studies of this source: blog, neutreno, sigma, decay or own.")
+        str | None, typer.Option(help="List only studies of this source: blog, neutreno, sigma, decay or own.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Only studies that took at most this long.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="List only studies that took at most this many minutes.")
+    ] = None,
 ) -> None:
     """List the studies, one a line: name, source, minutes, question."""
     from headwise.lab.studies.listing import print_studies
@@ -306,7 +321,8 @@ def methods(
     purpose: Annotated[
         str | None,
         typer.Option(
-            "--for", help="Only methods for this: overfitting, unstable training, oversmoothing, long contexts, ..."
+            "--for",
+            help="List only methods for this: overfitting, unstable training, oversmoothing, long contexts, ...",
         ),
     ] = None,
 ) -> None:
@@ -319,17 +335,21 @@ def methods(
 @app.command()
 def audit(
     checkpoint: Annotated[
-        str, typer.Argument(help="A transformers folder, a timm name or file, or module.py:factory.")
+        str, typer.Argument(help="Audit a transformers folder, a timm name or file, or module.py:factory.")
     ],
-    text: Annotated[Path | None, typer.Option(help="A text file for the statistics of activations.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of images for the statistics of activations.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File of the report (HTML; the JSON is written next to it).")] = None,
+    text: Annotated[Path | None, typer.Option(help="Read statistics of activations on this text file.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Read statistics of activations on this folder of images.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report into this HTML file, and its JSON next to it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="Exit with 3 if there is an alert of these names (commas between), or any.")
+        list[str] | None, typer.Option(help="Exit with 3 at an alert of this name, or any. Commas between several.")
     ] = None,
 ) -> None:
-    """Read the health of every head of a checkpoint from its weights and, if given, from data.
+    """Read the health of every head of a checkpoint, from its weights and from data.
 
     Exit code: 0, or 3 for an alert of --fail-on; 1 and 2 are errors.
     """
@@ -355,39 +375,44 @@ class JudgeCommand(TyperCommand):
 @app.command(cls=JudgeCommand)
 def judge(
     metric: Annotated[
-        str, typer.Option(help="The column, or the script's figure, and its better direction: val_loss:lower.")
+        str, typer.Option(help="Judge this column, or figure of the script: val_loss:lower, accuracy:higher.")
     ],
-    table: Annotated[Path | None, typer.Argument(help="A table with one row per run: CSV, TSV, JSON or JSONL.")] = None,
+    table: Annotated[
+        Path | None, typer.Argument(help="Read runs from this table, one a row: CSV, TSV, JSON or JSONL.")
+    ] = None,
     script: Annotated[
-        str | None, typer.Option(help="Instead of a table: the command that trains once; pairs run until they decide.")
+        str | None, typer.Option(help="Run this command, which trains once, pair by pair until they decide.")
     ] = None,
-    change: Annotated[
-        str, typer.Option(help="The candidate of --script: changed arguments (lr=3e-4), or a method.")
-    ] = "",
-    candidate: Annotated[str, typer.Option(help="The arm that has the change.")] = "candidate",
-    baseline: Annotated[str, typer.Option(help="The arm that lacks it.")] = "baseline",
-    margin: Annotated[float, typer.Option(min=0, help="Differences up to this size count as none.")] = 0.0,
-    alpha: Annotated[float, typer.Option(help="Probability of a wrong answer, over all looks together.")] = 0.05,
-    budget: Annotated[int | None, typer.Option(min=1, help="The most pairs of runs.")] = None,
-    arm: Annotated[str, typer.Option(help="The column of the arms. Default: arm, method or group.")] = "",
-    seed_column: Annotated[str, typer.Option(help="The column of the seeds. Default: seed.")] = "",
+    change: Annotated[str, typer.Option(help="Judge this change of --script: lr=3e-4, or a method.")] = "",
+    candidate: Annotated[str, typer.Option(help="Judge this arm.")] = "candidate",
+    baseline: Annotated[str, typer.Option(help="Compare with this arm.")] = "baseline",
+    margin: Annotated[float, typer.Option(min=0, help="Count differences up to this size as none.")] = 0.0,
+    alpha: Annotated[
+        float, typer.Option(help="Allow a wrong answer with this probability, over all looks together.")
+    ] = 0.05,
+    budget: Annotated[int | None, typer.Option(min=1, help="Stop after this many pairs of runs.")] = None,
+    arm: Annotated[str, typer.Option(help="Read arms from this column. Default: arm, method or group.")] = "",
+    seed_column: Annotated[str, typer.Option(help="Read seeds from this column. Default: seed.")] = "",
     target: Annotated[
-        float | None, typer.Option(help="Judge the steps to this value of the metric; the table holds curves.")
+        float | None, typer.Option(help="Judge the steps to this value of the metric, from a table of curves.")
     ] = None,
-    step: Annotated[str, typer.Option(help="The column of the steps for --target. Default: step.")] = "",
+    step: Annotated[str, typer.Option(help="Read the steps for --target from this column. Default: step.")] = "",
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
     ] = False,
     floor: Annotated[
-        Path | None, typer.Option(help="Judge a candidate without pairs by this noise floor, or where to keep it.")
+        Path | None,
+        typer.Option(help="Judge without pairs by the noise floor in this file; with --calibrate, keep it there."),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="A file of all candidates; false discoveries over them are held at alpha.")
+        Path | None, typer.Option(help="Keep all candidates in this file, and hold their false discoveries at alpha.")
     ] = None,
     arguments: Annotated[
-        str, typer.Option(help="How --script takes arguments: argparse, hydra, environment, yaml:PATH.")
+        str, typer.Option(help="Pass changes to --script in this form: argparse, hydra, environment, yaml:PATH.")
     ] = "argparse",
-    out: Annotated[Path | None, typer.Option(help="Folder of --script's runs. Default: results/judge/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the runs of --script in this folder. Default: results/judge/NAME.")
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
     ] = None,
@@ -425,15 +450,17 @@ def alarms(
     log: Annotated[
         Path,
         typer.Argument(
-            help="CSV, TSV, JSON lines, a trainer_state.json, a TensorBoard event file or a folder of them."
+            help="Read this log: CSV, TSV, JSON lines, a trainer_state.json, a TensorBoard event file, or a folder."
         ),
     ],
     mapped: Annotated[
         list[str] | None,
-        typer.Option("--map", help="The column of a figure: loss=train/loss, max_logit='layer*/logit'; repeatable."),
+        typer.Option(
+            "--map", help="Read a figure from this column: loss=train/loss, max_logit='layer*/logit'. Repeat for more."
+        ),
     ] = None,
-    step: Annotated[str, typer.Option(help="The column of the steps. Default: step, _step or global_step.")] = "",
-    run: Annotated[str, typer.Option(help="The column of the runs. Default: run, run_id or run_name.")] = "",
+    step: Annotated[str, typer.Option(help="Read steps from this column. Default: step, _step or global_step.")] = "",
+    run: Annotated[str, typer.Option(help="Read runs from this column. Default: run, run_id or run_name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Apply the rules of headwise.watch to a log that exists already, and say which of them could be applied.
@@ -447,13 +474,17 @@ def alarms(
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="The file that headwise.watch(..., keep=N) wrote for an alert.")],
+    file: Annotated[
+        Path, typer.Argument(help="Replay this file, which headwise.watch(..., keep=N) wrote for an alert.")
+    ],
     training: Annotated[
         str,
-        typer.Argument(help="FILE.py:FUNCTION, which returns (model, optimizer, step); step(batch) trains on a batch."),
+        typer.Argument(
+            help="Call FILE.py:FUNCTION, which returns (model, optimizer, step); step(batch) trains on a batch."
+        ),
     ],
 ) -> None:
-    """Run the steps before an alert again, from their weights, batches and random state, and read each step."""
+    """Run the steps before an alert again, and read each."""
     from headwise.health.watching.replay import run
 
     run(file, training)

@@ -110,7 +110,7 @@ def test_a_plain_state_dict_is_explained_to_a_regularized_model():
     model, x = made(WHOLE["ViT"]), images()
     plain = state(model)
     handle = headwise.regularize(model, AttnScale(), example=x)
-    with pytest.raises(RuntimeError, match="these weights are those of a plain model"):
+    with pytest.raises(RuntimeError, match="these weights come from a plain model"):
         model.load_state_dict(plain)
     handle.remove()
 

@@ -86,9 +86,7 @@ def test_methods_that_learn_nothing_leave_no_entry():
 def test_weights_that_need_not_fit_are_loaded_with_a_warning(method):
     model, handle = fitted(method)
     plain = Own()
-    with pytest.warns(
-        UserWarning, match=r"these weights are those of a plain model.*Load the weights before regularize"
-    ):
+    with pytest.warns(UserWarning, match=r"these weights come from a plain model.*Load the weights before regularize"):
         missing, _ = model.load_state_dict(plain.state_dict(), strict=False)
     assert any("headwise" in key for key in missing)
     assert torch.equal(model.head.weight, plain.head.weight)

@@ -426,7 +426,7 @@ def test_what_will_be_compared_is_said_before_anything_trains():
         "study:  tiny: Tiny",
         "arms:   2: baseline; DropHead(p=0.1)",
         "seeds:  2, a verdict needs 6: --seeds 6",
-        "trials: 3 for each arm, on validation, before the seeds",
+        "trials: 3 per arm, scored on validation data before the seeds",
         "folder: results/tiny",
     ]
     many = tiny_study(methods=tuple(f"DropHead(p=0.{i}) + RelaxedAttention(gamma=0.{i})" for i in range(1, 9)), seeds=6)
@@ -505,3 +505,32 @@ def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
 
     taken = torch.backends.cpu.get_cpu_capability()
     assert taken in hardware()["processor"] or not taken.startswith(("AVX", "DEFAULT"))
+
+
+VERBS = set(
+    "Add Allow Audit Call Capture Change Compare Count Describe Exit Judge Keep Kill List Pass Print Read Record "
+    "Repeat Replay Report Request Retry Run Set Show Start Stop Take Test Time Train Try Tune Use Write".split()
+)
+
+
+def test_the_help_of_every_option_is_a_plain_imperative_sentence():
+    import typer.main
+
+    from headwise.cli import app
+
+    texts = {
+        (name, parameter.name): parameter.help or ""
+        for name, command in typer.main.get_command(app).commands.items()
+        for parameter in command.params
+    }
+    wrong = {}
+    for place, text in texts.items():
+        sentence = text.split(": ", 1)[1] if text.startswith(("For a table: ", "With --run: ")) else text
+        first = sentence.split(" ")[0]
+        if (
+            first not in VERBS | {verb.lower() for verb in VERBS} | {"Also"}
+            or not text.endswith((".", "..."))
+            or len(text) > 170
+        ):
+            wrong[place] = text
+    assert len(texts) > 60 and not wrong, wrong

@@ -650,7 +650,7 @@ def test_a_method_that_never_acted_fails_the_run_by_name(tmp_path, fitted):
     run = dropping(tmp_path)
     if fitted:
         run.regularize(encoder())
-    with pytest.raises(RuntimeError, match=r"DropHead\(p=0.5\) was asked for and never acted"):
+    with pytest.raises(RuntimeError, match=r"DropHead\(p=0.5\) was requested and never acted"):
         run.record(accuracy=0.5)
 
 

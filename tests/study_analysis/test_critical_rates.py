@@ -96,7 +96,7 @@ def test_a_missing_run_below_the_first_that_diverges_is_no_seed():
     "more", [{"says": "rises"}, {"against": "baseline"}, {"against_outcome": "test/loss"}, {"says": "inside"}]
 )
 def test_a_critical_rate_is_of_two_sweeps_or_of_a_sweep_and_a_level(more):
-    with pytest.raises(ValueError, match="a critical rate is that of a sweep of learning rates"):
+    with pytest.raises(ValueError, match="a critical rate needs a sweep of learning rates"):
         claim(**more)
 
 

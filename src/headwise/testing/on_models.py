@@ -299,7 +299,7 @@ def copied_models_stand_alone(cls: type[Method], host: Host) -> None:
     other = handle(twin)
     assert other is not regularized and other.model is twin, "the copy has the handle of the original"
     modules = [(f.site.module, g.site.module) for f, g in zip(regularized.fitted, other.fitted, strict=True)]
-    assert all(a is not b for a, b in modules), "the copy's sites are those of the original"
+    assert all(a is not b for a, b in modules), "the copy has the sites of the original"
     assert_same(run(host, twin), run(host, model), "the copy computes something else", bits=True)
     twin.load_state_dict(model.state_dict(), strict=True)
     regularized.remove(discard=True)

@@ -150,8 +150,8 @@ def pair_of(one: Entry, other: Entry) -> Entry:
         head, _, changed = (part.strip() for part in entry.arm.partition("|"))
         if "@" in entry.arm:
             raise StudyError(
-                f"{entry.name} names where it acts, so it is not paired automatically. Write its pairs as entries of "
-                "their own."
+                f"{entry.name} names where it acts, so it is not paired automatically. Write its pairs as separate "
+                "entries."
             )
         methods += [] if head == "baseline" else [head]
         changes += [changed] if changed else []

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 # increased when a field changes its meaning or goes
-SCHEMA: Literal["headwise_papers.league/1"] = "headwise_papers.league/1"
+SCHEMA: Literal["headwise.league/1"] = "headwise.league/1"
 
 
 class _Shown(BaseModel):
@@ -74,7 +74,7 @@ class Pair(_Shown):
 class League(_Shown):
     """The object that the command prints."""
 
-    schema_: Literal["headwise_papers.league/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["headwise.league/1"] = Field(default=SCHEMA, alias="schema")
     page: str | None = Field(description="null: no world has final runs yet")
     complete: bool | None = Field(description="whether nothing is missing after --run; null: nothing was to be run")
     worlds: list[str]

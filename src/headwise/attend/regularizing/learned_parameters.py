@@ -78,7 +78,7 @@ def explain_loading(
         return
     other = any(is_own(k) for k in state)
     message = (
-        f"these weights are those of {'a model with other methods' if other else 'a plain model'}, and this one is "
+        f"these weights come from {'a model with other methods' if other else 'a plain model'}, and this one is "
         f"regularized with {' + '.join(map(repr, methods))}: {missing[0]} and {len(missing) - 1} more are missing. "
         f"Load the weights {'with the methods they were saved with' if other else 'before regularize()'}, or call "
         "remove() (remove(discard=True) after training) first. The other way round, call fold() before saving, so that "

@@ -182,7 +182,7 @@ def check_progress(
         groups = (("only here", own - other), ("only there", other - own))
         lines = [f"{group}: {', '.join(sorted(names))}" for group, names in groups if names]
         raise ValueError(
-            f"this state is that of a model with other regularized layers ({'; '.join(lines)}): regularize the model "
+            f"this state comes from a model with other regularized layers ({'; '.join(lines)}): regularize the model "
             "as it was when state() was called, with the same where="
         )
     strengths.check_state(methods, state["strengths"])
@@ -190,13 +190,13 @@ def check_progress(
     kinds = [type(method).__name__ for method in methods]
     if (saved := state["methods"]) != kinds:
         raise ValueError(
-            f"this state is that of {' + '.join(saved) or 'no method'}, and the methods here are "
+            f"this state comes from {' + '.join(saved) or 'no method'}, and the methods here are "
             f"{' + '.join(kinds) or 'none'}: regularize with the methods that state() was called with"
         )
     # States of earlier versions do not tell.
     if (kept := state.get("draws", "counter")) != draws:
         raise ValueError(
-            f"this state is that of a run with draws={kept!r}, and this one has draws={draws!r}: pass draws={kept!r} "
+            f"this state comes from a run with draws={kept!r}, and this one has draws={draws!r}: pass draws={kept!r} "
             "to regularize(), or the resumed run would draw other numbers"
         )
 

@@ -158,7 +158,7 @@ def choose_folder(request: Request, study: Study) -> Path:
 
 
 # records call these "other"; printed with their names
-SCALES = {"other": "none of the study's own, as settings were changed"}
+SCALES = {"other": "custom"}
 
 
 def announce(study: Study, folder: Path, trials: int) -> list[str]:
@@ -172,7 +172,7 @@ def announce(study: Study, folder: Path, trials: int) -> list[str]:
         "arms": f"{len(study.arms)}: {'; '.join(study.arms)}",
         **({"scale": SCALES.get(study.scale, study.scale)} if study.scale not in ("", "default") else {}),
         "seeds": f"{study.seeds}, {enough}",
-        **({"trials": f"{trials} for each arm, on validation, before the seeds"} if trials else {}),
+        **({"trials": f"{trials} per arm, scored on validation data before the seeds"} if trials else {}),
         "folder": str(folder),
         **({"data": "; ".join(each.words(study.task.folder) for each in data)} if data else {}),
     }

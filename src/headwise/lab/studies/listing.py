@@ -44,8 +44,8 @@ def print_studies(name: str | None = None, source: str | None = None, minutes: f
         }
     rows = [_row(one, entry) for one, entry in shown.items()]
     print("\n".join(_lines(rows)))
-    print("\nheadwise studies NAME prints one in full, with its command. Minutes are those of")
-    print("the kept runs, one after the other; headwise compare NAME --plan estimates them")
+    print("\nheadwise studies NAME prints one in full, with its command. Minutes are of the")
+    print("kept runs, one after the other; headwise compare NAME --plan estimates them")
     print("for this machine.")
     if minutes is not None and unknown:
         print(f"Left out, as no time was kept: {len(unknown)} studies.")
@@ -99,9 +99,7 @@ def _in_full(name: str) -> str:
             scale = "" if key == DEFAULT else f" --scale {key}"
             facts.append(f"headwise compare {name}{scale}: {entry['arms']} x {seeds}, {_minutes(measured.get(key))}")
     else:
-        facts.append(
-            f"headwise compare {name}: figures of its own, no arms to choose; {_minutes(measured.get(DEFAULT))}"
-        )
+        facts.append(f"headwise compare {name}: it has no arms to choose; {_minutes(measured.get(DEFAULT))}")
     indent = {"initial_indent": "    ", "subsequent_indent": "    ", "break_on_hyphens": False}
     lines = [textwrap.fill(fact, WIDTH, **indent) for fact in [*facts, *_verdict(name, entry)]]  # type: ignore[arg-type]
     return "\n".join([name, *lines])

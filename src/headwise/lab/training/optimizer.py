@@ -268,7 +268,7 @@ def _by_head(
     """
     if not isinstance(known, ParameterGroups):
         raise StudyError(
-            f"optimizer={kind} needs the heads of the attention weights, which cannot be told in this model. Use "
+            f"optimizer={kind} needs the heads of the attention weights, which cannot be found in this model. Use "
             "optimizer=adamw or optimizer=muon."
         )
     groups = ParameterGroups(groups, known.model, known.sites)

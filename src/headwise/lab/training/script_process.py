@@ -99,7 +99,7 @@ def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
     fitted = telling.first("regularized")
     if order.configuration.methods and fitted is None:
         raise StudyError(
-            f"{order.configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
+            f"{order.configuration.arm} was requested and never acted: the script never called run.regularize(model)."
         )
     if code == 0 and not telling.records():
         error = told_nothing(order, telling)

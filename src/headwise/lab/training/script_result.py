@@ -133,11 +133,11 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
     trial = configuration.purpose == "trial"
     if configuration.methods and telling.first("regularized") is None:
         raise StudyError(
-            f"{configuration.arm} was asked for and never acted: the script never called run.regularize(model)."
+            f"{configuration.arm} was requested and never acted: the script never called run.regularize(model)."
         )
     if configuration.methods and telling.first("acted") is None:
         raise StudyError(
-            f"{configuration.arm} was asked for and never acted: the model that run.regularize fitted was not trained."
+            f"{configuration.arm} was requested and never acted: the model that run.regularize fitted was not trained."
         )
     if not records:
         raise told_nothing(order, telling)

@@ -259,11 +259,11 @@ class Run:
         methods = self._told.terms.get("methods") or []
         if methods and not self._fitted:
             raise RuntimeError(
-                f"{self.arm} was asked for and never acted: call run.regularize(model) on the model that is trained."
+                f"{self.arm} was requested and never acted: call run.regularize(model) on the model that is trained."
             )
         idle = self._handle.idle() if self._handle is not None and not (self._acted or self._handle.removed) else ""
         if idle:
-            raise RuntimeError(f"{self.arm} was asked for and never acted: {idle}")
+            raise RuntimeError(f"{self.arm} was requested and never acted: {idle}")
 
     def _tell_steps(self, model: nn.Module) -> None:
         """Record when each optimizer step begins, so that a tried script need not log for its steps to be timed."""

@@ -340,7 +340,7 @@ def _write(
         evaluations=["test"],
         settings={"table": path.name},
         runs=list(entries),
-        notes=[*notes, f"The numbers are those of {path.name}; what made them is not known here."],
+        notes=[*notes, f"The numbers come from {path.name}; how they were made is not known here."],
     )
     write_json(study_file, sealed_study(record).model_dump(mode="json"))
 

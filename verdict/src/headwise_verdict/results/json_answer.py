@@ -14,7 +14,7 @@ from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, ArmV
 from headwise_verdict.results.stored import checked_analysis, checked_findings, checked_study
 
 # increased when a field changes its meaning or goes
-SCHEMA: Literal["headwise_verdict.results/1"] = "headwise_verdict.results/1"
+SCHEMA: Literal["headwise.results/1"] = "headwise.results/1"
 
 
 class _Shown(BaseModel):
@@ -98,7 +98,7 @@ class ShownAggregate(_Shown):
 class Results(_Shown):
     """The object that the commands print."""
 
-    schema_: Literal["headwise_verdict.results/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["headwise.results/1"] = Field(default=SCHEMA, alias="schema")
     studies: list[ShownStudy]
     across: list[ShownAggregate] = Field(description="arms that all studies share; empty for one study")
 

@@ -141,8 +141,7 @@ class ClaimTest(Record):
             self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
         ):
             raise ValueError(
-                f"{self.arm}: a critical rate is that of a sweep of learning rates, compared with another sweep or a "
-                "level"
+                f"{self.arm}: a critical rate needs a sweep of learning rates, compared with another sweep or a level"
             )
         if self.margin is not None and self.along_axis:
             raise ValueError(f"{self.arm}: along an axis a margin has no meaning; give the effect from end to end")

@@ -253,7 +253,7 @@ def _of_bounds(name: str, bounds: Tensor, of_keys: Any, shape: tuple[int, int], 
         )
         raise RuntimeError(
             f"{name} is called with cu_seq_lens_q = {bounds.tolist()}, and {reason}: pass bounds that begin at 0, end "
-            f"with the last token and are those of the keys too, or {LEAVE_OUT}"
+            f"with the last token and also fit the keys, or {LEAVE_OUT}"
         )
     if len(bounds) == 2 and shape[0] == 1:
         return None

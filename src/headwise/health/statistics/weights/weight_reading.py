@@ -85,11 +85,11 @@ NORMED = (
 )
 BIASED = "{} have biases, which the products leave out"
 LATENT = (
-    "latent attention: the products are those of the normalised latents that enter the up projections, and of the "
+    "latent attention: the products use the normalised latents that enter the up projections, and the "
     "layer's input for the rotary key, which all heads share"
 )
-JOINT = "joint attention: the products are those of pairs of image and text tokens, whose weights are concatenated"
-GROUPED = "{} query heads share {} key/value heads: balance and gap are those of groups, summed over their heads"
+JOINT = "joint attention: the products use pairs of image and text tokens, whose weights are concatenated"
+GROUPED = "{} query heads share {} key/value heads: balance and gap are of groups, summed over their heads"
 
 
 @dataclass(frozen=True, eq=False)
