@@ -7,6 +7,8 @@ from triton_process import SHARED, lines
 SCRIPT = "triton_head_rows_cases.py"
 # of each kind one
 SOME = (
+    "gates of two sources",
+    "one gate for each row",
     "exponentials",
     "logarithms",
     "rms, one gain for two heads",

@@ -12,7 +12,7 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attend.attention import exponential, head_rows, means, pairs, wide_head
+from headwise.attend.attention import exponential, gates, head_rows, means, pairs, wide_head
 
 # (batch, heads, queries, size), whether rows of all heads lie beside each other in memory, dtype
 SHAPES = {
@@ -97,23 +97,35 @@ def cases():
         given = [x.rows(), x.rows(), x.gains(x.shape[1])]
         return given, lambda *t: of._mixed(*t, -2.0, 3.0), lambda *t: of._Mix.apply(*t, -2.0, 3.0)
 
+    def gate(per_row, two, factor):
+        def made(x):
+            numbers = [x.rows()[..., :1] if per_row else x.rows() for _ in range(1 + two)]
+            given = [x.rows(), *numbers]
+
+            def form(x, z, w=None):
+                return gates._gated(x, z, w, factor)
+
+            return given, form, lambda x, z, w=None: gates._Gated.apply(x, z, w, factor)
+
+        return made
+
     def exponents(x):
         v = x.rows()
-        m = v.amax(2, keepdim=True).float()
+        m = v.amax(2, keepdim=True)
         # values beyond the largest that counts, and far below it
         v[:, :, 0, :3], v[:, :, -1, 3:6] = 50.0, -200.0
         low, high = (-9.7, 9.7) if x.dtype == torch.float16 else (-87.3, 0.0)
 
         def form(v):
-            return exponential._exponential(v, m.to(v.dtype) if v.dtype == torch.float64 else m, low, high)
+            return exponential._exponential(v, m.to(v.dtype), low, high)
 
         return [v], form, lambda v: exponential._Exponential.apply(v, m, low, high)
 
     def logarithm(x):
         o = x.rows().abs() + 0.1
         o[:, :, 0] = 0.0
-        m = 3 * x.rows()[:, :, :1].float().contiguous()
-        return [o], lambda o: exponential._logarithm(o, m), lambda o: exponential._Logarithm.apply(o, m)
+        m = 3 * x.rows()[:, :, :1]
+        return [o], lambda o: exponential._logarithm(o, m, 2.5), lambda o: exponential._Logarithm.apply(o, m, 2.5)
 
     def moved(kind, causal, more=0, same=False):
         def made(x):
@@ -186,6 +198,10 @@ def cases():
         return made
 
     return {
+        "gates": gate(False, False, 1.0),
+        "gates of two sources": gate(False, True, 2.0),
+        "one gate for each row": gate(True, False, 2.0),
+        "one gate for each row of two sources": gate(True, True, 1.0),
         "exponentials": exponents,
         "logarithms": logarithm,
         "tokens like it": similar(False, False, 1 << 24),

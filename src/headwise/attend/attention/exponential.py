@@ -14,43 +14,45 @@ from headwise.attend.core.precision import at_least_fp32
 
 
 def exponentials(v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return exp(v - m) in the dtype of v, and m (B, H, 1, D) in fp32 or wider, the largest value of each channel.
+    """Return exp(v - m + high_of(dtype)) and m (B, H, 1, D), the largest value of each channel, in the dtype of v.
 
-    Exponents are those of the normal numbers of the dtype. In fp16 m is lower, so that they use both halves of its
-    range.
+    Exponents are those of the normal numbers of the dtype.
 
     Args:
         v: (B, H, N, D).
         seen: which keys count for m, bool (B|1, H|1, N), or None for all.
     """
-    low = math.log(torch.finfo(v.dtype).tiny)
-    high = -low if v.dtype == torch.float16 else 0.0
+    low, high = math.log(torch.finfo(v.dtype).tiny), high_of(v.dtype)
     with torch.no_grad():
-        counted = v if seen is None else v.masked_fill(~seen.unsqueeze(-1), -math.inf)
-        m = at_least_fp32(counted.amax(2, keepdim=True))
-        m = m - high if high else m
+        m = (v if seen is None else v.masked_fill(~seen.unsqueeze(-1), -math.inf)).amax(2, keepdim=True)
     if v.shape[-1] <= LARGEST and rows_by_kernel(v):
         return _Exponential.apply(v, m, low, high), m  # type: ignore[no-untyped-call]  # torch's own is untyped
     return _exponential(v, m, low, high), m
 
 
+def high_of(dtype: torch.dtype) -> float:
+    """Return the exponent of the largest value: above 0 in fp16, so that exponents use both halves of its range."""
+    return -math.log(torch.finfo(dtype).tiny) if dtype == torch.float16 else 0.0
+
+
 def _exponential(v: Tensor, m: Tensor, low: float, high: float) -> Tensor:
     # Keys that no query sees may hold larger values than m; their weight is 0, and must not meet infinity.
-    return (at_least_fp32(v) - m).clamp(low, high).exp().to(v.dtype)
+    return (at_least_fp32(v) - m + high).clamp(low, high).exp().to(v.dtype)
 
 
 def logarithms(out: Tensor, m: Tensor) -> Tensor:
-    """Return log(out) + m for out (B, H, T, D), and 0 where out is 0, in the dtype of out."""
+    """Return log(out) + m - high_of(dtype) for out (B, H, T, D), and 0 where out is 0, in the dtype of out."""
+    high = high_of(out.dtype)
     if out.shape[-1] <= LARGEST and rows_by_kernel(out):
-        found: Tensor = _Logarithm.apply(out, m)  # type: ignore[no-untyped-call]  # torch's own is untyped
+        found: Tensor = _Logarithm.apply(out, m, high)  # type: ignore[no-untyped-call]  # torch's own is untyped
         return found
-    return _logarithm(out, m)
+    return _logarithm(out, m, high)
 
 
-def _logarithm(out: Tensor, m: Tensor) -> Tensor:
+def _logarithm(out: Tensor, m: Tensor, high: float) -> Tensor:
     wide = at_least_fp32(out)
     none = wide == 0
-    return (wide.masked_fill(none, 1.0).log() + m).masked_fill(none, 0.0).to(out.dtype)
+    return (wide.masked_fill(none, 1.0).log() - high + m).masked_fill(none, 0.0).to(out.dtype)
 
 
 class _Exponential(torch.autograd.Function):
@@ -75,17 +77,18 @@ class _Logarithm(torch.autograd.Function):
     """`_logarithm` by kernels; m gets no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, m: Tensor) -> Tensor:  # type: ignore[override]  # torch's has no types
+    def forward(ctx: Any, out: Tensor, m: Tensor, high: float) -> Tensor:  # type: ignore[override]  # torch's has no types
+        ctx.high = high
         ctx.save_for_backward(out, m)
-        found: Tensor = logarithm_rows(out, m)
+        found: Tensor = logarithm_rows(out, m, high)
         return found
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
         out, m = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *gradients_again(lambda x: _logarithm(x, m), (out,), (g,)), None
-        return logarithm_rows_backward(g, out), None
+            return *gradients_again(lambda x: _logarithm(x, m, ctx.high), (out,), (g,)), None, None
+        return logarithm_rows_backward(g, out), None, None
 
 
 def _like_first(x: Tensor, *_: Any) -> Tensor:
@@ -98,7 +101,7 @@ def _like_second(_: Tensor, x: Tensor, *rest: Any) -> Tensor:
 
 @operator("exponential_rows(Tensor v, Tensor m, float low, float high) -> Tensor", _like_first)
 def exponential_rows(v: Tensor, m: Tensor, low: float, high: float) -> Tensor:
-    """Return exp(v - m), with exponents from `low` to `high`."""
+    """Return exp(v - m + high), with exponents from `low` to `high`."""
     from headwise.attend.attention import triton_exponential
 
     e = torch.empty_like(v)
@@ -116,13 +119,13 @@ def exponential_rows_backward(g: Tensor, v: Tensor, m: Tensor, low: float, high:
     return dv
 
 
-@operator("logarithm_rows(Tensor out, Tensor m) -> Tensor", _like_first)
-def logarithm_rows(out: Tensor, m: Tensor) -> Tensor:
-    """Return log(out) + m, and 0 where out is 0."""
+@operator("logarithm_rows(Tensor out, Tensor m, float high) -> Tensor", _like_first)
+def logarithm_rows(out: Tensor, m: Tensor, high: float) -> Tensor:
+    """Return log(out) + m - high, and 0 where out is 0."""
     from headwise.attend.attention import triton_exponential
 
     y = torch.empty_like(out)
-    triton_exponential.logarithm(out, m.contiguous(), y)
+    triton_exponential.logarithm(out, m.contiguous(), y, high)
     return y
 
 

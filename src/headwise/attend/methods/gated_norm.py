@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headwise.attend.attention.gates import gated_tokens
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.site import Site
-from headwise.attend.methods.gates import STARTS, drawn, opened
+from headwise.attend.methods.gates import STARTS, drawn, factor_of
 from headwise.attend.methods.layer_input import JOINT
 
 
@@ -53,4 +54,4 @@ class GatedNorm(Method):
         state = call.state(self)
         bias = state.tensor("bias").to(x.dtype) if self.start == "open" else None
         inner = F.silu(F.linear(x, state.tensor("down").to(x.dtype)))
-        return x * opened(F.linear(inner, state.tensor("up").to(x.dtype), bias), self.start).to(x.dtype)
+        return gated_tokens(x, F.linear(inner, state.tensor("up").to(x.dtype), bias), factor_of(self.start))

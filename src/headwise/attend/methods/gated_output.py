@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headwise.attend.attention.gates import gated
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.site import Site
-from headwise.attend.methods.gates import STARTS, drawn, opened
+from headwise.attend.methods.gates import STARTS, drawn, factor_of
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
 from headwise.files.arguments import is_a
 
@@ -86,8 +87,7 @@ class GatedOutput(Method):
     def output(self, o: Tensor, call: Call) -> Tensor:
         self._check_size(o, call)
         parts = [self._of_output(o, call) if name else self._of_input(call) for name in self._sources()]
-        gate = opened(parts[0] if len(parts) == 1 else parts[0] + parts[1], self.start)
-        return o * gate.to(o.dtype)
+        return gated(o, parts[0], parts[1] if len(parts) > 1 else None, factor_of(self.start))
 
     def _check_size(self, o: Tensor, call: Call) -> None:
         """Raise ValueError if the heads' output has another size than the gates were made for."""

@@ -11,10 +11,9 @@ from headwise.attend.core import random_draws
 STARTS = ("open", "half", "one")
 
 
-def opened(x: Tensor, start: str) -> Tensor:
-    """Return the gates σ(x), or with the start "one" 2σ(x)."""
-    gate = torch.sigmoid(x)
-    return gate * 2 if start == "one" else gate
+def factor_of(start: str) -> float:
+    """Return the factor of gates that start so."""
+    return 2.0 if start == "one" else 1.0
 
 
 def drawn(shape: tuple[int, ...], seed: int, *names: str | int) -> Tensor:
