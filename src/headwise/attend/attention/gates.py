@@ -56,7 +56,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
         x, z, w = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *gradients_again(lambda *of: _gated(*of, ctx.factor), (x, z, w), (g,)), None
+            return *gradients_again(lambda x, z, w: _gated(x, z, w, ctx.factor), (x, z, w), (g,)), None
         dx, dz = gate_rows_backward(g, x, z, w, ctx.factor)
         return dx, dz, None if w is None else dz, None
 
@@ -85,5 +85,5 @@ def gate_rows_backward(g: Tensor, x: Tensor, z: Tensor, w: Tensor | None, factor
     from headwise.attend.attention import triton_gates
 
     made = _gate_backward_fake(g, x, z, w, factor)
-    triton_gates.gate_backward(g, x, z, w, *made, factor)
+    triton_gates.gate_backward(g, x, z, w, made[0], made[1], factor)
     return made
