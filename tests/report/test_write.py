@@ -14,6 +14,7 @@ from report.synthetic_study import NINE, write_study
 
 import headwise_verdict.reporting
 from headwise_verdict.pages.shell import Cell, Column, Section, figure, page, table
+from headwise_verdict.reporting.export import figures_in
 from headwise_verdict.results.stored import read_whole_json
 
 TWO = ("baseline", "Other(p=0.1)")
@@ -37,6 +38,22 @@ def test_the_csv_holds_the_unrounded_figures_of_every_outcome(tmp_path):
     assert float(rows[1]["difference"]) == other["differences"]["test/accuracy"]["mean"]
     assert float(rows[1]["detectable"]) == other["differences"]["test/accuracy"]["detectable"]
     assert rows[0]["difference"] == ""
+
+
+@pytest.mark.parametrize(("settings", "moment", "last"), [({}, "epoch", 3), ({"steps": 30}, "step", 30)])
+def test_the_axis_of_curves_names_steps_where_a_recipe_is_set_in_steps(tmp_path, settings, moment, last):
+    folder = write_study(tmp_path, methods=TWO, seeds=2, epochs=3)
+    record = json.loads((folder / "study.json").read_text())
+    record["settings"] |= settings
+    (folder / "study.json").write_text(json.dumps(record))
+    html = headwise_verdict.reporting.write(folder).read_text(encoding="utf-8")
+    assert f"Mean over seeds of every {moment};" in html
+    specs = {name: spec for name, spec in figures_in(html) if name.startswith("learning-curve")}
+    assert specs
+    for spec in specs.values():
+        rows = [row for rows in spec["datasets"].values() for row in rows]
+        assert max(row["x"] for row in rows) == last
+        assert {layer["encoding"]["x"]["title"] for layer in spec["layer"]} == {moment}
 
 
 def test_every_outcome_is_there_by_run_and_by_epoch(tmp_path):

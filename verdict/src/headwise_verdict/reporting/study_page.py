@@ -258,7 +258,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     Empty if no run recorded an epoch.
     """
     stored = {label: study.of(label) for label in study.arms}
-    held_out = _held_out(study, stored)
+    held_out, moment = _held_out(study, stored), _moment(study)
     kinds = dict.fromkeys(["loss", study.study.parts(analysis.primary)[1]])
     quantities = [kind for kind in kinds if _records(stored, f"train/{kind}") or _records(stored, f"{held_out}/{kind}")]
     if not quantities:
@@ -266,7 +266,7 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     outcomes = {kind: study.study.outcome(f"test/{kind}") for kind in quantities}
     units = {kind: unit_of(analysis.outcomes.get(one.name, one)) for kind, one in outcomes.items()}
     series = {
-        (label, kind): _series(stored[label], kind, held_out, units[kind].factor, study.study.by_step)
+        (label, kind): _series(stored[label], kind, held_out, units[kind].factor, moment == "step")
         for label in study.arms
         for kind in quantities
     }
@@ -283,15 +283,17 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     splits = [split for split in (held_out, "train") if split in drawn] or ["train"]
     entries = [(f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in splits]
     intro = (
-        f"Mean over seeds of every {_moment(study)}; band: {BAND}. All arms share the axes. Diverged runs are drawn "
+        f"Mean over seeds of every {moment}; band: {BAND}. All arms share the axes. Diverged runs are drawn "
         "singly and end in a cross."
     )
     return [Section("Learning curves", join(legend(entries), *folds), intro)]
 
 
 def _moment(study: StudyFolder) -> str:
-    """Return what a point of a curve belongs to: a script logs steps, whose epochs are not known."""
-    return "step" if study.study.by_step else "epoch"
+    """Return what a curve's points count: steps, of a script or of a recipe set in steps; else epochs, or points."""
+    by_step = study.study.by_step or bool(study.study.settings.get("steps"))
+    logged = all(line.step is not None for run in study.runs.values() for line in run.epochs)
+    return "step" if by_step and logged else "point" if study.study.by_step else "epoch"
 
 
 def _roles(study: StudyFolder) -> list[tuple[str, str]]:
@@ -308,10 +310,10 @@ def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, 
         point
         for run in runs
         if run.status == "diverged"
-        for point in _points(run, kind, unit.factor, study.study.by_step)
+        for point in _points(run, kind, unit.factor, _moment(study) == "step")
     ]
     if not rows and not broken:
-        ended = "was logged" if study.study.by_step else "ended"
+        ended = "ended" if _moment(study) == "epoch" else "was logged"
         return prose([f"{title}: no {_moment(study)} of a run {ended} with a finite figure."], kind="note")
     return figure(
         curves(rows, x=_moment(study), y=title, domain=domain, broken=broken),
