@@ -103,7 +103,7 @@ class Sharpness:
 
 @dataclass(frozen=True)
 class Underway:
-    """Hold what a device still computes of a sharpness: the coefficients of one map, or of two, where they lie."""
+    """Lanczos coefficients of one map, or of two, that are still on the device."""
 
     rows: list[Tensor]
     tolerance: float

@@ -156,12 +156,13 @@ def page(
     eyebrow: str = "headwise",
     question: str = "",
     lead: str = "",
+    below: Any = "",
     facts: Iterable[tuple[str, object]] = (),
 ) -> str:
     """Return the whole page as one HTML string.
 
-    `lead` is the answer in one sentence; `facts` are (name, value) pairs shown under it. The chart libraries are
-    embedded only when a section holds a chart.
+    `lead` is the answer in sentences; `below` is markup under it, such as its warnings; `facts` are (name, value)
+    pairs shown under both. The chart libraries are embedded only when a section holds a chart.
     """
     anchored = with_anchors(sections)
     markup = import_module("markupsafe").Markup
@@ -171,6 +172,7 @@ def page(
         eyebrow=eyebrow,
         question=question,
         lead=lead,
+        below=below,
         facts=[(str(name), str(value)) for name, value in facts],
         sections=anchored,
         css=markup(asset("shell.css")),

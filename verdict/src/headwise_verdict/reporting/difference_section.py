@@ -168,8 +168,8 @@ def difference_sections(analysis: Analysis) -> list[Section]:
     return [*forest_section(analysis), *panels_section(analysis)]
 
 
-def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
-    """Return the forest plot of the primary outcome, the best arm first, below the markup `before`.
+def forest_section(analysis: Analysis) -> list[Section]:
+    """Return the forest plot of the primary outcome, the best arm first.
 
     Empty if no arm has a pair.
     """
@@ -189,7 +189,7 @@ def forest_section(analysis: Analysis, before: Any = "") -> list[Section]:
     caption += f"Shaded: the declared margin, ±{margin:g} {unit_of(metric).difference}." if margin is not None else ""
     chart = forest(rows, title=titled(metric, difference=True), margin=margin, reverse=metric.higher_is_better is False)
     name = f"Paired differences in {metric.label}"
-    return [Section("Paired differences", join(before, figure(chart, caption=caption.strip(), name=name)))]
+    return [Section("Paired differences", figure(chart, caption=caption.strip(), name=name))]
 
 
 def panels_section(analysis: Analysis) -> list[Section]:

@@ -49,10 +49,9 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
     described = study.study
     warnings = join(_unfinished(analysis), _doubts(study, analysis))
-    plot = forest_section(analysis, warnings)
     sections = [
-        *plot,
-        Section("Result", join("" if plot else warnings, _answered(study, analysis))),
+        *forest_section(analysis),
+        Section("Result", _answered(study, analysis)),
         *claims_section(analysis.claims, analysis.premises),
         *divergence_section(analysis),
         *panels_section(analysis),
@@ -76,6 +75,7 @@ def study_page(study: StudyFolder, analysis: Analysis) -> str:
         eyebrow="headwise · comparison",
         question=described.question,
         lead=headline(analysis),
+        below=warnings,
         facts=_facts(study, analysis),
     )
 

@@ -194,7 +194,7 @@ def _warnings(differences: dict[str, Difference]) -> list[str]:
         return []
     return [
         f"The control arm {CONTROL!r} is the baseline under another name, and yet it is {control.verdict_text}: "
-        "something besides the arms differs between these runs. Trust no verdict here before it is found."
+        "something besides the arms differs between these runs. Find it before you trust a verdict here."
     ]
 
 
@@ -210,8 +210,8 @@ def _copies(study: StudyFolder) -> list[str]:
     ]
     if same := [arm for arm in study.same_starts if arm not in study.copies]:
         warnings.append(
-            f"All runs of {_and(same)} begin with the same weights, as those of a pretrained model do. That their "
-            "seeds differ in the order of the data is taken on trust: the script did not show its data (run.saw)."
+            f"All runs of {_and(same)} begin with the same weights, as runs of a pretrained model do. It is assumed "
+            "that their seeds order the data differently: the script did not show its data (run.saw)."
         )
     return warnings
 
@@ -228,7 +228,7 @@ def _pairing_warnings(study: StudyFolder) -> list[str]:
     ]
     if without_evidence(study):
         warnings.append(
-            "That runs of a seed are pairs is taken on trust: the script showed neither its initial weights "
+            "It is assumed that runs of a seed are pairs: the script showed neither its initial weights "
             "(run.regularize) nor its data (run.saw)."
         )
     return warnings
@@ -254,6 +254,6 @@ def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
         "outcome separately",
         "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two "
         "one-sided tests",
-        "power": "the difference that would have been decided in four of five such studies",
+        "power": "the difference that four of five such studies would decide",
         "divergence": "McNemar's exact test on pairs, corrected by joint flips of all arms' runs",
     }

@@ -1,4 +1,4 @@
-"""What makes a comparison worth little although its tests are right: a baseline near chance, or one not trained out."""
+"""What makes a comparison worth little although its tests are right: a baseline near chance, or one still improving."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def baseline_doubts(study: StudyFolder) -> list[str]:
     doubts = []
     if values and metric is not None and (words := _chance(statistics.fmean(values), metric)):
         doubts.append(
-            f"{study.baseline} is near chance: {study.study.outcome(study.study.primary).label} {words}. What helps or "
-            "harms a model that has learned nothing says little of one that has."
+            f"{study.baseline} is near chance: {study.study.outcome(study.study.primary).label} {words}. Effects on a "
+            "model that has learned nothing may not carry over to one that has."
         )
     recorded = dict.fromkeys(key for run in runs for line in run.epochs for key in line.metrics)
     curve_name = next((one for one in CURVES if one in recorded), None)
@@ -42,9 +42,9 @@ def baseline_doubts(study: StudyFolder) -> list[str]:
     falls = [fall for curve in curves if (fall := _still_falling(curve)) is not None]
     if falls and (middle := statistics.median(falls)) > STILL:
         doubts.append(
-            f"{study.baseline} is not trained out: in the last quarter of its steps came {middle:.0%} "
-            f"of the whole fall of its {study.study.outcome(curve_name or '').label}. Verdicts may change with longer "
-            "training.".replace("%", "\u00a0%")
+            f"{study.baseline} is still improving: the last quarter of its steps brought {middle:.0%} of the whole "
+            f"fall of its {study.study.outcome(curve_name or '').label}. Longer training may change the "
+            "verdicts.".replace("%", "\u00a0%")
         )
     return doubts
 
