@@ -54,7 +54,7 @@ class Figures:
 
     @property
     def worse(self) -> str | None:
-        """Return the worrying side of the statistic, "high" or "low", or None."""
+        """Return the unhealthy side of the statistic, "high" or "low", or None."""
         return (STATISTICS.get(self.statistic) or WEIGHT_STATISTICS[self.statistic.rpartition("_")[0]]).worse
 
     @classmethod
