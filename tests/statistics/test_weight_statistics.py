@@ -40,6 +40,8 @@ def test_figures_are_those_of_the_full_products(groups):
         "nuclear_norm": total,
         "stable_rank": full(p).square().sum((-1, -2)) / values[:, 0].square(),
         "effective_rank": torch.exp(-(share * share.clamp(min=1e-300).log()).sum(-1)),
+        # the upper three of six eigenvalues, over the smallest of them
+        "alpha_hill": 1 + 3 / (values[:, :3] / values[:, 2:3]).square().log().sum(-1),
         "pseudo_rank": torch.tensor(
             [next(k for k in range(1, 21) if v[:k].sum() >= 0.95 * v.sum()) / 6 for v in values], dtype=F64
         ),
@@ -107,6 +109,8 @@ def test_a_product_of_known_rank_is_read_as_such():
     assert figures["stable_rank"] == pytest.approx(3)
     assert figures["effective_rank"] == pytest.approx(3)
     assert figures["pseudo_rank"] == pytest.approx(0.5)
+    # three equal values have no tail
+    assert figures["alpha_hill"] == 0
     assert PseudoRank(of_model=True).of(p).item() == pytest.approx(3 / 20)
     assert figures["imbalance"] == pytest.approx(0)
     assert figures["nuclear_gap"] == pytest.approx(0, abs=1e-9)

@@ -7,6 +7,7 @@ from headwise.health.statistics.weights.balance import Imbalance, NuclearGap
 from headwise.health.statistics.weights.grams import Grams, grams_of, read_together
 from headwise.health.statistics.weights.product import Product, WeightStatistic
 from headwise.health.statistics.weights.ranks import (
+    AlphaHill,
     EffectiveRank,
     FrobeniusNorm,
     NuclearNorm,
@@ -28,6 +29,7 @@ WEIGHT_STATISTICS: dict[str, type[WeightStatistic]] = {
         EffectiveRank,
         PseudoRank,
         RankGap,
+        AlphaHill,
         Imbalance,
         NuclearGap,
     )

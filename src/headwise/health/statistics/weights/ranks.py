@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.core.precision import norms
+from headwise.attend.projections.heavy_tail import hill_exponent
 from headwise.health.statistics.weights.product import Product, WeightStatistic, singular_values, unbalanced
 
 
@@ -126,3 +127,25 @@ class StableRank(WeightStatistic):
         spectrum = product.relative_spectrum
         largest = spectrum[:, :1]
         return (spectrum / torch.where(largest == 0, 1, largest)).square().sum(-1) * (largest[:, 0] > 0)
+
+
+# An exponent above it means eigenvalues that agree but for rounding.
+FLAT = 1e4
+
+
+class AlphaHill(WeightStatistic):
+    """Computes PL_Alpha_Hill of each head's product: 1 + k / Σ ln(λ_j / λ_i) over the upper half of its eigenvalues λ.
+
+    He et al. 2025, arXiv 2506.14562, read it of each weight matrix, to set its decay (`headwise.AlphaDecay`); here λ
+    are the squared singular values of W_KᵀW_Q or W_OW_V. A heavier tail has a lower exponent. 0 where there is no tail:
+    if all values of the upper half agree, or one of them is 0.
+    """
+
+    name = "alpha_hill"
+    unit = "exponent"
+
+    def of(self, product: Product) -> Tensor:
+        spectrum = product.relative_spectrum
+        exponent = hill_exponent(spectrum).nan_to_num(nan=0.0, posinf=0.0)
+        exponent = torch.where(exponent > FLAT, 0.0, exponent)
+        return torch.where(spectrum.isnan().any(-1), torch.nan, exponent)
