@@ -203,15 +203,22 @@ def page(league: League) -> str:
         "## By what goes wrong",
         _by_symptom(league),
         "## All entries in all worlds",
+        "<details>\n<summary>The picture: every entry in every world</summary>",
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
         "▲ better, ▼ worse, = no effect within the world's margin, · not shown, – refused by the world's model, × "
         "failed; colour: the gain in standard deviations of the plain model between seeds. Entries that miss a world "
         "come last. How it is measured: [the league](league.md); every figure: "
         "[league.csv](league/league.csv), [runs.csv](league/runs.csv), [trials.csv](league/trials.csv).",
+        "</details>",
         "## Over all worlds",
-        *_aggregate(league),
-        "![Gain against the time of a step](league/cost.svg)",
-        "![Share of runs whose gain exceeds a level, for the eight highest entries](league/profiles.svg)",
+        *_folded(
+            "Every entry over all worlds, and its cost",
+            [
+                *_aggregate(league),
+                "![Gain against the time of a step](league/cost.svg)",
+                "![Share of runs whose gain exceeds a level, for the eight highest entries](league/profiles.svg)",
+            ],
+        ),
         "## World by world",
         *[part for world in done for part in _world(league, world)],
         "## Again on other seeds, and in pairs",
@@ -223,6 +230,12 @@ def page(league: League) -> str:
         *_limits(league),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _folded(title: str, parts: list[str]) -> list[str]:
+    """Return the parts behind a line that opens them; headings stay outside, as sections may not cross it."""
+    parts = [part for part in parts if part]
+    return [f"<details>\n<summary>{title}</summary>", *parts, "</details>"] if parts else []
 
 
 def _lead(league: League) -> str:
@@ -317,9 +330,14 @@ def _world(league: League, world: str) -> list[str]:
         f"### {definition.title}",
         f"The plain model suffers from {definition.symptom}. {definition.reason} Outcome: {label} ({direction}). "
         + _of_plain(league, world),
-        f"![Differences of all entries in {definition.title}](league/forest-{world}.svg)",
-        "\n".join(lines),
-        *_others(league, world),
+        *_folded(
+            f"All entries in {definition.title}",
+            [
+                f"![Differences of all entries in {definition.title}](league/forest-{world}.svg)",
+                "\n".join(lines),
+                *_others(league, world),
+            ],
+        ),
     ]
 
 
@@ -476,7 +494,7 @@ def _fresh(league: League) -> list[str]:
         f"The highest of {_entries(league)} is too high by chance. These ran again, with the settings that their "
         "searches had chosen, on seeds that no earlier run had."
     )
-    return ["### On fresh seeds", words, "\n".join(lines), *_fresh_cells(league)]
+    return ["### On fresh seeds", words, *_folded("The figures", ["\n".join(lines), *_fresh_cells(league)])]
 
 
 def _fresh_cells(league: League) -> list[str]:
@@ -520,7 +538,7 @@ def _pairs(league: League) -> list[str]:
         f"not below their sum. {_added_up(rows)} Intervals are not corrected over pairs; each world: "
         "[pairs.csv](league/pairs.csv)."
     )
-    return ["### Pairs", words, "\n".join(lines)]
+    return ["### Pairs", words, *_folded("The figures", ["\n".join(lines)])]
 
 
 def _added_up(rows: list[Row]) -> str:

@@ -121,7 +121,7 @@ def test_loading_a_plain_checkpoint_into_a_regularized_model_explains() -> None:
     model.load_state_dict(plain)
     handle.remove()
     regularize(model, headwise.AttnScale())
-    with pytest.raises(RuntimeError, match=r"weights are those of a plain model.*AttnScale\(\).*before regularize\(\)"):
+    with pytest.raises(RuntimeError, match=r"weights come from a plain model.*AttnScale\(\).*before regularize\(\)"):
         model.load_state_dict(plain)
 
 
