@@ -33,7 +33,7 @@ demo: $(VENV)/.demo
 
 # Every warning is an error. -E -a: every page is read and run again, because its content comes from the code.
 docs: $(VENV)/.docs
-	@echo "make docs: 3 to 17 minutes; result: build/docs/index.html"
+	@echo "make docs: 3 minutes of one core, and installing; result: build/docs/index.html"
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -E -a -n -W --keep-going -q -c docs/site docs build/docs $(ARGS)
 	$(PY) docs/site/check_links.py build/docs
 

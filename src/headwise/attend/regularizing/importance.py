@@ -100,11 +100,11 @@ def importance(
 ) -> Importance:
     """Return how much a loss depends on each head that can be reached, in evaluation mode.
 
-    "gradient" is Michel et al. 2019, arXiv 1905.10650: the mean over samples of `|∂L/∂ξ_h|` with ξ_h = 1 a factor of the
-    head's output, from one forward and backward pass per batch: what the loss of a sample changes, to first order, when
-    the head goes. "loss" removes one head at a time: the mean loss without it minus the mean loss, from one pass over
-    the data per head. It is negative where the loss falls without the head, and costs as many passes as there are
-    heads.
+    "gradient" is Michel et al. 2019, arXiv 1905.10650: the mean over samples of `|∂L/∂ξ_h|` with ξ_h = 1 a factor of
+    the head's output, from one forward and backward pass per batch: what the loss of a sample changes, to first
+    order, when the head goes. "loss" removes one head at a time: the mean loss without it minus the mean loss, from one
+    pass over the data per head. It is negative where the loss falls without the head, and costs as many passes as there
+    are heads.
 
     Args:
         model: a model that `regularize` reaches; its methods stay and act as in evaluation.
