@@ -1,4 +1,5 @@
-// Filters of the table of claims, by source, method and verdict. Without this script the table stands whole.
+// Filters of the table of claims, by source, method and verdict, and short rows: claim, source, verdict, figures, study.
+// Without this script the table stands whole.
 document.addEventListener("DOMContentLoaded", () => {
   const names = ["source", "method", "verdict"];
   const table = [...document.querySelectorAll("article table")].find((one) => {
@@ -38,6 +39,17 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     count.textContent = `${shown} of ${rows.length} claims`;
   }
+  const whole = document.createElement("input");
+  whole.type = "checkbox";
+  const all = document.createElement("label");
+  all.append(whole, " all columns");
+  bar.append(all);
+  const folded = ["method", "setting", "published"].map((name) => heads.indexOf(name)).filter((at) => at >= 0);
+  function fold() {
+    for (const row of table.rows) for (const at of folded) row.cells[at].hidden = !whole.checked;
+  }
+  whole.addEventListener("change", fold);
+  fold();
   bar.append(count);
   (table.closest(".table-wrapper") || table).before(bar);
   show();
