@@ -10,7 +10,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headwise_verdict.results.across import Aggregate
-from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, ArmVerdict, Difference, JudgedClaim
+from headwise_verdict.results.analysis_record import (
+    Analysis,
+    ArmAnalysis,
+    ArmVerdict,
+    Difference,
+    JudgedClaim,
+    Verdict,
+)
+from headwise_verdict.results.records import ClaimKind
 from headwise_verdict.results.stored import checked_analysis, checked_findings, checked_study
 
 # increased when a field changes its meaning or goes
@@ -56,13 +64,23 @@ class ShownArm(_Shown):
     seconds_per_step: float | None = Field(description="median over seeds")
 
 
+class ShownEarlier(_Shown):
+    """A verdict that a claim had until a premise, a margin or a setting was stated after its runs."""
+
+    verdict: str
+    until: str = Field(description="the day on which the claim was judged otherwise, YYYY-MM-DD")
+    reason: str
+
+
 class ShownClaim(_Shown):
     """A published claim that the study tests, and its verdict."""
 
     claim: str
     source: str
-    verdict: str
+    kind: ClaimKind = Field(description="what is not measured shows less, and is counted apart")
+    verdict: Verdict
     reason: str
+    before: list[ShownEarlier]
 
 
 class ShownStudy(_Shown):
@@ -191,7 +209,15 @@ def _difference(entry: Difference) -> ShownDifference:
 
 
 def _claim(claim: JudgedClaim) -> ShownClaim:
-    return ShownClaim(claim=claim.text, source=claim.source, verdict=claim.verdict, reason=claim.why)
+    earlier = [ShownEarlier(verdict=one.verdict, until=one.until, reason=one.why) for one in claim.before]
+    return ShownClaim(
+        claim=claim.text,
+        source=claim.source,
+        kind=claim.kind,
+        verdict=claim.verdict,
+        reason=claim.why,
+        before=earlier,
+    )
 
 
 def _plain(value: float | None) -> float | None:
