@@ -246,3 +246,39 @@ def test_a_closure_computes_the_gradients_within_the_step():
         ways.append(list(model.parameters()))
     for ours, theirs in zip(*ways, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+def test_a_method_that_caps_what_is_fixed_is_refused(kind):
+    model = fresh(HOSTS["own"])
+    headwise.regularize(model, headwise.SpectralCap())
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.0)
+    with pytest.raises(ValueError, match=rf"SpectralCap writes blocks\.0\.attn\..*whose size {kind} fixes"):
+        attach(kind, torch.optim.AdamW(groups), groups)
+
+
+def test_two_that_fix_the_size_of_weights_are_refused():
+    model, optimizer, groups = begun("Stiefel")
+    headwise.Stiefel(optimizer, groups)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="Hyperball would change the size of weights that Stiefel fixes"):
+        headwise.Hyperball(optimizer, groups)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_optimizer_that_accelerate_has_prepared_is_refused():
+    from accelerate import Accelerator
+
+    _, optimizer, groups = begun("Hyperball")
+    prepared = Accelerator(cpu=True).prepare(optimizer)
+    with pytest.raises(TypeError, match=r"AcceleratedOptimizer wraps another: attach to that one, before accelerator"):
+        headwise.Hyperball(prepared, groups)
+
+
+def test_the_split_of_a_reparametrized_model_changes_no_state_of_it():
+    model = fresh(HOSTS["own"])
+    nn.utils.parametrizations.spectral_norm(model.blocks[0].mlp[0])
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    headwise.Muon(headwise.parameter_groups(model, lr=0.01, weight_decay=0.0))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

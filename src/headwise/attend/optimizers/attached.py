@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.attend.methods.qk_clip import clipped
+from headwise.attend.methods.reparametrization import HOLDS
 from headwise.attend.optimizers.parts import Part
 from headwise.attend.projections.block import whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
@@ -31,6 +32,9 @@ class Attached(ABC):
         optimizer: any optimizer of torch, also one of headwise.
     """
 
+    # Whether it fixes the size of weights.
+    fixes: ClassVar[bool] = False
+
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         check_optimizer(optimizer)
         self.optimizer = optimizer
@@ -43,6 +47,10 @@ class Attached(ABC):
         other = next((one for one in own if type(one) is type(self)), None)
         if other is not None:
             raise ValueError(f"{type(self).__name__} is attached to this optimizer already: remove() it first")
+        fixing = next((one for one in own if one.fixes and self.fixes), None)
+        if fixing is not None:
+            who, other_who = type(self).__name__, type(fixing).__name__
+            raise ValueError(f"{who} would change the size of weights that {other_who} fixes: use one of them")
         own.append(self)
         self._hooks = [
             self.optimizer.register_step_pre_hook(lambda _, args, settings: self._before(_has_closure(args, settings))),
@@ -100,13 +108,23 @@ def _has_closure(args: tuple[Any, ...], settings: dict[str, Any]) -> bool:
 def check_optimizer(optimizer: object) -> None:
     """Raise TypeError if an object is not an optimizer of torch."""
     is_a("optimizer", optimizer, torch.optim.Optimizer, "a torch optimizer")
+    if hasattr(optimizer, "optimizer"):
+        raise TypeError(
+            f"optimizer must be the one that steps, and {type(optimizer).__name__} wraps another: attach to that one, "
+            "before accelerator.prepare"
+        )
 
 
 def refuse_clipping(groups: ParameterGroups, who: str) -> None:
-    """Raise ValueError if QKClip shrinks weights whose size an optimizer fixes."""
+    """Raise ValueError if a method changes, after each step, the size of weights that an optimizer fixes."""
     for site in groups.sites:
         if clipped(site):
             raise ValueError(f"QKClip shrinks the weights at {site.name}, whose size {who} fixes: use one of them")
+    for place, module in groups.model.named_modules():
+        for name, methods in module.__dict__.get(HOLDS, {}).items():
+            raise ValueError(
+                f"{methods[0]} writes {place}.{name} after each step, whose size {who} fixes: use one of them"
+            )
 
 
 def copies(held: list[Held]) -> list[Tensor]:

@@ -45,6 +45,8 @@ class Hyperball(Attached):
         >>> hyperball = headwise.Hyperball(optimizer, groups)
     """
 
+    fixes = True
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

@@ -14,7 +14,7 @@ from headwise.attend.core.site import Site
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import adapters_of, base_of, underlying
 from headwise.attend.projections.block import Block, Rows
-from headwise.attend.projections.leaves import leaf
+from headwise.attend.projections.leaves import leaf, still
 from headwise.attend.projections.sharded import sharded
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.borders import on_all
@@ -222,12 +222,13 @@ def rest(parts: list[Part], parameter: Tensor) -> list[Part]:
 
 def _whole(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Part]]:
     """Return matrices and stacks of matrices, each as one part."""
-    turned = {
-        id(p)
-        for name, module in model.named_modules()
-        if (own := leaf(name, module)) is not None and own.transposed
-        for p in (underlying(base_of(module), "weight"),)
-    }
+    # reading a reparametrized weight would change the state of some parametrizations
+    with still(model):
+        turned = {
+            id(underlying(base_of(module), "weight"))
+            for name, module in model.named_modules()
+            if (own := leaf(name, module)) is not None and own.transposed
+        }
     for parameter in parameters:
         if parameter.ndim == 2:
             axis = 1 if id(parameter) in turned else 0

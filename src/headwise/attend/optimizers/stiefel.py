@@ -41,6 +41,8 @@ class Stiefel(Attached):
         >>> stiefel = headwise.Stiefel(headwise.Muon(groups), groups)
     """
 
+    fixes = True
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
