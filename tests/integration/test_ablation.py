@@ -162,3 +162,33 @@ def test_what_cannot_be_ablated_is_refused_by_name():
     handle.remove()
     with pytest.raises(RuntimeError, match="no longer regularized"):
         handle.ablate(0, 0)
+
+
+def test_a_copy_of_a_layer_without_methods_keeps_its_ablation():
+    model, x = encoder(), torch.randn(2, 5, 16)
+    plain = model(x)
+    handle = headwise.regularize(model, allow_none=True)
+    ablation = handle.ablate(0, 1)
+    twin, off = copy.deepcopy(model), model(x)
+    ablation.remove()
+    assert torch.equal(model(x), plain) and torch.equal(twin(x), off)
+    headwise.handle(twin).remove()
+    assert torch.equal(twin(x), plain)
+
+
+def test_a_model_is_not_folded_while_heads_are_off():
+    model = encoder()
+    handle = headwise.regularize(model, DropHead())
+    ablation = handle.ablate(1, 0)
+    with pytest.raises(RuntimeError, match=r"Ablation\('layers\.1\.self_attn', heads=\[0\]\) is in force"):
+        handle.fold()
+    ablation.remove()
+    handle.fold()
+
+
+def test_ablations_that_ended_are_forgotten():
+    handle = headwise.regularize(encoder(), DropHead())
+    for _ in range(5):
+        with handle.ablate(0, 1):
+            pass
+    assert len(handle._ablations) == 1 and not handle._ablations[0].holds

@@ -165,3 +165,15 @@ def test_what_cannot_be_measured_is_refused_by_name():
     with pytest.raises(ValueError, match="Linear has no attention layer that can be reached"):
         headwise.importance(torch.nn.Linear(2, 2), batches(), loss=squares)
     assert not any("headwise" in key for key in model.state_dict())
+
+
+@pytest.mark.parametrize("regularized", [False, True])
+def test_a_compiled_model_is_measured(regularized):
+    model, data = fresh(HOST), batches(1)
+    plain = headwise.importance(model, data, loss=squares)
+    if regularized:
+        headwise.regularize(model, DropHead())
+    found = headwise.importance(torch.compile(model, backend="eager"), data, loss=squares)
+    assert [row.layer for row in found.layers] == [row.layer for row in plain.layers]
+    for row, wanted in zip(found.layers, plain.layers, strict=True):
+        assert row.heads == pytest.approx(wanted.heads, rel=1e-4)

@@ -17,7 +17,8 @@ class Softpick(Method):
     On the logits with all masks and edits, in training and evaluation, with `eps` added to the sum. Keys with a
     negative logit get no weight but take part in the sum, so that a row may sum to less than 1 or be zero: no key has
     to serve as a sink. For models trained from scratch. A kernel computes it on CUDA; elsewhere, and with the host's
-    dropout or a penalty on the weights, it needs the matrix. Sinks are refused.
+    dropout or a penalty on the weights, it needs the matrix. Sinks are refused. A watch reads the softmax of the same
+    logits.
     """
 
     eps: float = 1e-8

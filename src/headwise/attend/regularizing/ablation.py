@@ -33,10 +33,16 @@ class Ablation:
         gate.ablations.append(self)
         gate.write(fitted)
 
+    @property
+    def holds(self) -> bool:
+        """Return whether the ablation is in force."""
+        gate = self._fitted.gate
+        return isinstance(gate, Off) and any(other is self for other in gate.ablations)
+
     def remove(self) -> None:
         """Let the heads write again, unless another ablation holds them; a second call does nothing."""
         gate = self._fitted.gate
-        if isinstance(gate, Off) and any(other is self for other in gate.ablations):
+        if isinstance(gate, Off) and self.holds:
             gate.ablations = [other for other in gate.ablations if other is not self]
             gate.write(self._fitted)
 

@@ -277,7 +277,7 @@ class Regularized:
             made = ablation.Ablation(fitted, ablation.heads_of(fitted, head))
         finally:
             ablation.set_gate(fitted, fitted.gate)
-        self._ablations.append(made)
+        self._ablations = [*(one for one in self._ablations if one.holds), made]
         return made
 
     def idle(self) -> str:
@@ -368,8 +368,16 @@ class Regularized:
 
         Reparametrizations become plain weights, bit for bit those of the model in evaluation. Methods that act in
         training only are removed. Methods that act in evaluation stay, and then the handle stays too.
+
+        Raises:
+            RuntimeError: if heads are ablated, or the methods were removed before.
         """
         self._alive()
+        if held := next((one for one in self._ablations if one.holds), None):
+            raise RuntimeError(
+                f"{held!r} is in force, and would end with the handle: remove() it first, and take the heads out with "
+                "headwise.compress(model, idle=...)"
+            )
         remaining = attachment.fold_methods(self.fitted)
         attachment.detach([f for f in self.fitted if not any(f is k for k in remaining)], fold=True)
         self.fitted = remaining

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import hosts
+from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.projections.capture import feed, untouched
 from headwise.attend.regularizing.ablation import Slot, slots_at
-from headwise.attend.regularizing.handle_place import HANDLE
+from headwise.attend.regularizing.handle_place import kept_handle
+from headwise.borders import COMPILED_INSIDE, own_modules
 from headwise.files.arguments import is_a, is_function
 from headwise.files.html import html_table
 
@@ -141,18 +144,25 @@ def importance(
         raise ValueError(f'by must be "gradient" or "loss", got {by!r}')
     if not isinstance(data, Iterable) or isinstance(data, (str, Tensor, Mapping)):
         raise TypeError(f"data must be batches, such as a list or a loader, got {type(data).__name__}")
-    given = model.__dict__.get(HANDLE)
-    found = hosts.find(model) if given is None else given.found
+    root, found, fitted = _parts(model)
     if not any(candidate.adapter is not None for candidate in found):
-        raise ValueError(
-            f"{type(model).__name__} has no attention layer that can be reached: see headwise.sites(model)"
-        )
-    fitted = () if given is None else given.fitted
+        raise ValueError(f"{type(root).__name__} has no attention layer that can be reached: see headwise.sites(model)")
     measure = _by_gradient if by == "gradient" else _by_loss
-    with untouched(model), slots_at(model, fitted, found) as slots:
+    with untouched(model), slots_at(root, fitted, found) as slots:
         mean, rows = measure(model, slots, data, loss or _own_loss)
     names = [slot.layer.site.name for slot in slots]
     return Importance(by, mean, tuple(map(LayerImportance, names, rows)))
+
+
+def _parts(model: nn.Module) -> tuple[nn.Module, Sequence[Candidate], Sequence[FittedLayer]]:
+    """Return the model inside of wrappers, its attention-like layers, and those with methods."""
+    try:
+        given = kept_handle(model)
+    except ValueError:
+        while (inside := own_modules(model).get(COMPILED_INSIDE)) is not None:
+            model = inside
+        return model, hosts.find(model), ()
+    return given.model, given.found, given.fitted
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:
