@@ -197,6 +197,8 @@ def test_the_page_begins_with_alerts_by_head_and_ends_in_no_empty_reason(checked
     first = page.split('id="alerts"')[1].split("What to do")[0]
     assert first.count("<dt>") == 1 and "<dt>Layer 2 head 3</dt>" in first
     assert "<summary><h3>How the score is made</h3></summary>" in page and "nothing stands out" not in page
+    # on paper there is no pointer
+    assert re.search(r"@media print \{.*?\.trace[^}]*display: none", page, re.DOTALL)
 
 
 def test_an_alert_names_the_methods_that_survive_the_export_to_a_stock_model():

@@ -166,7 +166,7 @@ SERIES = ("--blue", "--orange", "--green", "--purple", "--sky", "--vermillion", 
 def on_paper(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a Vega-Lite specification in the colours of the light theme with a fixed width, and its configuration."""
     resolved = {key: value if key == "datasets" else _resolved(value) for key, value in spec.items()}
-    # labels and numbers beside a plot count into its width
+    # the columns of labels and numbers are part of the width
     fitted = {"width": WIDTH, "background": "white", "autosize": {"type": "fit-x", "contains": "padding"}}
     return resolved | fitted, _look()
 
