@@ -21,6 +21,7 @@ GENERATED = (
     "retrofit_table.py",
     "retrofit_elsewhere.py",
     "which_method.py",
+    "league_page.py",
     "catalogue.py",
     "citation.py",
     "quoted.py",

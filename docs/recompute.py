@@ -718,6 +718,75 @@ def league_mismatches(folder: Path) -> tuple[int, list[str]]:
     return len(checked), wrong
 
 
+def second_league_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare the gains of the league's second edition, in worlds and over them, with ones from its runs alone."""
+    tables = {}
+    for name in ("gains", "symptoms", "transfer"):
+        path = folder / f"{name}.csv"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        tables[name] = list(csv.DictReader(text.splitlines()))
+    checked, own = [], {}
+    worlds = {name: _world_errors(folder / name) for name in dict.fromkeys(row["world"] for row in tables["gains"])}
+    for row in tables["gains"]:
+        finals = worlds[row["world"]]
+        errors = finals[row["arm"], float(row["rate"])]
+        checked.append((f"{row['world']}, {row['contestant']}: test error", float(row["test_error"]), errors.mean()))
+        if row["kind"] == "search":
+            continue
+        plain = min((some for (arm, _), some in finals.items() if arm == "baseline"), key=lambda some: some.mean())
+        mean, half, variance = _share_avoided(errors, plain)
+        own[row["world"], row["contestant"]] = mean, variance
+        for end, value in (("mean", mean), ("low", mean - half), ("high", mean + half)):
+            checked.append((f"{row['world']}, {row['contestant']}: {end}", float(row[end]), value))
+    of_symptom: dict[str, list[str]] = {}
+    for row in tables["transfer"]:
+        of_symptom.setdefault(row["symptom"], []).append(row["left_out"])
+    for row in tables["symptoms"]:
+        names = of_symptom[row["symptom"]]
+        if (names[0], row["contestant"]) in own:
+            found = _over_worlds([own[name, row["contestant"]] for name in names])
+            for end, value in zip(("mean", "low", "high", "new_low", "new_high"), found, strict=True):
+                checked.append((f"{row['symptom']}, {row['contestant']}: {end}", float(row[end]), value))
+    wrong = [
+        f"second league: {figure}: kept {kept}, again {again}"
+        for figure, kept, again in checked
+        if not np.isclose(kept, again, rtol=1e-6, atol=1e-7)
+    ]
+    return len(checked), wrong
+
+
+def _world_errors(folder: Path) -> dict[tuple[str, float], np.ndarray]:
+    """Return the errors on the test split by arm and rate, in the order of the final seeds."""
+    facts = json.loads((folder / "world.json").read_text(encoding="utf-8"))["facts"]
+    found: dict[tuple[str, float], dict[int, float]] = {}
+    for row in csv.DictReader((folder / "runs.csv").read_text(encoding="utf-8").splitlines()):
+        if int(row["seed"]) < 8 and row["eased"] == "0":
+            value = float(row["test"] or facts["failure"])
+            error = 1 - value if facts["higher"] else value
+            found.setdefault((row["arm"], float(row["rate"])), {})[int(row["seed"])] = error
+    return {key: np.array([some[seed] for seed in range(8)]) for key, some in found.items() if len(some) == 8}
+
+
+def _share_avoided(errors: np.ndarray, plain: np.ndarray) -> tuple[float, float, float]:
+    shares = (plain - errors) / plain.mean()
+    deviation = float(shares.std(ddof=1) / np.sqrt(len(shares)))
+    return float(shares.mean()), float(stats.t.ppf(0.975, len(shares) - 1)) * deviation, deviation**2
+
+
+def _over_worlds(gains: list[tuple[float, float]]) -> tuple[float, ...]:
+    """Return the random-effects mean, its interval, and that for a new world."""
+    means, variances = np.array([one for one, _ in gains]), np.maximum([one for _, one in gains], 1e-9)
+    fixed = 1 / variances
+    q = float((fixed * (means - np.average(means, weights=fixed)) ** 2).sum())
+    tau2 = max(0.0, (q - len(means) + 1) / float(fixed.sum() - (fixed**2).sum() / fixed.sum()))
+    weights = 1 / (variances + tau2)
+    mean = float(np.average(means, weights=weights))
+    scale = max(1.0, float((weights * (means - mean) ** 2).sum()) / (len(means) - 1))
+    error2, t = scale / float(weights.sum()), float(stats.t.ppf(0.975, len(means) - 1))
+    half, wide = t * error2**0.5, t * (error2 + tau2) ** 0.5
+    return mean, mean - half, mean + half, mean - wide, mean + wide
+
+
 CHECKS = (
     mismatches,
     table_mismatches,
@@ -746,6 +815,8 @@ def main() -> None:
             total, wrong = total + count, wrong + mismatched
     if not options.studies:
         count, mismatched = league_mismatches(options.results.parent / "league")
+        total, wrong = total + count, wrong + mismatched
+        count, mismatched = second_league_mismatches(options.results.parent / "league" / "second")
         total, wrong = total + count, wrong + mismatched
     print("\n".join([*wrong, f"{total} figures computed again, {len(wrong)} mismatches"]))
     sys.exit(bool(wrong))

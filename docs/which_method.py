@@ -1,4 +1,4 @@
-"""Write docs/which_method.md from the kept tables in docs/league.
+"""Write docs/wide_league.md, the table of the first edition of the league, from the kept tables in docs/league.
 
 python docs/which_method.py --keep results/league/recall results/league/words
                                                     add these worlds to the kept ones, or replace them
@@ -32,7 +32,6 @@ from headwise_papers.league.tables import ENDS
 from headwise_papers.league.world_file import Contents, contents_of
 from headwise_papers.league.world_folder import FILE, FRESH, PAIRS, STEP_TIMES
 from headwise_papers.league.world_folder import write as write_record
-from scipy.stats import spearmanr
 
 from headwise_verdict.files.ownership import REPORT, STUDY, claim
 from headwise_verdict.pages.formats import Unit, unit_named
@@ -42,7 +41,7 @@ from headwise_verdict.results.records import StudyRecord
 DOCS = Path(__file__).resolve().parent
 # the folder of the worlds' definitions
 OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
-KEPT, PAGE = DOCS / "league", DOCS / "which_method.md"
+KEPT, PAGE = DOCS / "league", DOCS / "wide_league.md"
 # the records of all runs of a world, packed
 RUNS = KEPT / "runs"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "without", "fresh", "fresh_cells", "fresh_runs", "pairs")
@@ -54,9 +53,15 @@ NO_ROOM = 0.01
 HIGHEST = 5
 # upper end of a rank correlation below which an order hardly predicts another
 HARDLY = 0.3
-# entries of a world below which a rank correlation says nothing
-FEWEST = 10
 WORDS = {"better": "better", "worse": "worse", "equivalent": "no effect", "no evidence": "not shown", "missing": ""}
+
+
+# the runs are of November 2026
+DATED = (
+    "**The first edition, November 2026; nothing here is advice.** Its searches had six trials, and each symptom one "
+    "world; two of its strongest results did not hold in other worlds, *Memorised words* has no room for a gain, and "
+    "*Speech* is too little training. [What replaced it, and why](which_method.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,6 @@ class League:
         """Return the entries that are better than the plain model in a world, by falling gain."""
         rows = [row for row in self.of(world) if row["kind"] in kinds and row["verdict"] == "better"]
         return sorted(rows, key=lambda row: -(row.number("gain") or 0.0))
-
-    def worse_in(self, entry: str) -> list[str]:
-        """Return the worlds in which an entry is worse than the plain model."""
-        return [row["world"] for row in self.tables["league"] if (row["entry"], row["verdict"]) == (entry, "worse")]
 
 
 def read(kept: Path = KEPT) -> League:
@@ -195,13 +196,11 @@ def restore(out: Path) -> None:
 def page(league: League) -> str:
     """Return the page."""
     done, open_ones = league.run, [name for name in league.worlds if name not in league.run]
-    parts = ["# Which method?", _withdrawn(league), _lead(league), _no_winner(league)]
+    parts = ["# The wide league: a table without advice", DATED, _lead(league), _no_winner(league)]
     if open_ones:
         names = ", ".join(league.worlds[name].title for name in open_ones)
         parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
     parts += [
-        "## By what goes wrong",
-        _by_symptom(league),
         "## All entries in all worlds",
         "<details>\n<summary>The picture: every entry in every world</summary>",
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
@@ -224,8 +223,6 @@ def page(league: League) -> str:
         "## Again on other seeds, and in pairs",
         *_fresh(league),
         *_pairs(league),
-        "## What helped in no world",
-        _nowhere(league),
         "## What these figures cannot show",
         *_limits(league),
     ]
@@ -263,57 +260,6 @@ def _no_winner(league: League) -> str:
         f"the one left out (rank correlation {_ends(row, 'rank_correlation')}, mean over worlds; the interval covers "
         "seeds, not another choice of worlds)."
     )
-
-
-def _by_symptom(league: League) -> str:
-    lines = [
-        "| what goes wrong | best method in this world [95 %] | best control [95 %] | chosen rate and gain |",
-        "|---|---|---|---|",
-    ]
-    for world in league.run:
-        methods, controls = league.better(world), league.better(world, ("control",))
-        if not (methods or controls) and _room(league, world) is not None:
-            worse = sum(row["verdict"] == "worse" for row in league.of(world))
-            lines.append(
-                f"| {_symptom(league, world)} | nothing: {_no_room(league, world)}; {worse} of "
-                f"{len(league.of(world))} entries are worse | nothing | {_by_rate(league, world)} |"
-            )
-            continue
-        best = _told(league, world, methods[0]) if methods else "no method"
-        control = _told(league, world, controls[0]) if controls else "no control"
-        lines.append(f"| {_symptom(league, world)} | {best} | {control} | {_by_rate(league, world)} |")
-    return "\n".join(lines)
-
-
-def _rates(league: League, world: str) -> list[tuple[float, float]]:
-    """Return the chosen learning rate and the gain of each entry of a world."""
-    pairs = [(row.number("learning_rate"), row.number("gain")) for row in league.of(world)]
-    return [(rate, gain) for rate, gain in pairs if rate is not None and gain is not None]
-
-
-def _by_rate(league: League, world: str) -> str:
-    """Return the rank correlation of the chosen learning rate and the gain over the entries of a world."""
-    pairs = _rates(league, world)
-    if len(pairs) < FEWEST:
-        return "too few entries"
-    found = spearmanr(*zip(*pairs, strict=True))
-    return f"{float(found.statistic):.2f} (p {float(found.pvalue):.2g})".replace("-", "−")
-
-
-def _withdrawn(league: League) -> str:
-    """Return why this page gives no advice."""
-    return (
-        "**This page recommends no method.** It once did, by world. A recommendation is worth something only where it "
-        "carries over to a task that it was not taken from, and that was not measured. The searches were also too "
-        "small: where gains grow with the learning rate that a search of six trials happened to choose (last column: "
-        "their rank correlation over all entries), a gain may be that of the rate. **Tune the learning rate of your "
-        "plain model first**; then compare the methods that you consider with it, each at its own best rate: "
-        "`headwise compare --tune`."
-    )
-
-
-def _symptom(league: League, world: str) -> str:
-    return f"{league.worlds[world].symptom} ([{league.worlds[world].title}](#{_anchor(league, world)}))"
 
 
 def _world(league: League, world: str) -> list[str]:
@@ -559,26 +505,6 @@ def _added_up(rows: list[Row]) -> str:
     return " ".join(sentences)
 
 
-def _nowhere(league: League) -> str:
-    helped = {row["entry"] for world in league.run for row in league.better(world, ("method", "control"))}
-    entries = [row["entry"] for row in league.tables["league"] if row["kind"] in ("method", "control")]
-    never_helped = [name for name in dict.fromkeys(entries) if name not in helped]
-    worse_in = {name: ", ".join(_title(league, world) for world in league.worse_in(name)) for name in never_helped}
-    worse = [f"{name} (worse in {worlds})" for name, worlds in worse_in.items() if worlds]
-    never_worse = [name for name, worlds in worse_in.items() if not worlds]
-    sentences = []
-    if worse:
-        sentences.append(f"Worse somewhere, better nowhere: {'; '.join(worse)}.")
-    if never_worse:
-        sentences.append(f"Better nowhere, worse nowhere: {', '.join(never_worse)}.")
-    if sentences:
-        sentences.append(
-            f"This covers {count(len(league.run), 'world')}: a method against a failure that none of them has cannot "
-            "help in any."
-        )
-    return " ".join(sentences) or "Every entry helped in one of these worlds."
-
-
 def _limits(league: League) -> list[str]:
     machines = sorted({(study.hardware or {})["processor"] for study in league.studies.values()})
     versions = next(iter(league.studies.values())).versions or {}
@@ -619,15 +545,6 @@ def _untimed(league: League) -> str:
     return f"{alternating}, except in {titles}: the shortest of the seeds." if titles else f"{alternating}."
 
 
-def _told(league: League, world: str, row: Row) -> str:
-    unit, _, label = league.unit(world)
-    outcome = "" if unit.difference else f"{label} "
-    worse_in = [_title(league, name) for name in league.worse_in(row["entry"])]
-    cost = "" if row.number("cost") is None else f", {row.number('cost'):.2f} × a step"
-    text = f"{row['entry']} {outcome}{difference_of(row, unit)}{cost}"
-    return text + (f"; worse in {', '.join(worse_in)}" if worse_in else "")
-
-
 def difference_of(row: Row, unit: Unit) -> str:
     """Return the difference from the plain model with its interval as text."""
     mean = row.number("difference")
@@ -641,10 +558,6 @@ def _ends(row: Row, name: str) -> str:
 
 def _title(league: League, world: str) -> str:
     return league.worlds[world].title if world in league.worlds else world
-
-
-def _anchor(league: League, world: str) -> str:
-    return league.worlds[world].title.lower().replace(" ", "-")
 
 
 def _clean(text: str) -> str:

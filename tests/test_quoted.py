@@ -13,7 +13,7 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 NUMBER = r"[+−-]?\d[\d.,]*"
 INTERVAL = re.compile(rf"\[{NUMBER}, {NUMBER}\]|interval {NUMBER} to {NUMBER}|(?:CI|95 %) {NUMBER} to {NUMBER}")
 # A log of what was tried, and pages that programs write whole.
-NOT_GUIDES = {"log.md", "changelog.md", "which_method.md", "families.md"}
+NOT_GUIDES = {"log.md", "changelog.md", "which_method.md", "wide_league.md", "families.md"}
 
 
 def unmarked(text):

@@ -25,7 +25,7 @@ NOTE = (
     "on the page of each."
 )
 LEAGUE = (
-    "In [the league](../../which_method.md), where every method is tuned with the same number of trials. Intervals "
+    "In [the league](../../wide_league.md), where every method is tuned with the same number of trials. Intervals "
     "hold for all entries of a world jointly; the time of a step is in steps of the plain model:"
 )
 NONE = "No kept study ran it, so that its effect on a training is not known here."

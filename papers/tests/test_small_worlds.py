@@ -9,6 +9,8 @@ from headwise_papers.league import small_tasks
 from headwise_papers.league.brief_run import run_once
 from headwise_papers.league.contest_files import SYMPTOMS, read_contestants, read_small_worlds, why_refused
 
+from headwise.study import Metric
+
 FOLDER = Path(str(resources.files("headwise_papers"))) / "league"
 CONTESTANTS, WORLDS = read_contestants([FOLDER]), read_small_worlds([FOLDER])
 # tasks whose data come with scikit-learn or are generated
@@ -75,6 +77,31 @@ def test_splits_share_no_cell_and_no_sequence():
     keys, listed = tokens[:, :8:2], tokens[:, 1:8:2] - small_tasks.KEYS
     asked = (keys[:, None] == tokens[:, 8:, None]).long().argmax(-1)
     assert torch.equal(listed.gather(1, asked), values)
+
+
+@pytest.mark.parametrize("name", ["short-pairs", "few-cells"])
+def test_every_arm_of_every_contestant_changes_the_training(name):
+    # an arm that changes nothing would be the plain model under another name
+    # steps enough for a warm-up of a tenth to differ from none
+    settings = WORLDS[name].settings | {"steps": 20}
+    task = WORLDS[name].model_copy(update={"settings": settings}).built()
+    seen = {}
+    for one in CONTESTANTS.values():
+        if not why_refused(one, task):
+            for arm in one.arms:
+                seen[arm] = _parameters(task, arm)
+    same = [arm for arm in seen if arm != "baseline" and seen[arm] == seen["baseline"]]
+    assert same == []
+
+
+def _parameters(task, arm):
+    """Return the training and validation losses of four steps; a task that decides on its loss shows every change."""
+
+    class ByLoss(type(task)):
+        metrics = (Metric("loss", higher_is_better=False, failure=10.0),)
+
+    found = run_once(ByLoss(**task.model_dump()), arm, 0.003, 7, reads_test=False)
+    return found.train, found.validation
 
 
 @pytest.mark.parametrize("name", ["short-pairs", "short-digits"])

@@ -7,8 +7,8 @@ from headwise_papers.league.brief_run import Figures, run_once
 from headwise_papers.league.code_digest import used
 from headwise_papers.league.contest import Contest, carry_out
 from headwise_papers.league.contest_files import Contestant, rates, read_contestants, read_small_worlds, why_refused
-from headwise_papers.league.contest_tables import FURTHER, TUNED, rows, suffices, tables
-from headwise_papers.league.rate_search import FINAL, TUNING, Chosen, Errors, search
+from headwise_papers.league.contest_tables import FURTHER, TUNED, advised, rows, suffices, tables
+from headwise_papers.league.rate_search import AGAIN, FINAL, TUNING, Chosen, Errors, search
 from headwise_papers.league.run_ledger import FILE, Ledger, Run
 from headwise_papers.league.world_premises import SEEDS
 
@@ -81,13 +81,28 @@ def test_the_two_searches_of_the_plain_model_come_first_with_their_own_gains(tmp
     assert suffices(contest) and others[0].contestant == "decay"
 
 
-def test_a_search_that_more_trials_would_move_does_not_suffice(tmp_path):
+def test_a_search_that_a_repetition_moves_is_repeated_until_none_does(tmp_path):
     def narrow(run, split):
         # a peak between two rates of the grid, which half steps alone find
         return accuracy(run, split) + (0.1 if run.rate == 0.00237 else 0)
 
     contest = filled(tmp_path / "w", small_world(tmp_path), narrow)
-    assert contest.move() > 1 and not suffices(contest)
+    assert contest.move(0) > 1 and contest.move(1) == 0 and suffices(contest)
+    assert [one.rate for one in contest.again()] == [0.00237] * 2 and contest.best_plain() == 0.00237
+
+
+def test_a_search_that_every_repetition_moves_does_not_suffice(tmp_path):
+    peaks = {seed: rate for seeds, rate in zip(AGAIN, (0.00133, 0.00237, 0.00422), strict=True) for seed in seeds}
+
+    def wandering(run, split):
+        if run.seed in peaks:
+            return 0.9 if run.rate == peaks[run.seed] else accuracy(run, split)
+        better = {0.00133: 0.1, 0.00237: 0.2, 0.00422: 0.3}.get(run.rate, 0.0)
+        return accuracy(run, split) + (better if split == "test" else 0)
+
+    contest = filled(tmp_path / "w", small_world(tmp_path), wandering)
+    assert contest.state == "complete" and contest.move() > 1 and not suffices(contest)
+    assert advised([contest])["too little training"] == []
 
 
 def test_a_world_whose_premise_fails_is_run_no_further(tmp_path):

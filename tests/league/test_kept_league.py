@@ -127,28 +127,15 @@ def test_what_cannot_be_kept_or_restored_changes_nothing(which, tmp_path):
     assert not (tmp_path / "again" / "recall").exists()
 
 
-def test_no_method_is_recommended_and_gains_that_grow_with_the_rate_are_told(which, tmp_path, monkeypatch):
-    which.keep([finished_world(tmp_path / "recall", "recall", FIGURES, kinds=KINDS, validation={"decay": 0.5})])
-    league = which.read(which.KEPT)
-    assert "recommends no method" in which._withdrawn(league) and "too few entries |" in which._by_symptom(league)
-    monkeypatch.setattr(which, "_rates", lambda *_: [(rate, rate**2 - (rate == 7)) for rate in range(12)])
-    assert "| 1.00 (p " in which._by_symptom(league)
-    monkeypatch.setattr(which, "_rates", lambda *_: [(rate, -rate) for rate in range(12)])
-    assert "| −1.00 (p " in which._by_symptom(league)
+def test_the_table_of_the_first_edition_says_first_that_it_is_no_advice(which):
+    lead, _, rest = which.PAGE.read_text(encoding="utf-8").partition("## ")
+    assert "November 2026; nothing here is advice" in lead and "By what goes wrong" not in rest
 
 
 def test_a_plain_model_that_fails_on_some_seeds_is_told(which, tmp_path):
-    perfect = {"plain": [1.0] * 5 + [0.999], "decay": [1.0] * 6, "good": [1.0] * 5 + [0.999]}
-    folder = finished_world(tmp_path / "recall", "recall", perfect, kinds=KINDS)
+    figures = {"plain": [1.0] * 5 + [0.999], "decay": [1.0] * 6, "good": [1.0] * 5 + [0.999]}
+    folder = finished_world(tmp_path / "recall", "recall", figures, kinds=KINDS)
+    finished_world(folder / "fresh", "recall", figures | {"plain": [1.0, 0.3, 1.0, 1.0, 0.2, 1.0]}, kinds=KINDS)
     which.keep([folder])
     league = which.read(which.KEPT)
-    assert "nothing: the plain model leaves no room; 0 of 2 entries are worse |" in which._by_symptom(league)
-    failing = perfect | {"plain": [1.0, 0.3, 1.0, 1.0, 0.2, 1.0]}
-    finished_world(folder / "fresh", "recall", failing, kinds=KINDS)
-    which.keep([folder])
-    league = which.read(which.KEPT)
-    assert (
-        "nothing: the plain model leaves no room on 10 of 12 seeds, and fails on 2; 0 of 2 entries are worse |"
-        in which._by_symptom(league)
-    )
     assert "reaches 87.49 % (20.00 to 100.00 over 12 seeds)" in which._of_plain(league, "recall")

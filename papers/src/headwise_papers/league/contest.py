@@ -10,7 +10,7 @@ from pathlib import Path
 from headwise.lab.experiments.task import Task
 from headwise_papers.league.brief_run import run_once
 from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
-from headwise_papers.league.rate_search import FINAL, Chosen, Errors, finals, search, search_again
+from headwise_papers.league.rate_search import AGAIN, FINAL, Chosen, Errors, finals, search, search_again
 from headwise_papers.league.run_ledger import Ledger, Run
 from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
 from headwise_papers.league.world_premises import Premise, needed, premises
@@ -68,7 +68,7 @@ class Contest:
 
     def premises(self) -> list[Premise]:
         """Return the premises; empty before their runs are made."""
-        plain = self.plain()
+        plain = self.plain() if self.ledger.runs else None
         if plain is None or any(run not in self.ledger.runs for run in needed(self.world, plain)):
             return []
         return premises(self.world, plain, self.errors, self.simple)
@@ -82,14 +82,19 @@ class Contest:
         }
         return {name: one for name, one in found.items() if isinstance(one, Chosen)}
 
-    def plain_rates(self) -> list[float]:
-        """Return every rate at which the plain model has final runs or needs them: its own, the usual, all chosen.
+    def plain_rates(self, repetitions: int = len(AGAIN)) -> list[float]:
+        """Return every rate at which the plain model has final runs or needs them.
 
-        The last is the one that twice the search chose, if it has ended.
+        They are its own, the usual one, all that contestants chose, and those of the first `repetitions` of its search.
         """
-        again = search_again(self.world, self.errors)
         own = [one.rate for one in self.chosen().values()]
-        return list(dict.fromkeys([*own, self.world.usual_rate, *([again.rate] if isinstance(again, Chosen) else [])]))
+        again = [one.rate for one in self.again()[:repetitions]]
+        return list(dict.fromkeys([*own, self.world.usual_rate, *again]))
+
+    def again(self) -> list[Chosen]:
+        """Return what the repetitions of the plain model's search chose, as far as they have ended."""
+        found = (search_again(self.world, self.errors, at) for at in range(len(AGAIN)))
+        return [one for one in found if isinstance(one, Chosen)]
 
     def left(self) -> Iterator[Run]:
         """Yield the next missing run, again and again, as their results come in; StopIteration if none is left.
@@ -123,11 +128,20 @@ class Contest:
                 return found[0]
             if missing := self._missing(finals(found)):
                 return missing[0]
-        again = search_again(self.world, self.errors)
-        if isinstance(again, list):
-            return again[0]
-        runs = [Run("baseline", rate, seed) for rate in self.plain_rates() for seed in FINAL]
-        return next(iter(self._missing(runs)), None)
+        if missing := self._missing(self._plain_finals(0)):
+            return missing[0]
+        for at in range(len(AGAIN)):
+            again = search_again(self.world, self.errors, at)
+            if isinstance(again, list):
+                return again[0]
+            if missing := self._missing(self._plain_finals(at + 1)):
+                return missing[0]
+            if self.move(at) <= MOVE:
+                break
+        return None
+
+    def _plain_finals(self, repetitions: int) -> list[Run]:
+        return [Run("baseline", rate, seed) for rate in self.plain_rates(repetitions) for seed in FINAL]
 
     def _missing(self, runs: list[Run]) -> list[Run]:
         return [run for run in runs if run not in self.ledger.runs]
@@ -151,29 +165,22 @@ class Contest:
         found = [self.errors.of(Run(arm, rate, seed), "test") for seed in FINAL]
         return [one for one in found if one is not None]
 
-    def best_plain(self, *, without_again: bool = False) -> float:
+    def best_plain(self, repetitions: int = len(AGAIN)) -> float:
         """Return the rate of the best plain model there is, by its mean test error on the final seeds.
 
         Taking the best on test data favours the plain model: no contestant gains by its rate.
         """
-        rates = self.plain_rates()
-        again = search_again(self.world, self.errors)
-        if (
-            without_again
-            and isinstance(again, Chosen)
-            and again.rate
-            not in {
-                *(one.rate for one in self.chosen().values()),
-                self.world.usual_rate,
-            }
-        ):
-            rates.remove(again.rate)
+        rates = self.plain_rates(repetitions)
         return min(rates, key=lambda rate: statistics.fmean(self.final_errors("baseline", rate)))
 
-    def move(self) -> float:
-        """Return by how much twice the search betters the best plain model, in its spread between final seeds."""
-        before = self.final_errors("baseline", self.best_plain(without_again=True))
-        after = self.final_errors("baseline", self.best_plain())
+    def move(self, repetition: int | None = None) -> float:
+        """Return by how much a repetition of the search, the last by default, betters the best plain model before it.
+
+        The unit is the plain model's standard deviation between final seeds.
+        """
+        at = len(self.again()) - 1 if repetition is None else repetition
+        before = self.final_errors("baseline", self.best_plain(at))
+        after = self.final_errors("baseline", self.best_plain(at + 1))
         spread = statistics.stdev(before)
         gain = statistics.fmean(before) - statistics.fmean(after)
         return gain / spread if spread else float(gain > 0) * float("inf")

@@ -1,4 +1,4 @@
-"""The command of the league: `python -m headwise_papers.league.contest_command` runs what its small worlds lack.
+"""The command of the league: runs what is missing of its small worlds, one after another; stop it at any moment.
 
 python -m headwise_papers.league.contest_command --out results/league --data DATA            run all that is missing
 python -m headwise_papers.league.contest_command --out results/league --worlds short-pairs   some worlds alone

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headwise_papers.league.contest import MOVE, Contest
 from headwise_papers.league.contest_files import PLAIN, SYMPTOMS
-from headwise_papers.league.rate_search import Chosen, finals, search_again
+from headwise_papers.league.rate_search import Chosen, finals
 from headwise_papers.league.transfer import FEWEST, Gain, Pooled, Standing, advice, common, gain_of, pooled, turns
 
 # the two entries that are searches of the plain model: from the usual rate to the best of the grid, and beyond it
@@ -52,9 +52,10 @@ def standing(contest: Contest) -> Standing:
 
 def searches(contest: Contest) -> dict[str, Row]:
     """Return the gains of tuning the plain model: from the usual rate to the grid's best, and by twice the search."""
-    plain, again = contest.plain(), search_again(contest.world, contest.errors)
-    if plain is None or isinstance(again, list):
+    plain = contest.plain()
+    if plain is None or not contest.again():
         raise ValueError(f"{contest.world.name} is not complete")
+    again = contest.again()[0]
     usual, own, further = (
         contest.final_errors("baseline", rate) for rate in (contest.world.usual_rate, plain.rate, again.rate)
     )
@@ -76,7 +77,7 @@ def rows(contest: Contest) -> list[Row]:
 
 
 def suffices(contest: Contest) -> bool:
-    """Return whether twice the search moved the best plain model by at most a quarter of its spread."""
+    """Return whether the last repetition of the search moved the best plain model by at most `MOVE` of its spread."""
     return contest.move() <= MOVE
 
 

@@ -16,7 +16,9 @@ from headwise_papers.league.brief_run import Figures
 from headwise_papers.league.contest_files import HIGHEST, LOWEST, STEPS_A_DECADE, Contestant, SmallWorld, rate_at, rates
 from headwise_papers.league.run_ledger import Run
 
-TUNING, AGAIN, FINAL = (1000, 1001), (2000, 2001), tuple(range(8))
+TUNING, FINAL = (1000, 1001), tuple(range(8))
+# tuning seeds of each repetition of the plain model's search; the next is made only if the one before moved it
+AGAIN = ((2000, 2001), (4000, 4001), (5000, 5001))
 # rates beyond an end of the grid that are tried before the end itself is taken
 BEYOND = 3
 
@@ -70,9 +72,9 @@ def search(world: SmallWorld, contestant: Contestant, errors: Errors) -> list[Ru
     return Chosen(arm, rate, errors.mean(beside[rate]) or 0.0, found.is_inside)
 
 
-def search_again(world: SmallWorld, errors: Errors) -> list[Run] | Chosen:
-    """Return the same for the plain model with twice the rates, on tuning seeds of its own."""
-    return _best_rate(world, "baseline", False, errors, AGAIN, halved=True)
+def search_again(world: SmallWorld, errors: Errors, repetition: int = 0) -> list[Run] | Chosen:
+    """Return the same for the plain model with twice the rates, on the tuning seeds of a repetition."""
+    return _best_rate(world, "baseline", False, errors, AGAIN[repetition], halved=True)
 
 
 def finals(chosen: Chosen) -> list[Run]:

@@ -21,7 +21,7 @@ from headwise.lab.studies import digits
 from headwise.lab.studies.vision_transformer import NormPlace, VisionTransformer
 from headwise.study import Batch, DataSet, Evaluation, Metric, Task
 from headwise_papers.data import an4, tinyshakespeare
-from headwise_papers.league.tasks import Controls
+from headwise_papers.league.tasks import Controls, Dropped, branches
 from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder
 from headwise_papers.tasks.recall import AttentionAlone
 from headwise_papers.tasks.transformer_layers import EncoderLayer, SumNorm, sinusoids
@@ -48,6 +48,18 @@ class Small(Controls):
         super().model_post_init(context)
         if self.augmentation and type(self).augmented is Small.augmented:
             raise ValueError(f"{type(self).__name__} has no augmentation that keeps the label")
+
+    def model(self) -> Any:
+        """Return the model of the task, with dropout behind every branch if set."""
+        model = self.plain_model()
+        if self.residual_dropout:
+            for branch in branches(model):
+                branch.register_forward_hook(Dropped(self.residual_dropout))
+        return model
+
+    def plain_model(self) -> nn.Module:
+        """Return the model of the task without any control."""
+        raise NotImplementedError(f"{type(self).__name__} has no plain_model")
 
     def evaluations(self) -> list[Evaluation]:
         """Return the evaluations, of the training examples by the first 400."""
@@ -76,7 +88,7 @@ class SmallDigits(Small, digits.Digits):
 
     parity: bool = Field(False, description="whether the classes are even and odd, which no mean image tells apart")
 
-    def model(self) -> Any:
+    def plain_model(self) -> nn.Module:
         """Return the vision transformer."""
         shape = self.model_dump(include={"dim", "depth", "heads", "head_dim", "mlp_dim", "norm"})
         return VisionTransformer(classes=2 if self.parity else 10, image_size=8, channels=1, patch=2, **shape)
@@ -112,13 +124,13 @@ class Cells(Small, Task):
 
     failure: ClassVar[float | None] = 0.627
 
-    dim: int = 16
+    dim: int = 32
     depth: int = 2
-    heads: int = 2
-    mlp_dim: int = 32
+    heads: int = 4
+    mlp_dim: int = 64
     norm: SumNorm = "pre"
 
-    def model(self) -> Any:
+    def plain_model(self) -> nn.Module:
         """Return the encoder."""
         return _Measured(30, 2, self.dim, self.depth, self.heads, self.mlp_dim, self.norm)
 
@@ -148,7 +160,7 @@ class Verse(Small, Task):
     mlp_dim: int = 64
     norm: NormOrder = "pre"
 
-    def model(self) -> Any:
+    def plain_model(self) -> nn.Module:
         """Return the decoder."""
         shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm"})
         return CausalTransformer(CHARACTERS, **shape)
@@ -206,7 +218,7 @@ class Spelling(Small, Task):
     mlp_dim: int = 64
     norm: SumNorm = "post"
 
-    def model(self) -> Any:
+    def plain_model(self) -> nn.Module:
         """Return the encoder."""
         return _Heard(an4.CEPSTRA * STRIDE, 2, self.dim, self.depth, self.heads, self.mlp_dim, self.norm)
 
@@ -250,7 +262,7 @@ class Pairs(Small, Task):
     depth: int = 2
     heads: int = 2
 
-    def model(self) -> Any:
+    def plain_model(self) -> nn.Module:
         """Return layers of attention without MLPs."""
         tokens = 2 * self.pairs + self.asked
         return AttentionAlone(KEYS + VALUES, VALUES, tokens, self.asked, self.dim, self.heads, self.depth)

@@ -1,0 +1,272 @@
+"""The page of the league's second edition in Markdown: what transfers, by symptom, from the runs of its worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwise_papers.league.contest import MOVE, Contest
+from headwise_papers.league.contest_files import PLAIN, SYMPTOMS
+from headwise_papers.league.contest_tables import (
+    FURTHER,
+    TUNED,
+    OfSymptom,
+    Row,
+    advised,
+    of_symptom,
+    rows,
+    searches,
+    suffices,
+)
+from headwise_papers.league.rate_search import AGAIN, FINAL
+from headwise_papers.league.transfer import FEWEST, Gain, Pooled, pooled, turns
+
+STATES = {"complete": "complete", "failed": "a premise fails", "under way": "not complete", "not run": "not run"}
+
+
+def page(contests: Sequence[Contest]) -> str:
+    """Return the page: the finding, then each symptom, the worlds with their premises, and the searches."""
+    told = [one for symptom, some in advised(contests).items() if (one := of_symptom(symptom, some)) is not None]
+    complete = [one for one in contests if one.state == "complete"]
+    parts = [
+        _finding(told, complete),
+        "## Symptom by symptom",
+        _symptoms(contests, told),
+        *[part for one in told for part in _symptom(one)],
+        *_single(contests),
+        "## The worlds and their premises",
+        PREMISES,
+        _worlds(contests),
+        "## Was the search enough?",
+        _search(complete),
+        _noted(complete),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+PREMISES = (
+    "A world whose premises do not all hold is shown and is not in the league: a gain in it says nothing about its "
+    "symptom. They are measured on validation data, at the plain model's best rate, on six seeds that nothing else "
+    "uses. *Learned*: a tenth fewer errors than a constant, and than the simplest learned predictor (the nearest class "
+    "mean; for sequences the most frequent target after each token). *Symptom*: the training error against the "
+    "validation error; of unstable training, the share of runs that fail. *Room*: the eased world (twice the data seen "
+    "as often, twice the steps, or fewer layers) has a tenth fewer errors."
+)
+
+
+def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
+    """Return the first screen: what is to be tried first, if anything is, and what tuning the rate gains."""
+    if not complete:
+        return "**No world was run to its end yet, so there is nothing to report.**"
+    first = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "try first"]
+    candidates = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "candidate"]
+    tuned = [searches(one)[TUNED] for one in complete]
+    names = ", ".join(one.symptom for one in told)
+    lines = []
+    if first:
+        words = "; ".join(f"**{symptom}: try {name} first**" for symptom, name in first)
+        lines.append(f"{words}. Each was chosen without each world in turn, and gained in it.")
+    elif told:
+        lines.append(
+            f"**Nothing transfers** ({names}): of {len(told[0].means)} methods and controls none, chosen on all worlds "
+            "of a symptom but one, gained on the one left out each time, against the best plain model and the best "
+            "control."
+        )
+    else:
+        lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
+    gains = "; ".join(f"{_title(complete, row.world)} {_interval(row.to_plain)}" for row in tuned)
+    mean = (
+        f" (mean over {len(tuned)} worlds {_mean(pooled([row.to_plain for row in tuned]))})" if len(tuned) > 1 else ""
+    )
+    lines.append(
+        "**Tune the learning rate of the plain model first.** From the usual rate to the best of nine rates over two "
+        f"decades it avoids this share of the errors{mean}: {gains}."
+    )
+    if candidates:
+        words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
+        lines.append(
+            f"*Candidates*, whose mean over the worlds of a symptom is above 0, but which failed the test of transfer: "
+            f"{words}."
+        )
+    missing = [symptom for symptom in SYMPTOMS if symptom not in {one.symptom for one in told}]
+    if missing:
+        lines.append(f"Nothing is said on {', '.join(missing)}: fewer than {FEWEST} of their worlds are complete.")
+    return "\n\n".join(lines)
+
+
+def _symptoms(contests: Sequence[Contest], told: Sequence[OfSymptom]) -> str:
+    lines = ["| symptom | worlds | complete | try first | candidates |", "|---|---|---|---|---|"]
+    for symptom in SYMPTOMS:
+        of_it = [one for one in contests if one.world.symptom == symptom]
+        done = [one for one in of_it if one.state == "complete"]
+        one = next((one for one in told if one.symptom == symptom), None)
+        words = one.words if one else {}
+        listed = [
+            ", ".join(name for name, word in words.items() if word == kind) or ("nothing" if one else "too few worlds")
+            for kind in ("try first", "candidate")
+        ]
+        lines.append(f"| {symptom} | {len(of_it)} | {len(done)} | {' | '.join(listed)} |")
+    return "\n".join(lines)
+
+
+def _symptom(one: OfSymptom) -> list[str]:
+    """Return the section of a symptom: the means over worlds, then each world left out in turn."""
+    worlds = [each.world for each in one.standings]
+    count = len(worlds)
+    lines = [
+        f"| | mean [95 %] | in a new world [95 %] | {' | '.join(worlds)} | |",
+        f"|---|---|---|{'---|' * len(worlds)}---|",
+    ]
+    for name, mean in one.means.items():
+        own = [_interval(each.to_plain[name]) for each in one.standings]
+        lines.append(f"| {name} | {_mean(mean)} | {_new(mean)} | {' | '.join(own)} | {one.words.get(name, '')} |")
+    for_tuning = [
+        f"| **{name}** | {_mean(mean)} | {_new(mean)} | {'see below | ' * count}|"
+        for name, mean in ((TUNED, one.tuned), (FURTHER, one.further))
+    ]
+    lines[2:2] = for_tuning
+    left = [
+        "| left out | chosen on the others | gain there [95 %] | against its best control [95 %] | carried over |",
+        "|---|---|---|---|---|",
+    ]
+    for turn in turns(one.standings):
+        against = "is the best control" if turn.to_control is None else _interval(turn.to_control)
+        left.append(
+            f"| {turn.left_out} | {turn.chosen} | {_interval(turn.to_plain)} | {against} | "
+            f"{'yes' if turn.carried else 'no'} |"
+        )
+    text = (
+        f"Share of the errors of the best plain model that are avoided, on {len(FINAL)} final seeds, by a random-"
+        f"effects mean over {count} worlds; *in a new world* is its prediction interval. With {count} worlds "
+        "it is wide, and it should be. Negative: more errors."
+    )
+    title = one.symptom[0].upper() + one.symptom[1:]
+    return [f"### {title}", text, "\n".join(lines), "Each world left out in turn:", "\n".join(left)]
+
+
+def _single(contests: Sequence[Contest]) -> list[str]:
+    """Return the tables of all complete worlds."""
+    parts = []
+    for one in contests:
+        if one.state != "complete":
+            continue
+        lines = [
+            "| | chosen arm | rate | test error | errors avoided [95 %] | against the best control [95 %] |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [_row(row) for row in rows(one)]
+        best = one.best_plain()
+        error = _percent(_average(one.final_errors("baseline", best)))
+        intro = (
+            f"{one.world.field.capitalize()}, {one.world.architecture}; {one.world.symptom}. {one.world.reason} The "
+            f"best plain model there is, at {best:g}: {error} test errors. The first two lines are searches of the "
+            "plain model, each against the plain model before it."
+        )
+        folded = f"<details>\n<summary>All contestants in {one.world.title}</summary>"
+        parts += [f"### {one.world.title}", intro, folded, "\n".join(lines), "</details>"]
+    return ["## World by world", *parts] if parts else []
+
+
+def _row(row: Row) -> str:
+    name = f"**{row.contestant}**" if row.kind == "search" else row.contestant
+    control = "" if row.kind == "search" else "it is the best control"
+    against = control if row.to_control is None else _interval(row.to_control)
+    edge = "" if row.is_inside else " (at the end of its grid)"
+    diverged = f", {row.diverged} of {len(FINAL)} diverged" if row.diverged else ""
+    arm = row.arm.replace("|", "\\|")
+    return (
+        f"| {name} | `{arm}` | {row.rate:g}{edge} | {_percent(row.test)}{diverged} | {_interval(row.to_plain)} | "
+        f"{against} |"
+    )
+
+
+def _worlds(contests: Sequence[Contest]) -> str:
+    lines = [
+        "| world | symptom | data, model | needs | state | premises: figure (must be) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in contests:
+        told = [
+            f"{'✓' if premise.holds else '✗'} {premise.name}: {premise.says}: {premise.figure:.3f} "
+            f"({'below' if _is_below(premise.says) else 'at least'} {premise.level:.3f})"
+            for premise in one.premises()
+        ]
+        lines.append(
+            f"| {one.world.title} (`{one.world.name}`) | {one.world.symptom} | {one.world.field}, "
+            f"{one.world.architecture} | {one.world.needs or 'nothing'} | {STATES[one.state]} | "
+            f"{'<br>'.join(told) or 'not tested'} |"
+        )
+    return "\n".join(lines)
+
+
+def _is_below(says: str) -> bool:
+    return not says.startswith(("training error above", "share of runs"))
+
+
+def _search(complete: Sequence[Contest]) -> str:
+    if not complete:
+        return ""
+    lines = [
+        "| world | rates of the grid | plain chose | inside | repetitions chose | each moved it (spreads) | enough |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in complete:
+        plain = one.plain()
+        assert plain is not None
+        moves = ", ".join(f"{one.move(at):.3f}" for at in range(len(one.again())))
+        grid = sorted({run.rate for run in one.ledger.runs if run.arm == "baseline" and run.seed == 1000})
+        lines.append(
+            f"| {one.world.title} | {len(grid)}, {grid[0]:g} to {grid[-1]:g} | {plain.rate:g} | "
+            f"{'yes' if plain.is_inside else 'no'} | {', '.join(f'{each.rate:g}' for each in one.again())} | {moves} | "
+            f"{'yes' if suffices(one) else 'no'} |"
+        )
+    return (
+        "Twice the search (half the steps between rates, other tuning seeds) may better the best plain model "
+        f"there is by {MOVE:g} of its spread between final seeds. If it does more, the better model takes its place "
+        f"and the search is repeated, at most {len(AGAIN)} times; a world in which the last repetition does more gives "
+        "no advice. (Until 28 November 2026 one repetition decided. *Fifty steps of digits* missed that by 0.003 of a "
+        "spread; the rule for repetitions is from after that.)\n\n" + "\n".join(lines)
+    )
+
+
+def _noted(complete: Sequence[Contest]) -> str:
+    notes = [f"{name} in {one.world.title}: {why}" for one in complete for name, why in one.ledger.notes.items()]
+    edges = [
+        f"{row.contestant} in {one.world.title}"
+        for one in complete
+        for row in rows(one)
+        if not row.is_inside and row.contestant not in (TUNED, FURTHER, PLAIN)
+    ]
+    parts = []
+    if notes:
+        parts.append("Left out: " + "; ".join(one.rstrip(".") for one in notes) + ".")
+    if edges:
+        parts.append(f"Best rate at an end of the searched ones, three beyond the grid: {', '.join(edges)}.")
+    return "\n\n".join(parts)
+
+
+def _title(contests: Sequence[Contest], name: str) -> str:
+    return next(one.world.title for one in contests if one.world.name == name)
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %".replace("-", "−")
+
+
+def _number(value: float) -> str:
+    return f"{100 * value:.0f}".replace("-", "−")
+
+
+def _interval(gain: Gain) -> str:
+    return f"{_number(gain.mean)} % [{_number(gain.low)}, {_number(gain.high)}]"
+
+
+def _mean(mean: Pooled) -> str:
+    return f"{_number(mean.mean)} % [{_number(mean.low)}, {_number(mean.high)}]"
+
+
+def _new(mean: Pooled) -> str:
+    return f"[{_number(mean.new_low)}, {_number(mean.new_high)}]"
