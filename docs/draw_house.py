@@ -70,6 +70,24 @@ TITLES = (
 # Rooms to which contributors add files.
 GROWING = ("attend.methods", "health.statistics", "attend.hosts", "lab.studies")
 
+# The parts that have doors, each with the module that is it. What needs no door: `files` and `borders`, the ground; and
+# the package, `study` and `report`, which list for users what is inside.
+DOORS = {"attend": "headwise.attend", "health": "headwise.health", "lab": "headwise.lab", "verdict": VERDICT}
+# The largest number of names through a door.
+WIDEST = 15
+# Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
+# number goes down.
+PAST = {
+    ("health", "attend"): (73, "kernels share tiles, readings share masks and precision, places walk over layers"),
+    ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
+    ("lab", "attend"): (15, "schedules in arms, captured steps, optimizers of a recipe"),
+    ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
+    ("lab", "verdict"): (214, "records, digests and durable files: what both write and read"),
+    ("headwise", "attend"): (21, "the checks of a method look at its stages; Lightning and axolotl"),
+    ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
+    ("headwise", "verdict"): (4, "assert_not_worse"),
+}
+
 # The dimensions of the picture in pixels.
 WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 96
 OPEN = "#e6f3e2"
@@ -166,7 +184,8 @@ class House:
 
     def folder(self, module: str) -> str:
         """Return the folder of a module as a dotted name; a file directly in the package is a separate room."""
-        is_room = self.files[module].name == "__init__.py" or module.count(".") == 1
+        beside = 2 if module.split(".")[1:2] and module.split(".")[1] in PARTS else 1
+        is_room = self.files[module].name == "__init__.py" or module.count(".") == beside
         return module if is_room else module.rpartition(".")[0]
 
     def mutual(self) -> list[Arrow]:
@@ -177,6 +196,33 @@ class House:
             if pair[0] != pair[1]:
                 by_pair.setdefault(pair, []).append(arrow)
         return [arrow for (a, b), arrows in by_pair.items() if (b, a) in by_pair for arrow in arrows]
+
+    def part(self, module: str) -> str:
+        """Return the part of a module: attend, health, lab, verdict, or "headwise" for other modules.
+
+        It is "" for the ground and for what lists names for users. The command line belongs to the lab.
+        """
+        room = self.room(module)
+        if room in ("files", "borders", "headwise", "study", "report", "__main__"):
+            return ""
+        return "lab" if room == "cli" else part if (part := room.partition(".")[0]) in DOORS else "headwise"
+
+    def past_doors(self) -> list[Arrow]:
+        """Return the imports from one part into another that do not go through its door."""
+        found = []
+        for arrow in self.arrows:
+            inside, outside = self.part(arrow.imported), self.part(arrow.importer)
+            if inside in DOORS and outside not in ("", inside) and arrow.imported != DOORS[inside]:
+                found.append(arrow)
+        return found
+
+    def door(self, part: str) -> list[str]:
+        """Return the names that a part's door lists."""
+        tree = ast.parse(self.files[DOORS[part]].read_text(encoding="utf-8"))
+        tables = [
+            node.value for node in tree.body if isinstance(node, ast.Assign) and "_DOOR" in ast.unparse(node.targets[0])
+        ]
+        return [ast.literal_eval(key) for table in tables if isinstance(table, ast.Dict) for key in table.keys if key]
 
     def circles(self) -> list[Arrow]:
         """Return the imports that are part of a cycle of files."""

@@ -1,5 +1,7 @@
 """The house: every file is on a floor, imports point down, and no files import each other in a cycle."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -106,6 +108,41 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
     for name, other in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
         (source / f"{name}.py").write_text(f"def f():\n    from tiny.{other} import f\n")
     assert sorted(a.importer for a in plan.House(source).circles()) == ["tiny.a", "tiny.b", "tiny.c"]
+
+
+@pytest.mark.parametrize("part", ["attend", "health", "lab", "verdict"])
+def test_a_door_is_narrow_and_every_name_in_it_exists(plan, house, part):
+    names = house.door(part)
+    module = importlib.import_module(plan.DOORS[part])
+    assert 0 < len(names) <= plan.WIDEST and sorted(names) == module.__all__
+    # what type checkers see
+    tree = ast.parse(house.files[plan.DOORS[part]].read_text(encoding="utf-8"))
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert sorted(alias.asname for found in guarded.body for alias in found.names) == sorted(names)
+    assert all(getattr(module, name).__name__ == name for name in names if callable(getattr(module, name)))
+
+
+def test_no_import_goes_past_a_door_but_those_that_are_counted(plan, house):
+    found = {}
+    for arrow in house.past_doors():
+        found.setdefault((house.part(arrow.importer), house.part(arrow.imported)), []).append(arrow)
+    for pair in found.keys() | plan.PAST.keys():
+        arrows, counted = found.get(pair, []), plan.PAST.get(pair, (0, ""))[0]
+        way = f"{pair[0]} takes from {pair[1]} past its door ({plan.DOORS[pair[1]]})"
+        assert len(arrows) <= counted, f"{way} {len(arrows)} times, not {counted}:\n" + "\n".join(map(str, arrows))
+        assert len(arrows) == counted, f"{way} only {len(arrows)} times: lower the number in docs/draw_house.py"
+
+
+def test_an_import_past_a_door_is_named_and_one_through_it_is_not(plan, tmp_path):
+    source = tmp_path / "src" / "headwise"
+    for name in ("", "attend", "attend/core", "health"):
+        (source / name).mkdir(parents=True, exist_ok=True)
+        (source / name / "__init__.py").write_text("")
+    (source / "attend" / "core" / "site.py").write_text("Site = 1\n")
+    (source / "health" / "a.py").write_text("from headwise.attend import Site\n")
+    (source / "health" / "b.py").write_text("x = 1\nfrom headwise.attend.core.site import Site\n")
+    (wrong,) = plan.House(source).past_doors()
+    assert str(wrong) == "src/headwise/health/b.py:2: headwise.health.b imports headwise.attend.core.site"
 
 
 def test_a_call_stands_below_the_methods_whose_stages_name_it(house):

@@ -14,12 +14,10 @@ except ModuleNotFoundError as missing:
         f"headwise.axolotl needs {missing.name}, which is not installed: it is a plugin of axolotl, pip install axolotl"
     ) from missing
 
-from headwise.attend.core.method import Method
-from headwise.attend.hosts.finding import sites
-from headwise.attend.methods.text import parse
+from headwise.attend import Method, parse, sites
 from headwise.attend.projections.adapted import is_adapted
 from headwise.files.user_warnings import warn
-from headwise.lab.training.trainer_callback import HeadwiseCallback
+from headwise.lab import HeadwiseCallback
 
 __all__ = ["HeadwiseArgs", "HeadwisePlugin", "HeadwiseSection"]
 

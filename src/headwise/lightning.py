@@ -10,14 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
-from headwise.attend.hosts.finding import sites
-from headwise.attend.regularizing.handle import Regularized
+from headwise.attend import Method, Regularized, regularize, sites
 from headwise.attend.regularizing.plan import Where
-from headwise.attend.regularizing.regularize import regularize
+from headwise.health import Watch
+from headwise.health import watch as start_watch
 from headwise.health.watching.logs import logs_of
-from headwise.health.watching.watch import Watch
-from headwise.health.watching.watch import watch as start_watch
 
 __all__ = ["HeadwiseCallback"]
 

@@ -1,1 +1,67 @@
-"""Regularizing: methods, the attention that they act on, and the hosts by which models reach it. Needs torch alone."""
+"""Regularizing: methods, the attention that they act on, and the hosts by which models reach it. Needs torch alone.
+
+This is the door: what files of other parts take from here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.attend.attention.fitted_layer import FittedLayer as FittedLayer
+    from headwise.attend.core.call import Call as Call
+    from headwise.attend.core.method import Method as Method
+    from headwise.attend.core.settings import suggest as suggest
+    from headwise.attend.core.site import Site as Site
+    from headwise.attend.hosts.finding import sites as sites
+    from headwise.attend.methods.text import parse as parse
+    from headwise.attend.projections import ProjectionError as ProjectionError
+    from headwise.attend.projections import Projections as Projections
+    from headwise.attend.regularizing.handle import Regularized as Regularized
+    from headwise.attend.regularizing.handle import handle as handle
+    from headwise.attend.regularizing.optimizer_steps import OptimizerSteps as OptimizerSteps
+    from headwise.attend.regularizing.parameter_groups import ParameterGroups as ParameterGroups
+    from headwise.attend.regularizing.parameter_groups import parameter_groups as parameter_groups
+    from headwise.attend.regularizing.regularize import regularize as regularize
+
+# each name with its module, imported on first use
+_DOOR = {
+    # one regularizer: what each method derives from
+    "Method": "core.method",
+    # one pass through a site, with mask, draws and penalties
+    "Call": "core.call",
+    # one attention layer of a model
+    "Site": "core.site",
+    # " Did you mean ...?" with the nearest known name
+    "suggest": "core.settings",
+    # the function in a fitted layer, which calls its observer
+    "FittedLayer": "attention.fitted_layer",
+    # the weights that make queries, keys, values and the output of a site
+    "Projections": "projections",
+    # says why the weights of a site cannot be told
+    "ProjectionError": "projections",
+    # all attention layers of a model
+    "sites": "hosts.finding",
+    # methods from their text
+    "parse": "methods.text",
+    # fit methods onto a model
+    "regularize": "regularizing.regularize",
+    # the handle of a regularized model
+    "Regularized": "regularizing.handle",
+    # the handle that a model has already
+    "handle": "regularizing.handle",
+    # counts the steps of optimizers that hold a model
+    "OptimizerSteps": "regularizing.optimizer_steps",
+    # an optimizer's groups of a model's parameters
+    "parameter_groups": "regularizing.parameter_groups",
+    # what parameter_groups returns
+    "ParameterGroups": "regularizing.parameter_groups",
+}
+__all__ = sorted(_DOOR)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DOOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)

@@ -1,1 +1,67 @@
-"""Health of attention heads: statistics, watching a training, auditing a checkpoint."""
+"""Health of attention heads: statistics, watching a training, auditing a checkpoint.
+
+This is the door: what files of other parts take from here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.health.auditing.audit import audit as audit
+    from headwise.health.statistics import STATISTICS as STATISTICS
+    from headwise.health.statistics.sharpness import sharpness as sharpness
+    from headwise.health.statistics.weights import WEIGHT_STATISTICS as WEIGHT_STATISTICS
+    from headwise.health.watching.callbacks import WatchCallback as WatchCallback
+    from headwise.health.watching.figures import Figures as Figures
+    from headwise.health.watching.held_out import check_statistics as check_statistics
+    from headwise.health.watching.held_out import first_maps as first_maps
+    from headwise.health.watching.held_out import needs_loss as needs_loss
+    from headwise.health.watching.held_out import read as read
+    from headwise.health.watching.logs import JsonLines as JsonLines
+    from headwise.health.watching.losses import Spikes as Spikes
+    from headwise.health.watching.rules import Thresholds as Thresholds
+    from headwise.health.watching.watch import Watch as Watch
+    from headwise.health.watching.watch import watch as watch
+
+# each name with its module, imported on first use
+_DOOR = {
+    # every statistic of activations by name
+    "STATISTICS": "statistics",
+    # every statistic of weights by name
+    "WEIGHT_STATISTICS": "statistics.weights",
+    # the sharpness of a loss
+    "sharpness": "statistics.sharpness",
+    # read the health of a model while it trains
+    "watch": "watching.watch",
+    # what watch returns
+    "Watch": "watching.watch",
+    # the limits of alerts
+    "Thresholds": "watching.rules",
+    # a log of readings as lines of JSON
+    "JsonLines": "watching.logs",
+    # watch in a transformers Trainer
+    "WatchCallback": "watching.callbacks",
+    # the values of one statistic of one site
+    "Figures": "watching.figures",
+    # deviations of losses from those before
+    "Spikes": "watching.losses",
+    # figures of all heads over given forwards
+    "read": "watching.held_out",
+    # softmax maps of two layers on one sample
+    "first_maps": "watching.held_out",
+    # refuse a name that is no statistic
+    "check_statistics": "watching.held_out",
+    # whether a statistic is of the loss
+    "needs_loss": "watching.held_out",
+    # the health of a checkpoint
+    "audit": "auditing.audit",
+}
+__all__ = sorted(_DOOR)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DOOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)

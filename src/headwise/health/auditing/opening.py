@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import projections
-from headwise.attend.core.settings import suggest
-from headwise.attend.core.site import Site
-from headwise.attend.projections import Projections
+from headwise.attend import Projections, Site, projections, suggest
 from headwise.files.arguments import is_a
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load

@@ -11,7 +11,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from headwise.attend.core.site import Site
+from headwise.attend import Site
 from headwise.health.health_records import Record
 from headwise.health.statistics import STATISTICS, Tally
 from headwise.health.statistics.weights import WEIGHT_STATISTICS

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.call import Call
-from headwise.attend.core.site import Site
+from headwise.attend import Call, FittedLayer, Site
 from headwise.health.statistics.reading import Queries, Reading
 from headwise.health.statistics.scan import Logits, Memory, SoftmaxBlock, precise_dtype
 from headwise.health.watching.figures import Figures

@@ -7,10 +7,9 @@ import copy
 import torch
 from torch import Tensor
 
+from headwise.attend import Call, Method
 from headwise.attend.attention.softmax import logits as logits_of
-from headwise.attend.core.call import Call
 from headwise.attend.core.masked import MASKED
-from headwise.attend.core.method import Method
 from headwise.health.statistics import Reading
 from headwise.health.statistics.reading import LogitBlock
 

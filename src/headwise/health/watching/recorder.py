@@ -12,10 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.call import Call
+from headwise.attend import Call, FittedLayer, Site
 from headwise.attend.core.recompute import in_backward
-from headwise.attend.core.site import Site
 from headwise.health.statistics import STATISTICS, Reading, Tally, read, reasons
 from headwise.health.statistics.weights import Grams
 from headwise.health.watching.figures import on_cpu

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend.core.settings import suggest
-from headwise.attend.regularizing.handle import Regularized, handle
-from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
+from headwise.attend import OptimizerSteps, Regularized, handle, suggest
 from headwise.health.health_records import Alert, Record
 from headwise.health.watching.losses import LOSS_SPIKE
 from headwise.health.watching.replay_file import random_left_alone, read_replay, set_random_state

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend.regularizing.handle import Regularized
-from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
+from headwise.attend import OptimizerSteps, Regularized
 from headwise.files.durable import writing
 from headwise.health.health_records import Alert, Record
 

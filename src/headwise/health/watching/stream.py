@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.call import Call
+from headwise.attend import Call, FittedLayer, Site
 from headwise.attend.core.forward import Entered
-from headwise.attend.core.site import Site
 
 FINAL = ("final_cosine", "final_high_frequency")
 NAMES = ("stream_cosine", "stream_high_frequency", "massive_activations", *FINAL)

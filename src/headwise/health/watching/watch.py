@@ -15,7 +15,7 @@ from typing import Any, Literal, Never
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
+from headwise.attend import OptimizerSteps
 from headwise.attend.regularizing.plan import Where
 from headwise.attend.regularizing.regularize import no_argument
 from headwise.files.arguments import is_a, is_path

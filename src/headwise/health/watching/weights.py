@@ -9,12 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import projections
-from headwise.attend.core.call import Call
+from headwise.attend import Call, ProjectionError, Projections, Site, projections, suggest
 from headwise.attend.core.precision import at_least_fp32, magnitude
-from headwise.attend.core.settings import suggest
-from headwise.attend.core.site import Site
-from headwise.attend.projections import ProjectionError, Projections
 from headwise.attend.projections.adapted import effective, is_adapted, obstacle
 from headwise.attend.projections.block import Block
 from headwise.attend.projections.leaves import Leaf, leaves, still

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.regularizing.handle import Regularized
-from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
+from headwise.attend import FittedLayer, OptimizerSteps, Regularized
 from headwise.health.statistics.sharpness import Underway, sharpness_underway
 from headwise.health.watching.figures import Figures
 from headwise.health.watching.places import Places

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.attend.core.settings import suggest
+from headwise.attend import suggest
 from headwise.files.arguments import is_a, is_path
 from headwise.files.optional_imports import load
+from headwise.health import Thresholds
 from headwise.health.watching.logged import GRADIENT, JUDGED, LOSS, OWN, LoggedRun, judged
-from headwise.health.watching.rules import Thresholds
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.reporting.cell_values import figure_of, is_missing
 from headwise_verdict.reporting.table_rows import Row, names_of, read_rows

@@ -55,7 +55,7 @@ def check_arms(arms: Iterable[Arm], task: Subject) -> None:
 def _check_where(arm: Arm, task: Task) -> None:
     if arm.where is None:
         return
-    from headwise.attend.hosts.finding import sites
+    from headwise.attend import sites
 
     with torch.random.fork_rng(devices=[]):
         arm.where.check(sites(build_model(arm.task(task))))

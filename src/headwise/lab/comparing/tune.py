@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
 
-    from headwise.attend.core.method import Method
+    from headwise.attend import Method
 
 FACTOR = 4.0
 # different from the seeds of the final runs, and the same for all trials, so that arms are compared on equal draws

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwise.attend.core.settings import suggest
+from headwise.attend import suggest
 from headwise.lab.experiments.arm_settings import Timed, cut, is_timed, read_settings, read_timed, split, write_setting
 from headwise.lab.experiments.configuration import BASELINE, SAME
 from headwise.lab.experiments.subject import Subject
@@ -18,8 +18,7 @@ from headwise.lab.experiments.task_source import build_task
 from headwise_verdict.files.errors import StudyError
 
 if TYPE_CHECKING:
-    from headwise.attend.core.method import Method
-    from headwise.attend.core.site import Site
+    from headwise.attend import Method, Site
 
 
 DEPTHS = re.compile(r"\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*$")
@@ -273,7 +272,7 @@ def _read_method(term: str, whole: str) -> tuple[Method, dict[str, Timed]]:
 
 
 def _parse(text: str, whole: str) -> Method:
-    from headwise.attend.methods.text import parse
+    from headwise.attend import parse
 
     try:
         methods = parse(text)

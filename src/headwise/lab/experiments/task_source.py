@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headwise.attend.core.settings import suggest
+from headwise.attend import suggest
 from headwise.files.entry_points import entry_points
 from headwise.lab.experiments.subject import Subject, checkpoint_files
 from headwise.lab.experiments.task import Task

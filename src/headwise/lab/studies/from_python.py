@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import altair
     import pandas
 
-    from headwise.attend.core.method import Method
+    from headwise.attend import Method
 
 # the report's name of the figure of differences
 FOREST = "paired-differences"

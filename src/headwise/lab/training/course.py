@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headwise.health.watching.losses import Spikes
-from headwise.health.watching.rules import Thresholds
+from headwise.health import Spikes, Thresholds
 from headwise_verdict.results.records import SPIKES, STEPS_TO_GOAL
 
 # spikes are counted in this many steps

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.regularizing.handle import Regularized
+from headwise.attend import Regularized
 from headwise.lab.experiments.arm import Arm, read_arm
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.script import Script
@@ -83,8 +83,7 @@ def fit(arm: Arm, model: nn.Module, *, example: Any, seed: int, steps: int) -> R
     """
     if not arm.methods:
         return None
-    from headwise.attend.hosts.finding import sites
-    from headwise.attend.regularizing.regularize import regularize
+    from headwise.attend import regularize, sites
 
     if arm.where is not None:
         arm.where.check(sites(model))

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headwise.health.watching.figures import Figures
-from headwise.health.watching.held_out import needs_loss, read
+from headwise.health import Figures, needs_loss, read
 from headwise.health.watching.whole_model import MATRIX_NORM, SHARE
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.task import Task
@@ -37,13 +36,12 @@ from headwise_verdict.results.digests import HEALTH
 from headwise_verdict.results.records import Divergence
 
 if TYPE_CHECKING:
-    from headwise.health.watching.watch import Watch
+    from headwise.health import Watch
 
 
 def watch_run(order: Order, training: Training, model: nn.Module, train: Examples, steps: int) -> Watch:
     """Watch a run with about fifty readings, never in two consecutive steps; the report shows readings and alerts."""
-    from headwise.health.watching.logs import JsonLines
-    from headwise.health.watching.watch import watch
+    from headwise.health import JsonLines, watch
 
     task = training.task
     # time and memory are measured in the steps between readings

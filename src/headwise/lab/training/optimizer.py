@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from headwise.attend import ParameterGroups, parameter_groups
 from headwise.attend.optimizers import Hyperball, Muon, Stiefel
-from headwise.attend.regularizing.parameter_groups import ParameterGroups, parameter_groups, undecayed
+from headwise.attend.regularizing.parameter_groups import undecayed
 from headwise.lab.experiments.recipe import Recipe
 from headwise_verdict.files.errors import StudyError
 

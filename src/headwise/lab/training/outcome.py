@@ -8,9 +8,9 @@ import statistics
 import torch
 from torch import Tensor
 
-from headwise.attend.core.site import Site
+from headwise.attend import Site
 from headwise.files.provenance import device_hardware
-from headwise.health.watching.held_out import first_maps
+from headwise.health import first_maps
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.training.batches import (
     Examples,

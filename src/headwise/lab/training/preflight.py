@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from torch import nn
 
-from headwise.attend.core.settings import suggest
+from headwise.attend import suggest
 from headwise.lab.experiments.evaluation import Batch, Evaluation, Metric
 from headwise.lab.experiments.subject import Phase
 from headwise.lab.experiments.task import Task
@@ -127,7 +127,7 @@ def _check_statistics(task: Task) -> None:
     """Refuse names of statistics that do not exist, and rates of statistics that a watched run does not read."""
     owner = type(task).__name__
     if task.head_statistics or task.watch_statistics or task.head_rates:
-        from headwise.health.watching.held_out import check_statistics
+        from headwise.health import check_statistics
 
         # sharpness belongs to a training step, so that it is not among head_statistics
         for field, training in (("head_statistics", False), ("watch_statistics", True), ("head_rates", True)):

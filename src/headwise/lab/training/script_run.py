@@ -18,8 +18,8 @@ from headwise.lab.files.script_run import Told, current
 if TYPE_CHECKING:
     from torch import nn
 
-    from headwise.attend.regularizing.handle import Regularized
-    from headwise.health.watching.watch import Watch
+    from headwise.attend import Regularized
+    from headwise.health import Watch
     from headwise.lab.training.fit import PlainHandle
 
 # values read of each tensor: all of a smaller one, evenly spaced ones of a larger one
@@ -267,7 +267,7 @@ class Run:
 
     def _tell_steps(self, model: nn.Module) -> None:
         """Record when each optimizer step begins, so that a tried script need not log for its steps to be timed."""
-        from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
+        from headwise.attend import OptimizerSteps
 
         # with several optimizers, the one that is ahead counts
         begun: set[int] = set()
@@ -281,9 +281,8 @@ class Run:
         self._steps.listen()
 
     def _begin_to_watch(self, model: nn.Module) -> None:
-        from headwise.attend.regularizing.optimizer_steps import OptimizerSteps
-        from headwise.health.watching.logs import JsonLines
-        from headwise.health.watching.watch import watch
+        from headwise.attend import OptimizerSteps
+        from headwise.health import JsonLines, watch
 
         path = Path(self._told.terms["health"])
         watching = watch(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend import FittedLayer
 from headwise.attend.core.held_keys import HeldKeys
 from headwise.borders import DispatchMode, asks_for_a_number, moves, writes
 from headwise.lab.experiments.evaluation import Batch

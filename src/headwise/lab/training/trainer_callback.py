@@ -8,13 +8,12 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from headwise.attend.core.method import Method
-from headwise.attend.regularizing.handle import Regularized
+from headwise.attend import Method, Regularized, regularize
 from headwise.attend.regularizing.plan import Where
-from headwise.attend.regularizing.regularize import no_argument, regularize
+from headwise.attend.regularizing.regularize import no_argument
 from headwise.files.arguments import is_a
-from headwise.health.watching.callbacks import WatchCallback, caller_of
-from headwise.health.watching.watch import Watch
+from headwise.health import Watch, WatchCallback
+from headwise.health.watching.callbacks import caller_of
 from headwise.lab.files.script_run import current
 from headwise.lab.training.script_run import Run, run
 
