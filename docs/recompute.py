@@ -6,7 +6,8 @@ From each folder it reads differences.csv (outcome, arm, seed, difference) and, 
 value), and compares the recomputed statistics with analysis.json and claims.json: the interval, p and verdict of every
 arm in every outcome, the trends along axes, the tests of divergence, and every test of a claim. A test against a level
 whose figures by seed were not kept is compared with the interval in table.csv, whose figures must be those of
-analysis.json. The package itself is not imported, so that the check is independent of it.
+analysis.json. The claims of a calculation are compared with the figures in its findings.json. The package itself is
+not imported, so that the check is independent of it.
 """
 
 from __future__ import annotations
