@@ -305,3 +305,36 @@ def test_a_run_that_diverges_ends_there_and_is_written(family, monkeypatch):
     run = carry_out(Cell(family.name, TINY, Fault(HEALTHY, 1.0), 0), family, steps=24)
     assert run["steps"] < 24 and run["every step"]["loss"][-1] == BEYOND
     json.dumps(run, allow_nan=False)
+
+
+def test_a_cadence_is_replayed_as_watch_would_have_read_and_warned(family, monkeypatch):
+    from headwise_papers.alarms import as_shipped
+
+    monkeypatch.setattr(faults, "STEPS", 120)
+    cell = Cell(family.name, TINY, Fault("rate ×", 10), 0)
+    limits = headwise.Thresholds(entropy_share=0.99, max_logit=0.5, token_cosine=0.6, redundancy_entropy=1.1)
+    monkeypatch.setattr(one_run, "Thresholds", lambda: limits)
+    monkeypatch.setattr(as_shipped, "Thresholds", lambda: limits)
+    run = carry_out(cell, family, steps=120, read=5, evaluate=None, statistics=as_shipped.JUDGED)
+    watches = []
+
+    def shipped(model, **settings):
+        settings |= {"every": 50, "closer": 10, "thresholds": limits}
+        watches.append(real(model, **settings))
+        step = watches[-1].step
+        # what a training tells its watch
+        watches[-1].step = lambda: step(losses.pop(0), gradient_norm=gradients.pop(0))
+        return watches[-1]
+
+    real, losses, gradients = headwise.watch, list(run["every step"]["loss"]), list(run["every step"]["gradient norm"])
+    monkeypatch.setattr(headwise, "watch", shipped)
+    carry_out(cell, family, steps=120, evaluate=None, statistics=as_shipped.JUDGED)
+    (watch,) = watches
+    assert len(watch.alerts()) > 3
+    wanted = {kind: steps for kind, steps in as_shipped.alerts_of(run, 50, 10).items() if kind != "any rule"}
+    found: dict = {}
+    for alert in watch.alerts():
+        found.setdefault(alert["alert"], set()).add(alert["step"])
+    assert {kind: sorted(steps) for kind, steps in found.items()} == wanted and len(wanted) > 1
+    assert as_shipped.read_at(run, 50, 10) == sorted({record["step"] for record in watch.records()})
+    assert len(as_shipped.read_at(run, 50, 10)) > 3

@@ -77,6 +77,12 @@ REMEDIES = {
         "bound the logits from there",
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
+    "sorted_batches": Remedy(
+        "shuffle the examples in each epoch (shuffle=True of the data loader, a larger shuffle buffer). If they are "
+        "shuffled, look for a stretch of bad data, or a rate that is too high; labels are not seen here",
+        "Bottou 2009, Curiously fast convergence of some stochastic gradient descent algorithms; Gürbüzbalaban et al. "
+        "2015, arXiv 1510.08560",
+    ),
     "mask_lost": Remedy(
         "stop: the model reads the tokens that it is to predict, so its training loss means nothing from here on. Find "
         "what changed in the attention call (is_causal, the mask, a new kernel or cache), and go back to the "

@@ -157,7 +157,7 @@ class WatchCallback(TrainerCallback):
         where: Any = None,
         statistics: list[str] | None = None,
         thresholds: Thresholds | None = None,
-        closer: int | None = 5,
+        closer: int | None = 10,
         loss: Loss | None = None,
         log_heads: bool = False,
         report: bool = True,

@@ -10,11 +10,12 @@ from itertools import pairwise
 from headwise.health.health_records import Alert, Record
 from headwise.health.watching.alerts import Judge
 from headwise.health.watching.diagnosis import Incidents
-from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, WHOLE, Spikes
+from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, LOSS_WAVES, WHOLE, LossFigures
 from headwise.health.watching.rules import OF_STEPS, RULES, NotFinite, Rule, Thresholds
 from headwise.health.watching.weights import OUTSIDE
 
 LOSS, GRADIENT = "loss", "gradient_norm"
+OF_LOSS = {LOSS_SPIKE, LOSS_WAVES}
 # What a user can map columns to.
 JUDGED = (LOSS, GRADIENT, *dict.fromkeys(name for rule in RULES for name in rule.reads))
 # The names by which headwise logs a figure.
@@ -82,13 +83,11 @@ def judged(run: str, columns: Mapping[str, Mapping[str, Series]], thresholds: Th
     """
     limits = thresholds or Thresholds()
     records = [_record(statistic, column, step, value) for statistic, column, step, value in _figures(columns)]
-    spikes = [
-        _record(LOSS_SPIKE, WHOLE, step, deviation)
-        for series in columns.get(LOSS, {}).values()
-        for (step, _), deviation in zip(series, Spikes(BEFORE, BEFORE).add(value for _, value in series), strict=True)
-        if deviation is not None
-    ]
-    alerts = [*_alerts(Judge(limits), records), *_alerts(Judge(limits, rules=OF_STEPS), spikes)]
+    of_losses = []
+    for series in columns.get(LOSS, {}).values():
+        figures = LossFigures()
+        of_losses += [record for step, value in series for record in figures.next(step, value)]
+    alerts = [*_alerts(Judge(limits), records), *_alerts(Judge(limits, rules=OF_STEPS), of_losses)]
     steps = [step for own in columns.values() for series in own.values() for step, _ in series]
     rules = tuple(_applied(rule, columns, limits) for rule in dict.fromkeys((*RULES, *OF_STEPS)))
     ordered = tuple(sorted(alerts, key=lambda alert: alert["step"]))
@@ -115,14 +114,14 @@ def _figures(columns: Mapping[str, Mapping[str, Series]]) -> list[tuple[str, str
 def _record(statistic: str, column: str, step: int, value: float) -> Record:
     own = OWN.fullmatch(column)
     site, head = (own["site"], own["head"]) if own else (column, None)
-    site = "all heads" if site in ("lowest", "highest") else WHOLE if statistic in (GRADIENT, LOSS_SPIKE) else site
+    site = "all heads" if site in ("lowest", "highest") else WHOLE if statistic == GRADIENT else site
     number = None if head is None else int(head)
     return {"site": site, "depth": OUTSIDE, "head": number, "step": step, "statistic": statistic, "value": value}
 
 
 def _applied(rule: type[Rule], columns: Mapping[str, Mapping[str, Series]], limits: Thresholds) -> Applied:
     """Return whether a rule can be applied to these columns."""
-    reads = tuple(columns) if rule is NotFinite else (LOSS,) if LOSS_SPIKE in rule.reads else rule.reads
+    reads = tuple(columns) if rule is NotFinite else (LOSS,) if OF_LOSS & {*rule.reads} else rule.reads
     own = {column: series for name in reads for column, series in columns.get(name, {}).items()}
     if not own:
         wanted = " or ".join(reads) or "any figure"
@@ -130,7 +129,7 @@ def _applied(rule: type[Rule], columns: Mapping[str, Mapping[str, Series]], limi
     values, why = sum(map(len, own.values())), ""
     if rule.alert == "dead_head" and len(own) < 2:
         return Applied(rule.alert, (), 0, "one column cannot be compared with the other heads of its layer")
-    if LOSS_SPIKE in rule.reads:
+    if OF_LOSS & {*rule.reads}:
         longest = max(own.values(), key=len)
         distance = _distance([step for step, _ in longest])
         if len(longest) <= BEFORE:

@@ -1,12 +1,13 @@
-"""Deviation of each step's loss from the losses of earlier steps, without waiting for a device."""
+"""Figures of each step's loss from the losses of earlier steps, without waiting for a device."""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class Spikes:
         return (value - mean) / spread if spread > 0 else None
 
 
-LOSS_SPIKE = "loss_spike"
+LOSS_SPIKE, LOSS_WAVES = "loss_spike", "loss_waves"
 # The site of a figure of the whole model.
 WHOLE = "model"
 # The number of earlier steps that a loss is compared with; fewer give no deviation. The study of the alarms also tried
@@ -72,16 +73,67 @@ BEFORE = 50
 NO_LOSS = "no loss was passed to step(): call watch.step(loss)"
 
 
+# Times that waves rise from half a standard deviation below their trend to half of one above it; a spike rises once.
+RISES = 3
+
+
+def waves(values: Sequence[float]) -> float:
+    """Return how much the losses of neighbouring steps move together, as a share of their mean.
+
+    It is the autocorrelation of neighbouring values times their standard deviation about a line, divided by their mean;
+    0 where they rise fewer than three times, or where the mean is not positive. Shuffled batches differ independently,
+    so that it is near 0; batches sorted by class make waves.
+    """
+    count, mean = len(values), math.fsum(values) / len(values)
+    middle, width = (count - 1) / 2, (count**3 - count) / 12
+    slope = math.fsum((at - middle) * value for at, value in enumerate(values)) / width
+    off = [value - mean - slope * (at - middle) for at, value in enumerate(values)]
+    squares = math.fsum(value * value for value in off)
+    spread = math.sqrt(squares / count)
+    if mean <= 0 or spread == 0 or _rises(off, spread / 2) < RISES:
+        return 0.0
+    return math.fsum(here * after for here, after in pairwise(off)) / squares * spread / mean
+
+
+def _rises(values: Sequence[float], above: float) -> int:
+    """Return how many times values rise from below -`above` to above it."""
+    rises, low = 0, False
+    for value in values:
+        if value < -above:
+            low = True
+        elif low and value > above:
+            rises, low = rises + 1, False
+    return rises
+
+
+class LossFigures:
+    """The figures of each loss, from the fifty losses before: `loss_spike`, and `loss_waves` if asked."""
+
+    def __init__(self, with_waves: bool = True) -> None:
+        self._spikes, self._with_waves = Spikes.of_losses(), with_waves
+
+    def next(self, step: int, value: float) -> list[Record]:
+        """Return the records of a step; a loss that is not finite has only a deviation, which is NaN."""
+        deviation = self._spikes.add([value])[0]
+        if deviation is None:
+            return []
+        figures = {LOSS_SPIKE: deviation}
+        if self._with_waves and math.isfinite(deviation):
+            figures[LOSS_WAVES] = waves(self._spikes.before)
+        place = {"site": WHOLE, "depth": OUTSIDE, "head": None, "step": step}
+        return [cast(Record, {**place, "statistic": name, "value": number}) for name, number in figures.items()]
+
+
 class Losses:
-    """Deviations of the losses from those of the fifty steps before, in units of their standard deviation.
+    """Figures of the losses of a training, from the fifty losses before each.
 
     A loss on CUDA is copied while the training continues, and is known a step or two later; a loss on another device is
     known when a step is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_waves: bool = True) -> None:
         self.given = False
-        self._spikes = Spikes.of_losses()
+        self._figures = LossFigures(with_waves)
         # The step, the loss, and the CUDA event that ends its copy, or None without one.
         self._coming: deque[tuple[int, Tensor | float, Any]] = deque()
         self._since: list[float] = []
@@ -109,7 +161,7 @@ class Losses:
         self._coming.append((step, value, event))
 
     def known(self, wait: bool) -> list[Record]:
-        """Return a record for each deviation that has become known since the last call.
+        """Return the records of each loss that has become known since the last call.
 
         Args:
             wait: also wait for the losses that are not on the CPU yet.
@@ -119,19 +171,9 @@ class Losses:
             step, value, event = self._coming.popleft()
             if event is not None:
                 event.synchronize()
-            deviation = self._spikes.add([float(value)])[0]
-            if deviation is not None:
-                self._since.append(deviation)
-                records.append(
-                    {
-                        "site": WHOLE,
-                        "depth": OUTSIDE,
-                        "head": None,
-                        "step": step,
-                        "statistic": LOSS_SPIKE,
-                        "value": deviation,
-                    }
-                )
+            new = self._figures.next(step, float(value))
+            self._since += [record["value"] for record in new if record["statistic"] == LOSS_SPIKE]
+            records += new
         return records
 
     def largest(self, step: int) -> list[Figures]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from headwise.health.health_records import Record
-from headwise.health.watching.losses import BEFORE, LOSS_SPIKE
+from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, LOSS_WAVES
 
 # A sharp head whose mean distance is this close to 0 or 1 attends to its own token or its neighbour.
 NEIGHBOUR = 0.1
@@ -35,6 +35,8 @@ class Thresholds:
         loss_spike: loss spike: the loss passed to `step()` is more than this many standard deviations above the mean of
             the fifty steps before.
         redundancy: redundancy: a head's mean cosine with the other maps of its layer exceeds this.
+        loss_waves: sorted batches: the losses of neighbouring steps move together by more than this share of their mean
+            (their autocorrelation times their spread, over fifty steps).
         later_keys: lost mask: the queries of a layer may see more than this share of the later keys, after readings in
             which they saw none. A layer that sees later keys from the first reading on is no alert.
         redundancy_entropy: no redundancy alert for a head with an entropy share above this: maps that are nearly
@@ -56,6 +58,7 @@ class Thresholds:
     redundancy: float | None = 0.99
     redundancy_entropy: float = 0.9
     later_keys: float | None = 1e-5
+    loss_waves: float | None = 0.1
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -199,6 +202,22 @@ class LossSpike(Rule):
             yield from _above(finite.get(LOSS_SPIKE, ()), limit, says)
 
 
+class SortedBatches(Rule):
+    """Rule for trainings in which neighbouring batches are alike, so that the loss goes in waves."""
+
+    alert = "sorted_batches"
+    reads = (LOSS_WAVES,)
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each step: whether the losses before it go in waves."""
+        if (limit := self.thresholds.loss_waves) is not None:
+            says = (
+                f"the loss goes in waves ({{value:.0%}} of its mean over {BEFORE} steps): neighbouring batches are "
+                "alike, as where they are sorted by class"
+            )
+            yield from _above(finite.get(LOSS_WAVES, ()), limit, says)
+
+
 class OverSmoothing(Rule):
     """Rule for layers whose input tokens point in nearly the same direction."""
 
@@ -315,4 +334,4 @@ RULES: tuple[type[Rule], ...] = (
     Redundancy,
 )
 # The rules for the loss of every step.
-OF_STEPS: tuple[type[Rule], ...] = (NotFinite, LossSpike)
+OF_STEPS: tuple[type[Rule], ...] = (NotFinite, SortedBatches, LossSpike)

@@ -51,7 +51,7 @@ def watch(
     where: Where = None,
     statistics: list[str] | None = None,
     thresholds: Thresholds | None = None,
-    closer: int | None = 5,
+    closer: int | None = 10,
     loss: Loss | None = None,
     log_heads: bool = False,
     keep: int | None = None,
@@ -174,7 +174,7 @@ class Watch:
         self.steps, self.rows, self.removed = 0, rows, False
         self._keeper: Keeper | None = None
         self._losses, self._judge_of_losses = Losses(), Judge(thresholds, rules=OF_STEPS)
-        self._gradients, self._largest = Losses(), 0.0
+        self._gradients, self._largest = Losses(with_waves=False), 0.0
         self._logs, self._judge = logs, Judge(thresholds)
         self._figures: list[Figures] = []
         self._alerts: list[Alert] = []
@@ -266,7 +266,7 @@ class Watch:
 
     def _moved(self, what: str, record: Record) -> None:
         # Every process has its own loss, and all of them must read the same steps.
-        if record["value"] > MOVED and ranks() == 1:
+        if record["statistic"] == LOSS_SPIKE and record["value"] > MOVED and ranks() == 1:
             self._cadence.moved(self.steps, f"{what} was {record['value']:.2g} standard deviations up")
 
     def _last_readings(self, count: int) -> list[Record]:
@@ -287,7 +287,7 @@ class Watch:
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
             self._judge.alerts(records)
         self._recorder.clear()
-        self._losses, self._gradients = Losses(), Losses()
+        self._losses, self._gradients = Losses(), Losses(with_waves=False)
         self._cadence.begin()
         self.steps = step
         if self._keeper is not None:
