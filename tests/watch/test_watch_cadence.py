@@ -88,6 +88,8 @@ def test_no_step_waits_for_a_gradient_norm(monkeypatch):
     monkeypatch.setattr(losses, "_arrived", lambda *_: False)
     watch, _ = trained(40, jump=-5.0, closer=4)
     assert steps_read(watch) == [0, 40]
+    # those up to step 40 were waited for at its reading, so that they do not pile up
+    assert len(watch._gradients._coming) == 39
 
 
 def test_with_several_processes_a_loss_makes_no_reading_closer(monkeypatch):

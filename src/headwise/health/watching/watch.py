@@ -258,7 +258,7 @@ class Watch:
 
     def _look_closer(self) -> None:
         """Have the next steps read closer if a cheap signal has moved."""
-        for record in self._gradients.known(wait=False):
+        for record in self._gradients.known(wait=self._armed):
             self._moved("the gradient norm", record)
         limit = self._limits.max_logit
         if self._armed and limit is not None and self._largest > NEAR * limit:
