@@ -45,6 +45,8 @@ FORMS = (
 COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens
 BUDGET, BUDGET_OF_PAIRS = 1.05, 1.3
+# of an H100, as cuda_counter.py has them: seconds of a kernel and of a byte, and of a product in attention's kernels
+KERNEL, BYTE, PRODUCT = 2e-6, 1 / 2.85e12, 1 / (0.45 * 500e12)
 OF_PAIRS = ("Decorrelation", "ReAttention", "DifferentialAttention")
 MEGABYTE = 1 << 20
 # of `--host`: channels, layers and steps
@@ -54,8 +56,9 @@ Written by `make cuda-costs`. Counted on fake tensors, without a device: eager, 
 step. Each figure is what the method adds to **one layer**: operators that launch kernels (in forward, in backward,
 after the step), the bytes that they read and write, and their matrix products. A kernel that serves all layers at once
 counts with a twelfth in each. The last column is the step of the whole model over the plain one, where an operator
-takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100. The time in which Python
-launches kernels is left out. A test fails when a figure grows (`tests/kernels/test_cuda_costs.py`).
+takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100; *mostly* says which of the
+three bounds what the method adds. The time in which Python launches kernels is left out. A test fails when a figure
+grows (`tests/kernels/test_cuda_costs.py`).
 `benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB, operators on tensors of the CPU, and waits
 for the device.
 
@@ -189,17 +192,28 @@ def page(found: list[dict[str, Any]]) -> str:
             f"{len(within)} of {len(counted)} rows keep the budget of {BUDGET} ({BUDGET_OF_PAIRS} for "
             f"{', '.join(OF_PAIRS)}); **bold** rows do not.",
             "",
-            "| method | kernels: forward | backward | after the step | MiB | GFLOP | step / plain |",
-            "|---|---|---|---|---|---|---|",
+            "| method | kernels: forward | backward | after the step | MiB | GFLOP | step / plain | mostly |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for row in sorted(counted, key=lambda row: -float(row["step"])):
             step = f"{float(row['step']):.3f}"
             step = step if float(row["step"]) <= budget(row["method"]) else f"**{step}**"
             cells = [f"{float(row[name]):g}" for name in ("forward", "backward", "after", "megabytes", "gigaflops")]
-            lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} | {step} |")
+            lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} | {step} | {mostly(row)} |")
         lines += [f"- {shown(row['method'])}: {row['note']}" for row in of if row["note"]]
         lines.append("")
     return "\n".join(lines).replace("|\n- ", "|\n\n- ").rstrip() + "\n"
+
+
+def mostly(row: dict[str, Any]) -> str:
+    """Return which of kernels, bytes and products take most of what a method adds, by its counts."""
+    kernels = sum(float(row[phase]) for phase in ("forward", "backward", "after"))
+    seconds = {
+        "kernels": kernels * KERNEL,
+        "bytes": float(row["megabytes"]) * MEGABYTE * BYTE,
+        "products": float(row["gigaflops"]) * 1e9 * PRODUCT,
+    }
+    return max(seconds, key=lambda name: seconds[name])
 
 
 def shown(method: str) -> str:
