@@ -222,7 +222,8 @@ def page(runs: Sequence[dict[str, Any]], seeds: int) -> tuple[str, dict[str, Any
         "256 steps in all. Each reads everything that rules judge every 5 steps, and the cadences are replayed by the "
         "code that ships. Limits are those that were there before, except that of `sorted_batches`: twice the largest "
         "value in healthy runs of the half for fixing (even seeds of the character LM and the small ViT), "
-        "rounded up. The form of that rule was chosen after a look at the losses of all runs, the tested ones too, so its "
+        "rounded up. The form of that rule was chosen after a look at the losses of all runs, the tested ones "
+        "too, so its "
         "own row is no test on unseen runs. All figures "
         f"below are of the other runs: {faults} faults that showed in the loss, {healthy_steps:,} healthy steps. "
         "Intervals are as in the study.",
