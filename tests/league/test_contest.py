@@ -171,6 +171,12 @@ def test_a_contest_resumes_from_any_line_and_makes_no_run_twice(tmp_path):
     assert len(path.read_text().splitlines()) == 7
 
 
+def test_a_figure_is_the_same_before_and_after_a_resumption(tmp_path):
+    ledger, run = Ledger(tmp_path / "w", "0"), Run("baseline", 1e-3, 0)
+    ledger.add(run, Figures(2 / 3, 0.123456789, None, 0.1))
+    assert ledger.runs[run] == Ledger(tmp_path / "w", "0").runs[run] == Figures(0.666667, 0.123457, None, 0.1)
+
+
 def test_an_edit_changes_only_the_worlds_that_use_what_was_edited(tmp_path):
     classes = used(TASK, ["Dots"])
     assert used(TASK.replace("return 1", "return 2"), ["Dots"]) == classes

@@ -69,13 +69,15 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         lines.append(
             f"**Nothing transfers** ({names}): of {len(told[0].means)} methods and controls none, chosen on all worlds "
             "of a symptom but one, gained on the one left out each time, against the best plain model and the best "
-            "control."
+            "control. Few worlds show large gains alone, so this does not say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
     gains = "; ".join(f"{_title(complete, row.world)} {_interval(row.to_plain)}" for row in tuned)
     mean = (
-        f" (mean over {len(tuned)} worlds {_mean(pooled([row.to_plain for row in tuned]))})" if len(tuned) > 1 else ""
+        f" (mean over {len(tuned)} worlds {_mean(pooled([row.to_plain for row in tuned]))})"
+        if len(tuned) >= FEWEST
+        else ""
     )
     lines.append(
         "**Tune the learning rate of the plain model first.** From the usual rate to the best of nine rates over two "

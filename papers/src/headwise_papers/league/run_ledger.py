@@ -58,7 +58,11 @@ class Ledger:
             path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
 
     def add(self, run: Run, figures: Figures) -> None:
-        """Append a run."""
+        """Append a run; its figures count as they are written, so that a tie is one before and after a resumption."""
+        train, validation, test = (
+            None if one is None else float(f"{one:.6g}") for one in (figures.train, figures.validation, figures.test)
+        )
+        figures = Figures(train, validation, test, figures.seconds)
         path, is_new = self.folder / FILE, not (self.folder / FILE).exists()
         if is_new:
             self.save()
