@@ -70,7 +70,7 @@ class GatedOutput(Method):
         size = site.value_dim or site.head_dim
         gates = size if self.per == "element" else 1
         read = {"": self.channels or site.hidden, "output_": size}
-        for name in self._sources():
+        for name in self._beginnings():
             if self.rank is None:
                 state.parameter(f"{name}weight", torch.zeros(site.heads * gates, read[name]))
                 continue
@@ -80,13 +80,13 @@ class GatedOutput(Method):
         if self.start == "open":
             state.parameter("bias", torch.full((site.heads * gates,), 4.0))
 
-    def _sources(self) -> tuple[str, ...]:
+    def _beginnings(self) -> tuple[str, ...]:
         """Return how the names of the parameters for each source begin."""
         return {"input": ("",), "output": ("output_",), "both": ("", "output_")}[self.source]
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         self._check_size(o, call)
-        parts = [self._of_output(o, call) if name else self._of_input(call) for name in self._sources()]
+        parts = [self._of_output(o, call) if name else self._of_input(call) for name in self._beginnings()]
         return gated(o, parts[0], parts[1] if len(parts) > 1 else None, factor_of(self.start))
 
     def _check_size(self, o: Tensor, call: Call) -> None:

@@ -34,7 +34,7 @@ class Softpick(Method):
         return s
 
     def normalize(self, s: Tensor, call: Call) -> Tensor:
-        self._check(call)
+        self._check_call(call)
         allowed = call.allowed()
         # Hosts also mask with the lowest finite number, for which |exp(s) - 1| is 1.
         masked = torch.isneginf(s) if allowed is None else torch.isneginf(s) | ~allowed
@@ -45,10 +45,10 @@ class Softpick(Method):
         return size.masked_fill(s <= 0, 0.0) / (size.sum(-1, keepdim=True) + self.eps * (-largest).exp())
 
     def edit(self, call: Call) -> LogitEdit:
-        self._check(call)
+        self._check_call(call)
         return LogitEdit("pick", torch.tensor(self.eps))
 
-    def _check(self, call: Call) -> None:
+    def _check_call(self, call: Call) -> None:
         if call.sinks is not None:
             raise ValueError(
                 f"Softpick: {call.site.name} has sinks, which need a softmax; leave the method or the sinks out there "
