@@ -282,3 +282,53 @@ def test_the_split_of_a_reparametrized_model_changes_no_state_of_it():
     before = copy.deepcopy(model.state_dict())
     headwise.Muon(headwise.parameter_groups(model, lr=0.01, weight_decay=0.0))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+@pytest.mark.parametrize("decay", ["CautiousDecay", "AlphaDecay"])
+def test_a_decay_that_another_has_taken_is_refused_too(kind, decay):
+    _, optimizer, groups = begun(decay)
+    attach(decay, optimizer, groups)
+    with pytest.raises(ValueError, match=rf"{kind} keeps .*q_proj\.weight, which .*_decay=0\.1 cannot change: set it"):
+        attach(kind, optimizer, groups)
+
+
+@pytest.mark.parametrize("kind", ["CautiousDecay", "AlphaDecay"])
+def test_a_state_from_before_decays_were_taken_is_taken_anew(kind):
+    model, optimizer, groups = begun(kind)
+    twin, beside, others = begun(kind)
+    first, second = gradients(model, 2)
+    for net, one in ((model, optimizer), (twin, beside)):
+        set_gradients(net, {name: gradient.float() for name, gradient in first.items()})
+        one.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    attach(kind, optimizer, groups)
+    optimizer.load_state_dict(state)
+    attach(kind, beside, others)
+    for net, one in ((model, optimizer), (twin, beside)):
+        set_gradients(net, {name: gradient.float() for name, gradient in second.items()})
+        one.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["CautiousDecay", "AlphaDecay"])
+def test_a_schedule_of_the_decay_is_followed(kind):
+    _, optimizer, groups = begun(kind)
+    attach(kind, optimizer, groups)
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+    optimizer.step()
+    group = optimizer.param_groups[0]
+    key = {"CautiousDecay": "cautious_decay", "AlphaDecay": "alpha_decay"}[kind]
+    assert (group["weight_decay"], group[key]) == (0.0, 0.3)
+
+
+def test_alpha_decay_leaves_other_parameters_of_a_group_their_decay():
+    model, _, groups = begun("AlphaDecay")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    attach("AlphaDecay", optimizer, groups)
+    embedding = model.get_input_embeddings().weight
+    before = embedding.detach().clone()
+    embedding.grad = torch.zeros_like(embedding)
+    optimizer.step()
+    torch.testing.assert_close(embedding.detach(), before * (1 - 0.1 * 0.1))

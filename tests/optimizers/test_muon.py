@@ -319,3 +319,26 @@ def test_methods_that_act_after_the_step_and_a_closure_work():
 
 def test_names_of_layouts_cover_ten_model_types():
     assert len(LAYOUTS) >= 10
+
+
+def test_convolutions_of_mlps_are_moved_by_adamw():
+    block = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "up": nn.Conv1d(8, 16, 3)})
+    model = nn.ModuleList([block, copy.deepcopy(block)])
+    optimizer = headwise.Muon(headwise.parameter_groups(model, lr=0.01, weight_decay=0.0))
+    muon, adamw = optimizer.report().split("AdamW:")
+    assert "up.weight" not in muon
+    assert "0.up.weight: mlp, has shape (16, 8, 3)" in adamw
+
+
+def test_maximizing_is_refused():
+    groups = headwise.parameter_groups(nn.MultiheadAttention(8, 2), lr=0.01, weight_decay=0.0, maximize=True)
+    with pytest.raises(ValueError, match="Muon minimizes: give it the negative of the loss"):
+        headwise.Muon(groups)
+
+
+@pytest.mark.parametrize("key", ["name", "lr", "weight_decay"])
+def test_a_group_made_by_hand_needs_what_tells_its_moves(key):
+    groups = headwise.parameter_groups(nn.MultiheadAttention(8, 2), lr=0.01, weight_decay=0.0)
+    groups.append({k: v for k, v in {**groups[0], "params": []}.items() if k != key})
+    with pytest.raises(ValueError, match=rf"by hand has no '{key}': Muon needs the name"):
+        headwise.Muon(groups)

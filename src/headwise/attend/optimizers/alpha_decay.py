@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, Held, check_optimizer
-from headwise.attend.optimizers.cautious_decay import DECAY, refuse_coupled
+from headwise.attend.optimizers.attached import ALPHA, DECAY, Attached, Held, check_optimizer
+from headwise.attend.optimizers.cautious_decay import refuse_coupled
 from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of
 from headwise.attend.projections.block import multiply_, whole
 from headwise.attend.projections.heavy_tail import hill_exponent
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import finite_number, is_a
 
-# Keys of a group: its weight decay, the factors of its parameters' parts, and the steps since they were computed.
-ALPHA, FACTORS, AGE = "alpha_decay", "alpha_factors", "alpha_age"
+# Keys of a group: the factors of its parameters' parts, and the steps since they were computed.
+FACTORS, AGE = "alpha_factors", "alpha_age"
 
 
 class AlphaDecay(Attached):
@@ -88,10 +88,16 @@ class AlphaDecay(Attached):
         self._places = decayed
         self._made: dict[tuple[int, int], tuple[list[list[float]], Tensor]] = {}
         self._attach()
-        for at in {at for at, _, _ in decayed}:
-            group = optimizer.param_groups[at]
-            if group.get("weight_decay"):
+        self._take()
+
+    def _take(self) -> list[dict[str, Any]]:
+        """Take the decays of the groups with matrices, and return these groups."""
+        owners = [self.optimizer.param_groups[at] for at in sorted({at for at, _, _ in self._places})]
+        for group in owners:
+            # a decay of 0 is one too: a state from before this was attached has no other
+            if group.get("weight_decay") or ALPHA not in group:
                 group[ALPHA], group["weight_decay"] = group["weight_decay"], 0.0
+        return owners
 
     def remove(self) -> None:
         """Return the decays to the optimizer, which then applies them to all weights alike."""
@@ -150,11 +156,17 @@ class AlphaDecay(Attached):
     @torch.no_grad()
     def _before(self, closure: bool) -> None:
         """Decay the weights, as decoupled decays do before the update."""
-        owners = [self.optimizer.param_groups[at] for at in {at for at, _, _ in self._places}]
+        # A schedule, or a state from before this was attached, may have set decays.
+        owners = self._take()
         if any(group.get(AGE, self.every) >= self.every for group in owners):
             self._renew()
+        held = {id(self.optimizer.param_groups[at]["params"][index]) for at, index, _ in self._places}
         for group in owners:
             group[AGE] += 1
+            # the decay of the group's other parameters was taken with that of its matrices
+            for other in group["params"]:
+                if id(other) not in held and (other.grad is not None or closure):
+                    other.mul_(1 - group["lr"] * group[ALPHA])
         for at, index, parts in self._places:
             group = self.optimizer.param_groups[at]
             parameter: Any = group["params"][index]

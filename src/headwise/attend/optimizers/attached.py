@@ -16,6 +16,9 @@ from headwise.attend.projections.block import whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import is_a
 
+# The keys of a group under which CautiousDecay and AlphaDecay keep the weight decay that they take.
+DECAY, ALPHA = TAKEN = "cautious_decay", "alpha_decay"
+
 
 class Held(NamedTuple):
     """A parameter of an optimizer, its group, and its parts."""
@@ -125,6 +128,12 @@ def refuse_clipping(groups: ParameterGroups, who: str) -> None:
             raise ValueError(
                 f"{methods[0]} writes {place}.{name} after each step, whose size {who} fixes: use one of them"
             )
+
+
+def decaying(group: dict[str, Any]) -> str:
+    """Return what a group's weight decay fails to do to weights of fixed size and the remedy, or "" without one."""
+    keys = [key for key in ("weight_decay", *TAKEN) if group.get(key)]
+    return f"{keys[0]}={group[keys[0]]} cannot change: set it to 0" if keys else ""
 
 
 def copies(held: list[Held]) -> list[Tensor]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, check_optimizer
+from headwise.attend.optimizers.attached import DECAY, Attached, check_optimizer
 from headwise.borders import on_all
-
-DECAY = "cautious_decay"
 
 
 class CautiousDecay(Attached):
@@ -38,9 +36,7 @@ class CautiousDecay(Attached):
         if not any(group.get("weight_decay") or group.get(DECAY) for group in groups):
             raise ValueError("CautiousDecay finds no weight decay in the optimizer's groups: set weight_decay above 0")
         self._attach()
-        for group in groups:
-            if group.get("weight_decay"):
-                group[DECAY], group["weight_decay"] = group["weight_decay"], 0.0
+        self._take()
         self._copies: list[list[Tensor]] = []
 
     def remove(self) -> None:
@@ -51,8 +47,15 @@ class CautiousDecay(Attached):
                     group["weight_decay"] = group.pop(DECAY)
         super().remove()
 
+    def _take(self) -> None:
+        for group in self.optimizer.param_groups:
+            if group.get("weight_decay"):
+                group[DECAY], group["weight_decay"] = group["weight_decay"], 0.0
+
     @torch.no_grad()
     def _before(self, closure: bool) -> None:
+        # A schedule, or a state from before this was attached, may have set decays.
+        self._take()
         self._copies = [
             [p.detach().clone() for p in group["params"]] if group.get(DECAY) else []
             for group in self.optimizer.param_groups

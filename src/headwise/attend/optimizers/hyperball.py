@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, Held, check_optimizer, copies, refuse_clipping
+from headwise.attend.optimizers.attached import Attached, Held, check_optimizer, copies, decaying, refuse_clipping
 from headwise.attend.optimizers.orthogonal import by_shape, chunks
 from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
@@ -68,10 +68,9 @@ class Hyperball(Attached):
         refuse_clipping(groups, "Hyperball")
         self._find(groups, parts.of, "Hyperball")
         for parameter, group, own in self._held(moved=False):
-            if group.get("weight_decay"):
+            if reason := decaying(group):
                 raise ValueError(
-                    f"Hyperball keeps the norm of {parts.name(parameter)}, which weight_decay={group['weight_decay']} "
-                    "cannot change: set it to 0 for the matrices"
+                    f"Hyperball keeps the norm of {parts.name(parameter)}, which {reason} for the matrices"
                 )
             if RADIUS not in optimizer.state[parameter] and (radii(whole(parameter.detach()), own) == 0).any():
                 raise ValueError(

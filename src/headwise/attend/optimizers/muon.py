@@ -86,6 +86,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         check_groups(groups, "Muon")
         check_per(per, heads_per_group)
+        if any(group.get("maximize") for group in groups):
+            raise ValueError("Muon minimizes: give it the negative of the loss instead of maximize=True")
         _check(layers, momentum, nesterov, adjust_lr_fn, adamw_lr, betas, eps, fused)
         self.per = per
         parts = parts_of(groups, per, heads_per_group, layers, "Muon")

@@ -17,7 +17,7 @@ from headwise.attend.projections.block import Block, Rows
 from headwise.attend.projections.leaves import leaf, still
 from headwise.attend.projections.sharded import sharded
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
-from headwise.borders import on_all
+from headwise.borders import Convolution, on_all
 from headwise.files.arguments import is_a
 
 Per = Literal["head", "group", "matrix"]
@@ -229,11 +229,12 @@ def _whole(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tup
             for name, module in model.named_modules()
             if (own := leaf(name, module)) is not None and own.transposed
         }
+    convolved = {id(p) for module in model.modules() if isinstance(module, Convolution) for p in module.parameters()}
     for parameter in parameters:
         if parameter.ndim == 2:
             axis = 1 if id(parameter) in turned else 0
             yield parameter, Part("mlp", axis, slice(0, parameter.shape[axis]), 1)
-        elif parameter.ndim == 3:
+        elif parameter.ndim == 3 and id(parameter) not in convolved:
             yield parameter, Part("expert", None, slice(0, len(parameter)), len(parameter))
 
 
@@ -284,4 +285,10 @@ def check_groups(groups: object, who: str) -> None:
         raise TypeError(
             f"groups must be what headwise.parameter_groups returned, which knows the heads of each weight; {who}() "
             f"got {type(groups).__name__}"
+        )
+    lacking = [key for group in groups for key in ("name", "lr", "weight_decay") if key not in group]
+    if lacking:
+        raise ValueError(
+            f"a group that was added or changed by hand has no {lacking[0]!r}: {who} needs the name of the group of "
+            "headwise.parameter_groups that its parameters come from, their lr and their weight_decay"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, check_optimizer, refuse_clipping
+from headwise.attend.optimizers.attached import Attached, check_optimizer, decaying, refuse_clipping
 from headwise.attend.optimizers.orthogonal import by_shape, chunks, polar
 from headwise.attend.optimizers.parts import LAYERS, Per, check_groups, check_per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
@@ -68,10 +68,9 @@ class Stiefel(Attached):
         refuse_clipping(groups, "Stiefel")
         self._find(groups, parts.of, "Stiefel")
         for parameter, group, _ in self._held(moved=False):
-            if group.get("weight_decay"):
+            if reason := decaying(group):
                 raise ValueError(
-                    f"Stiefel keeps the singular values of {parts.name(parameter)}, which weight_decay="
-                    f"{group['weight_decay']} cannot change: set it to 0 for attention"
+                    f"Stiefel keeps the singular values of {parts.name(parameter)}, which {reason} for attention"
                 )
         self._first = True
         self._attach()
