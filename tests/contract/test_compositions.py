@@ -31,12 +31,19 @@ def refused(first, second):
     return (bool(pair & COMPUTES) and pair <= COMPUTES | WRITES) or pair == {"QKClip", "SpectralNorm"}
 
 
+def without_meaning(first, second):
+    return {REGISTRY[first].negative, REGISTRY[second].negative} == {"makes", "refuses"}
+
+
 def partners(name):
     """Name the methods that compose with this one."""
     return [
         other
         for other in NAMES
-        if other != name and not refused(name, other) and {name, other} not in REFUSED_IN_THE_CALL
+        if other != name
+        and not refused(name, other)
+        and not without_meaning(name, other)
+        and {name, other} not in REFUSED_IN_THE_CALL
     ]
 
 

@@ -1,10 +1,20 @@
 import pytest
 import torch
 from naive import PADDING, qkv, weights
+from small_models import HOSTS, fresh
 
 import headwise
 from headwise.attend.attention.exponential import exponentials, logarithms
-from headwise.attend.methods import LASER, XSA, AttentionSink, NeuTRENO
+from headwise.attend.methods import (
+    GFSA,
+    LASER,
+    XSA,
+    AttentionSink,
+    AttnScale,
+    DifferentialAttention,
+    NeuTRENO,
+    ReAttention,
+)
 from headwise.testing.calls import attend_with
 
 
@@ -95,3 +105,14 @@ def test_values_that_other_layers_read_are_plain():
 def test_sinks_are_refused():
     with pytest.raises(ValueError, match=r"LASER: the sinks of .* take weight and give no value"):
         attend_with([AttentionSink(), LASER()], *qkv())
+
+
+@pytest.mark.parametrize("other", [AttnScale(), DifferentialAttention(), GFSA(), ReAttention()], ids=repr)
+def test_methods_that_make_weights_negative_are_refused_at_the_fit(other):
+    model = fresh(HOSTS["own"])
+    for methods in ([LASER(), other], [other, LASER()]):
+        with pytest.raises(ValueError) as told:
+            headwise.regularize(model, *methods)
+        assert str(told.value) == (
+            f"LASER() has no logarithm for the negative weights that {other!r} makes: use one of them"
+        )

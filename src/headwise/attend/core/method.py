@@ -131,6 +131,9 @@ class Method:
     it that edit logits, except those that only drop keys (`keep`): entries of -inf must stay -inf. Penalties
     together with it read the matrix. If wrongly False, earlier edits are silently lost, and if the class has an
     `attend`, penalties silently read the ordinary softmax."""
+    negative: ClassVar[Literal["", "makes", "refuses"]] = ""
+    """`"makes"`: edited weights may be negative. `"refuses"`: the method needs weights that are not, and `regularize`
+    refuses it beside one that makes them. If wrongly empty, the pair gives nan."""
     only_rounding: ClassVar[bool] = False
     """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
     output stays the same up to rounding, else that the strong setting acts."""

@@ -24,6 +24,7 @@ class AttnScale(Method):
 
     neutral = {}
     acts = "both"
+    negative = "makes"
     learns = True
     shapes = ("heads",)
     rowwise = True

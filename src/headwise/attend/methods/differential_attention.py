@@ -50,6 +50,7 @@ class DifferentialAttention(Method):
 
     no_neutral = "a pair of heads shares one map, whatever λ is"
     acts = "both"
+    negative = "makes"
     learns = True
     shapes = ("heads", "kv_heads", "head_dim")
     rowwise = True

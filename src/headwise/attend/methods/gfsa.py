@@ -26,6 +26,7 @@ class GFSA(Method):
 
     neutral = {}
     acts = "both"
+    negative = "makes"
     learns = True
     self_only = True
     rowwise = False

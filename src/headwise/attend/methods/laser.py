@@ -21,11 +21,12 @@ class LASER(Method):
     Only values and outputs change, so that it runs around every kernel, and other methods see plain values and
     outputs. A value counts as at least m - 87 (in fp16 m - 19). In bf16 exponentials have 8 bits, so that outputs
     are off by some 0.004 whatever their size. The output of a query without keys, or whose weights are all dropped,
-    is 0. Sinks, whose weight has no value, are refused; methods that make weights negative give nan.
+    is 0. Sinks, whose weight has no value, are refused, and so are methods that make weights negative.
     """
 
     no_neutral = "a logarithm of a mean of exponentials is the mean only where values are equal"
     acts = "both"
+    negative = "refuses"
 
     def around(self, v: Tensor, call: Call) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         if call.sinks is not None:

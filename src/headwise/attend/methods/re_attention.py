@@ -38,6 +38,7 @@ class ReAttention(Method):
 
     neutral = {"norm": "none"}
     acts = "both"
+    negative = "makes"
     learns = True
     rowwise = False
     cost = "edit by each head"

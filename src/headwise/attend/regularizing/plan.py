@@ -167,6 +167,12 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 f"{method!r} computes its own logits, so that the changes of {earlier!r} before it would be lost: put "
                 f"{earlier!r} after it"
             )
+    refusing = next((m for m in methods if m.negative == "refuses"), None)
+    making = next((m for m in methods if m.negative == "makes"), None)
+    if refusing is not None and making is not None:
+        raise ValueError(
+            f"{refusing!r} has no logarithm for the negative weights that {making!r} makes: use one of them"
+        )
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A deep copy that failed half-way leaves sites without a module until it is garbage-collected.
