@@ -1,8 +1,10 @@
 """Judging from Python: a table, pairs, differences, an iterator that trains; and the assertion for tests."""
 
 import csv
+import math
 import random
 
+import numpy as np
 import pytest
 
 import headwise
@@ -81,3 +83,44 @@ def test_a_candidate_that_is_as_good_passes_and_others_say_why():
 def test_an_assertion_without_pairs_or_margin_is_refused(candidate, baseline, options, message):
     with pytest.raises(ValueError, match=message):
         assert_not_worse(candidate, baseline, **{"margin": 0.1, **options})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({0: -0.1, 1: -0.2}, "source is a mapping"),
+        ([1e308, 1e308], r"pair 1 has 1e\+308: a run that diverged has no figure"),
+        ([(1.0, 2.0), (math.nan, 2.0)], "pair 2 has nan: a run that diverged has no figure"),
+        ([10**400], "pair 1 has 10+, which is not a number"),
+        ([None], "pair 1 has None, which is not a number"),
+    ],
+)
+def test_figures_that_are_none_are_refused(source, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        headwise.judge(source)
+
+
+def test_rows_of_an_array_are_pairs():
+    assert headwise.judge(np.array(PAIRS)) == headwise.judge(PAIRS)
+    assert_not_worse(*np.array([[3.0, 3.01, 2.99, 3.0, 3.02], [3.0, 3.02, 2.98, 3.01, 3.02]]), margin=0.5)
+
+
+def test_pairs_after_the_decision_keep_the_notes_on_their_order():
+    assert "all 6 differences are -0.5" in headwise.judge([-0.5] * 6).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "options", "message"),
+    [
+        ([9.0, 9.1, 9.3, 9.2], [1.0] * 4, {"margin": math.inf}, "margin must be a number"),
+        ([9.0, 9.1, 9.3, 9.2], [1.0] * 4, {"alpha": 1.5}, "alpha must be between 0 and 1"),
+        ([1.0, math.nan], [1.0, 1.0], {}, "pair 2 is .nan, 1.0.: a run that diverged has no figure"),
+        ([1.0] * 5, [0.99] * 5, {}, "all 5 pairs are .1.0, 0.99.: they repeat one run"),
+        ({}, {}, {}, "there are 0 runs and 0"),
+        ({0: 1.0, "a": 1.0}, {1: 1.0, "a": 1.0}, {}, "seeds 0, 1 have a run in one arm only"),
+    ],
+)
+def test_an_assertion_that_would_pass_anything_is_refused(candidate, baseline, options, message):
+    with pytest.raises(ValueError, match=message):
+        assert_not_worse(candidate, baseline, **{"margin": 0.1, **options})
+    assert_not_worse([1.0] * 5, [1.0] * 5, margin=0.1)

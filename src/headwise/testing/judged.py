@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headwise_verdict.judging.decision import FORESEEN
 from headwise_verdict.judging.evidence import Sample, half_width, paired
+
+# figures beyond this are those of runs that diverged, as in `headwise judge`
+LARGEST = 1e100
 
 Figures = Mapping[int, float] | Sequence[float]
 
@@ -27,7 +31,7 @@ def assert_not_worse(
 
     Raises:
         AssertionError: with the difference, its interval, and about how many more pairs would show it.
-        ValueError: if the seeds differ, or an argument is invalid.
+        ValueError: if the seeds differ, a figure is not finite, all pairs are one pair, or an argument is invalid.
 
     Example:
         >>> from headwise.testing import assert_not_worse
@@ -36,10 +40,22 @@ def assert_not_worse(
     """
     if better not in ("lower", "higher"):
         raise ValueError(f"better must be lower or higher, got {better!r}")
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha!r}")
+    if margin == math.inf:
+        raise ValueError("margin must be a number, got inf: it would pass anything")
     if not margin > 0:
         raise ValueError(f"margin must be above 0, got {margin!r}: no number of runs shows that nothing is lost")
     sign = 1 if better == "lower" else -1
-    sample = paired([sign * (mine - other) for mine, other in _pairs(candidate, baseline)])
+    pairs = _pairs(candidate, baseline)
+    if not pairs:
+        raise ValueError("there are 0 runs and 0: give one of each arm for every seed")
+    for number, pair in enumerate(pairs, 1):
+        if not all(abs(figure) <= LARGEST for figure in pair):
+            raise ValueError(f"pair {number} is {pair}: a run that diverged has no figure")
+    if len(pairs) > 1 and len(set(pairs)) == 1 and pairs[0][0] != pairs[0][1]:
+        raise ValueError(f"all {len(pairs)} pairs are {pairs[0]}: they repeat one run. Do the runs read their seed?")
+    sample = paired([sign * (mine - other) for mine, other in pairs])
     half = half_width(sample, alpha)
     if sample.mean + half < margin:
         return
@@ -51,14 +67,14 @@ def assert_not_worse(
 def _pairs(candidate: Figures, baseline: Figures) -> list[tuple[float, float]]:
     if isinstance(candidate, Mapping) and isinstance(baseline, Mapping):
         if candidate.keys() != baseline.keys():
-            only = sorted(candidate.keys() ^ baseline.keys())
-            raise ValueError(f"seeds {', '.join(map(str, only))} have a run in one arm only: run both arms with each")
-        return [(candidate[seed], baseline[seed]) for seed in candidate]
+            only = sorted(map(str, candidate.keys() ^ baseline.keys()))
+            raise ValueError(f"seeds {', '.join(only)} have a run in one arm only: run both arms with each")
+        return [(float(candidate[seed]), float(baseline[seed])) for seed in candidate]
     if isinstance(candidate, Mapping) or isinstance(baseline, Mapping):
         raise ValueError("give both arms by seed, or both as sequences in the same order of seeds")
-    if len(candidate) != len(baseline) or not candidate:
+    if len(candidate) != len(baseline):
         raise ValueError(f"there are {len(candidate)} runs and {len(baseline)}: give one of each arm for every seed")
-    return list(zip(candidate, baseline, strict=True))
+    return [(float(mine), float(other)) for mine, other in zip(candidate, baseline, strict=True)]
 
 
 def _more(sample: Sample, margin: float, alpha: float) -> str:

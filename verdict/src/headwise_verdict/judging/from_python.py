@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.judging.decision import Decision, Rule, decide
+from headwise_verdict.judging.decision import Decision, Rule, of_differences
 from headwise_verdict.judging.decision import judge as judge_differences
-from headwise_verdict.judging.evidence import paired
-from headwise_verdict.judging.runs import read_pairs
+from headwise_verdict.judging.runs import LARGEST, read_pairs
 
 DIRECTIONS = ("lower", "higher")
 
@@ -47,6 +45,7 @@ def judge(
 
     Raises:
         ValueError: if there is no pair, a figure is not finite, or an argument is invalid.
+        TypeError: for a mapping, whose keys would be read as differences.
         StudyError: if a table lacks a column or an arm, or holds a seed twice.
 
     Example:
@@ -63,6 +62,8 @@ def judge(
         raise ValueError(f"better must be lower or higher, got {better!r}")
     rule = Rule(margin=margin, alpha=alpha, budget=budget, higher=better == "higher")
     if not isinstance(source, (str, os.PathLike)):
+        if isinstance(source, Mapping):
+            raise TypeError("source is a mapping: give its differences, or pairs of figures, in the order of the runs")
         if not isinstance(source, Iterable):
             raise TypeError(f"source must be the path of a table, pairs of figures or differences, got {source!r}")
         if not isinstance(source, Sized):
@@ -82,18 +83,26 @@ def _of_all(differences: list[float], rule: Rule) -> Decision:
     decision = judge_differences(differences, rule)
     if decision.pairs == len(differences):
         return decision
-    for number, difference in enumerate(differences, 1):
-        if not math.isfinite(difference):
-            raise ValueError(f"pair {number} has the difference {difference}: a run that diverged has no figure")
-    samples = [paired(differences[:count]) for count in range(1, len(differences) + 1)]
-    return decide(samples, len(differences), rule)
+    return of_differences(differences, rule)
 
 
 def _differences(source: Iterable[Any]) -> Iterator[float]:
     for number, one in enumerate(source, 1):
-        if isinstance(one, (tuple, list)):
-            if len(one) != 2:
-                raise ValueError(f"pair {number} has {len(one)} figures: give (candidate, baseline)")
-            yield float(one[0]) - float(one[1])
-        else:
-            yield float(one)
+        # a row of an array is a pair, too
+        pair = one if isinstance(one, (tuple, list)) or getattr(one, "ndim", 0) == 1 else (one, 0.0)
+        if len(pair) != 2:
+            raise ValueError(f"pair {number} has {len(pair)} figures: give (candidate, baseline)")
+        yield _figure(number, pair[0]) - _figure(number, pair[1])
+
+
+def _figure(number: int, written: Any) -> float:
+    try:
+        figure = float(written)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"pair {number} has {written!r:.60}, which is not a number") from None
+    if not abs(figure) <= LARGEST:
+        raise ValueError(
+            f"pair {number} has {figure}: a run that diverged has no figure. Count it as the metric of a model that "
+            "has learned nothing, or judge the share of runs that diverge."
+        )
+    return figure
