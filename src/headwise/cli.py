@@ -13,11 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-try:
-    import typer
-    from typer.core import TyperCommand
-except ModuleNotFoundError:
-    sys.exit("The command line needs typer, which is not installed: pip install 'headwise[study]'")
+import typer
+from typer.core import TyperCommand
 
 from headwise.files.entry_points import entry_points, load
 from headwise.lab.comparing.request import is_of_file
@@ -371,6 +368,18 @@ class JudgeCommand(TyperCommand):
                 error.exit_code = error.exit_code and 5
             raise
 
+    def invoke(self, ctx: Any) -> Any:
+        """Carry the command out."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if hasattr(error, "exit_code"):
+                error.exit_code = error.exit_code and 5
+            elif is_for_users(error):
+                print(f"error: {printable(str(error))}", file=sys.stderr)
+                sys.exit(5)
+            raise
+
 
 @app.command(cls=JudgeCommand)
 def judge(
@@ -430,6 +439,8 @@ def judge(
     from headwise.lab.comparing.judged_script import Script
     from headwise_verdict.judging.command import Request, main
 
+    if as_json and markdown:
+        raise typer.BadParameter("give either --json or --markdown")
     form = "json" if as_json else "markdown" if markdown else "line"
     options: dict[str, Any] = {
         "arm": arm,

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.judging.command import Request, as_json, decided, line, markdown, run
+from headwise_verdict.judging.command import Request, as_json, decided, line, main, markdown, run
 from headwise_verdict.judging.decision import judge
 from headwise_verdict.judging.floor import Floor, calibrate, read_floor
 from headwise_verdict.judging.ledger import Ledger, levels
@@ -85,6 +85,7 @@ def test_the_command_line_ends_with_the_code_and_prints_json(table):
         (["--metric", "val_lss:lower", "--candidate", "new"], "has no column 'val_lss'"),
         (["--metric", METRIC, "--candidat", "new"], "No such option"),
         (["--metric", METRIC, "--budget", "0"], "Invalid value"),
+        (["--metric", METRIC, "--json", "--markdown"], "Invalid value"),
     ],
 )
 def test_an_error_has_an_exit_code_that_is_no_answer(table, options, told):
@@ -401,3 +402,62 @@ def test_a_metric_without_a_direction_is_refused(table):
         run(Request(table, "val_loss", "new", "main"))
     request = Request(table, METRIC, "new", "main")
     assert "accept" in line(found(request), request) and json.loads(as_json(found(request), request))
+
+
+def test_seeds_of_any_text_and_length_pair_runs(table):
+    seeds = ("--5", "-3", "a-b", "1" + "0" * 5000, "²", "+7", "0", "1.0")
+    rows = [[r[0], seeds[int(r[1])], r[2]] for r in rows_of(table)[1:]]
+    pairs = read_pairs(written(table, [["arm", "seed", "val_loss"], *rows]), "val_loss", "new", "main")
+    assert len(pairs.differences()) == 8 and not pairs.notes
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), 1e300])
+def test_a_figure_of_diverged_runs_that_is_none_is_refused(table, figure):
+    written(table, [*rows_of(table), ["main", 8, 3.2], ["new", 8, "nan"]])
+    with pytest.raises(StudyError, match="is no figure"):
+        run(Request(table, METRIC, "new", "main", diverged=figure))
+
+
+@pytest.mark.parametrize(
+    "options", [{"form": "json"}, {"form": "markdown"}, {"ledger": Path("l.jsonl")}, {"margin": 0.1}, {"budget": 3}]
+)
+def test_options_of_an_answer_are_refused_where_a_floor_is_measured(table, options):
+    with pytest.raises(StudyError, match="--calibrate measures the baseline and gives no answer: leave --"):
+        run(Request(table, METRIC, "candidate", "main", calibrate=True, **options))
+
+
+def test_a_floor_is_kept_in_a_new_folder(table, tmp_path):
+    assert run(Request(table, METRIC, "candidate", "main", calibrate=True, floor=tmp_path / "new" / "floor.json")) == 0
+    assert (tmp_path / "new" / "floor.json").is_file()
+
+
+@pytest.mark.parametrize("option", ["floor", "ledger"])
+def test_a_folder_in_place_of_a_file_is_one_line_of_error(table, tmp_path, capsys, option):
+    with pytest.raises(SystemExit) as ended:
+        main(Request(table, METRIC, "new", "main", **{option: tmp_path}))
+    told = capsys.readouterr()
+    assert ended.value.code == 5 and not told.out and told.err.count("\n") == 1
+    assert told.err.startswith(f"error: {tmp_path}: ")
+
+
+def test_a_line_of_a_ledger_with_an_infinite_count_is_none(table, tmp_path):
+    line = dict.fromkeys(("candidate", "metric", "baseline", "answer", "digest"), "x")
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(json.dumps(line | {"alpha": 0.1, "pairs": float("inf"), "mean": 0, "margin": 0}) + "\n")
+    with pytest.raises(StudyError, match="line 1, is no line of a ledger"):
+        run(Request(table, METRIC, "new", "main", ledger=path))
+
+
+@pytest.mark.parametrize("library", ["typer", "headwise_verdict"])
+def test_a_command_without_its_libraries_is_no_answer(table, tmp_path, library):
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{library!r}] = None\n")
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for command, code in (("judge", 5), ("compare", 1)):
+        ended = subprocess.run(
+            [sys.executable, "-m", "headwise", command],
+            env=os.environ | {"PYTHONPATH": places},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == code and not ended.stdout
+        assert ended.stderr.startswith(f"The command line needs {library}") and "headwise[study]" in ended.stderr

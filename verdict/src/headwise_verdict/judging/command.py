@@ -118,6 +118,16 @@ def _check(request: Request) -> None:
         "--seed-column": request.seed,
     }
     given = [name for name, value in of_tables.items() if value]
+    answers = {
+        "--ledger": request.ledger,
+        "--margin": request.margin,
+        "--budget": request.budget,
+        "--json": request.form == "json",
+        "--markdown": request.form == "markdown",
+    }
+    answered = [name for name, value in answers.items() if value]
+    if request.calibrate and request.script is None and answered:
+        raise StudyError(f"--calibrate measures the baseline and gives no answer: leave {answered[0]} out.")
     if request.diverged is not None and request.target is not None:
         raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
     if request.script is not None and given:
@@ -305,6 +315,10 @@ def main(request: Request) -> None:
         code = run(request)
     except StudyError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
+        code = FAILED
+    except OSError as error:
+        place = "standard output" if error.filename is None else error.filename
+        print(f"error: {printable(str(place))}: {error.strerror or error}. Choose another place.", file=sys.stderr)
         code = FAILED
     except Exception:
         traceback.print_exc()

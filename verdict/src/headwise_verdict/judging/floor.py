@@ -101,6 +101,7 @@ def calibrate(path: Path, metric: str, baseline: str, values: Sequence[float]) -
     if os.path.lexists(path) and not _is_floor(path):
         raise StudyError(f"{path} is not a noise floor, and is not overwritten. Choose another --floor.")
     floor = Floor(metric, baseline, tuple(values), commit(), machine(), time.time())
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, sealed(json.loads(json.dumps(asdict(floor)))))
     return floor
 

@@ -71,7 +71,8 @@ class Entry:
                 now = f"there are {decision.pairs}" if mean is None else f"now {mean:.4g}"
                 found.append(
                     f"an earlier look had {look.pairs} pairs with a mean of {look.mean:.4g}, {now}: runs were left "
-                    "out, replaced or reordered, and alpha no longer holds. Restore them"
+                    "out, replaced or reordered, and alpha no longer holds. Restore them, or give another change "
+                    "another name"
                 )
                 break
         margins = {look.margin for look in self.looks} - {decision.rule.margin}
@@ -144,7 +145,7 @@ class Ledger:
                 digest = record.pop("digest")
                 for name, kind in FIELDS.items():
                     kind(record[name])
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 raise StudyError(
                     f"{self.path}, line {number}, is no line of a ledger. Restore it, or delete it if it was cut off."
                 ) from None

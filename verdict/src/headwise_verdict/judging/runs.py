@@ -111,7 +111,9 @@ def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], op
 
 
 def check_diverged(figure: float | None, finished: Sequence[float], *, higher: bool) -> None:
-    """Raise StudyError if diverged runs would count as better than a run that finished."""
+    """Raise StudyError if the figure of diverged runs is none, or better than that of a run that finished."""
+    if figure is not None and not abs(figure) <= LARGEST:
+        raise StudyError(f"--diverged {figure:g} is no figure. Pass the metric of a model that has learned nothing.")
     worst = (min if higher else max)(finished, default=None)
     if figure is not None and worst is not None and (figure > worst if higher else figure < worst):
         raise StudyError(
@@ -189,7 +191,7 @@ def _copies(finished: dict[str, dict[str, float]], candidate: str, baseline: str
 
 def _gaps(candidate: str, runs: Iterable[str]) -> Iterator[str]:
     """Yield the note that seeds are missing between the first and the last, where most of them were run."""
-    seeds = {int(seed) for seed in runs if seed.lstrip("-").isdecimal()}
+    seeds = {number for seed in runs if (number := seed_of(seed)) is not None}
     if not seeds or max(seeds) - min(seeds) >= 2 * len(seeds):
         return
     missing = [str(seed) for seed in range(min(seeds), max(seeds)) if seed not in seeds]
