@@ -332,3 +332,36 @@ def test_alpha_decay_leaves_other_parameters_of_a_group_their_decay():
     embedding.grad = torch.zeros_like(embedding)
     optimizer.step()
     torch.testing.assert_close(embedding.detach(), before * (1 - 0.1 * 0.1))
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+def test_a_decay_that_comes_later_is_refused_at_the_step(kind):
+    model, optimizer, groups = begun(kind)
+    attach(kind, optimizer, groups)
+    before = copy.deepcopy(model.state_dict())
+    state = optimizer.state_dict()
+    state["param_groups"][0]["weight_decay"] = 0.1
+    optimizer.load_state_dict(state)
+    set_gradients(model, {name: gradient.float() for name, gradient in next(gradients(model, 1)).items()})
+    with pytest.raises(ValueError, match=rf"{kind} keeps .*q_proj\.weight, which weight_decay=0\.1 cannot change"):
+        optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_a_fused_optimizer_skips_changes_nothing(kind):
+    model = built("llama")[0].float()
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.1 if kind.endswith("Decay") else 0.0)
+    optimizer = torch.optim.AdamW(groups, fused=True)
+    attach(kind, optimizer, groups)
+    before = copy.deepcopy(model.state_dict())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    tokens = torch.arange(10).view(2, 5)
+    for finite in (False, True):
+        optimizer.zero_grad()
+        scaler.scale(model(tokens, labels=tokens).loss).backward()
+        if not finite:
+            model.get_input_embeddings().weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        assert finite != all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

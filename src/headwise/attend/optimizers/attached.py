@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.attend.methods.qk_clip import clipped
 from headwise.attend.methods.reparametrization import HOLDS
-from headwise.attend.optimizers.parts import Part
+from headwise.attend.optimizers.parts import Part, Parts
 from headwise.attend.projections.block import whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import is_a
@@ -56,9 +56,17 @@ class Attached(ABC):
             raise ValueError(f"{who} would change the size of weights that {other_who} fixes: use one of them")
         own.append(self)
         self._hooks = [
-            self.optimizer.register_step_pre_hook(lambda _, args, settings: self._before(_has_closure(args, settings))),
-            self.optimizer.register_step_post_hook(lambda *_: self._after()),
+            self.optimizer.register_step_pre_hook(self._begin),
+            self.optimizer.register_step_post_hook(self._end),
         ]
+
+    def _begin(self, _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        if not overflowed(self.optimizer):
+            self._before(_has_closure(args, settings))
+
+    def _end(self, *_: Any) -> None:
+        if not overflowed(self.optimizer):
+            self._after()
 
     def remove(self) -> None:
         """Stop acting on the steps of the optimizer; the weights stay as they are."""
@@ -130,10 +138,21 @@ def refuse_clipping(groups: ParameterGroups, who: str) -> None:
             )
 
 
-def decaying(group: dict[str, Any]) -> str:
-    """Return what a group's weight decay fails to do to weights of fixed size and the remedy, or "" without one."""
-    keys = [key for key in ("weight_decay", *TAKEN) if group.get(key)]
-    return f"{keys[0]}={group[keys[0]]} cannot change: set it to 0" if keys else ""
+def refuse_decay(held: Iterable[Held], parts: Parts, keeps: str) -> None:
+    """Raise ValueError if weights of fixed size are in a group with a weight decay, also one that was taken."""
+    for parameter, group, _ in held:
+        for key in ("weight_decay", *TAKEN):
+            if group.get(key):
+                raise ValueError(
+                    f"{keeps} of {parts.name(parameter)}, which {key}={group[key]} cannot change: set it to 0 for the "
+                    "matrices"
+                )
+
+
+def overflowed(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a fused optimizer skips this step itself, because its GradScaler found an infinite gradient."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def copies(held: list[Held]) -> list[Tensor]:

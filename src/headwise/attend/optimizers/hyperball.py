@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, Held, check_optimizer, copies, decaying, refuse_clipping
+from headwise.attend.optimizers.attached import Attached, Held, check_optimizer, copies, refuse_clipping, refuse_decay
 from headwise.attend.optimizers.orthogonal import by_shape, chunks
 from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
@@ -15,6 +15,8 @@ from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import is_a
 
 RADIUS = "hyperball_radius"
+
+KEEPS = "Hyperball keeps the norm"
 
 
 class Hyperball(Attached):
@@ -64,14 +66,11 @@ class Hyperball(Attached):
             raise ValueError(f'layers must be "all" or "attention", got {layers!r}')
         super().__init__(optimizer)
         self.groups = groups
-        parts = parts_of(groups, per, heads_per_group, layers, "Hyperball")
+        self.parts = parts = parts_of(groups, per, heads_per_group, layers, "Hyperball")
         refuse_clipping(groups, "Hyperball")
         self._find(groups, parts.of, "Hyperball")
-        for parameter, group, own in self._held(moved=False):
-            if reason := decaying(group):
-                raise ValueError(
-                    f"Hyperball keeps the norm of {parts.name(parameter)}, which {reason} for the matrices"
-                )
+        refuse_decay(self._held(moved=False), parts, KEEPS)
+        for parameter, _, own in self._held(moved=False):
             if RADIUS not in optimizer.state[parameter] and (radii(whole(parameter.detach()), own) == 0).any():
                 raise ValueError(
                     f"a matrix of {parts.name(parameter)} is zero, and Hyperball would keep it so: initialise it"
@@ -81,6 +80,8 @@ class Hyperball(Attached):
 
     @torch.no_grad()
     def _before(self, closure: bool) -> None:
+        # A schedule or a loaded state may have set one since.
+        refuse_decay(self._held(moved=False), self.parts, KEEPS)
         if not self._copies:
             refuse_clipping(self.groups, "Hyperball")
         # All of them: a closure computes the gradients within the step.

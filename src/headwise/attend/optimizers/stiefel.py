@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, check_optimizer, decaying, refuse_clipping
+from headwise.attend.optimizers.attached import Attached, check_optimizer, refuse_clipping, refuse_decay
 from headwise.attend.optimizers.orthogonal import by_shape, chunks, polar
 from headwise.attend.optimizers.parts import LAYERS, Per, check_groups, check_per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import finite_number, is_a
+
+KEEPS = "Stiefel keeps the singular values"
 
 
 class Stiefel(Attached):
@@ -64,19 +66,17 @@ class Stiefel(Attached):
             raise ValueError("radius must be above 0, got 0")
         super().__init__(optimizer)
         self.groups, self.radius = groups, radius
-        parts = parts_of(groups, per, heads_per_group, layers, "Stiefel")
+        self.parts = parts = parts_of(groups, per, heads_per_group, layers, "Stiefel")
         refuse_clipping(groups, "Stiefel")
         self._find(groups, parts.of, "Stiefel")
-        for parameter, group, _ in self._held(moved=False):
-            if reason := decaying(group):
-                raise ValueError(
-                    f"Stiefel keeps the singular values of {parts.name(parameter)}, which {reason} for attention"
-                )
+        refuse_decay(self._held(moved=False), parts, KEEPS)
         self._first = True
         self._attach()
         self._retract(moved=False)
 
     def _before(self, closure: bool) -> None:
+        # A schedule or a loaded state may have set one since.
+        refuse_decay(self._held(moved=False), self.parts, KEEPS)
         if self._first:
             refuse_clipping(self.groups, "Stiefel")
             self._first = False
