@@ -96,6 +96,13 @@ WORLDS: dict[str, Callable[[Generator], Array]] = {
     "**AR(1) differences, ρ = 0.6**": lambda rng: autocorrelated(rng, 0.6, ROWS, LOOKS),
     "the same, ρ = 0.3, order within pairs at random": lambda rng: _signs(rng) * autocorrelated(rng, 0.3, ROWS, LOOKS),
     "the same, ρ = 0.6, order within pairs at random": lambda rng: _signs(rng) * autocorrelated(rng, 0.6, ROWS, LOOKS),
+    # the means are the same, and the rare bad figures of the candidate are still to come
+    "**the candidate alone is log-normal, σ = 0.7**": lambda rng: (
+        math.exp(0.245) - np.exp(0.7 * rng.normal(size=(ROWS, LOOKS)))
+    ),
+    "**the candidate alone fails, a run in ten**": lambda rng: (
+        0.1 - (rng.random((ROWS, LOOKS)) < 0.1) + 1e-3 * rng.normal(size=(ROWS, LOOKS))
+    ),
 }
 
 
