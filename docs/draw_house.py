@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("verdict.files", "verdict.pages"),
     ("verdict.results",),
     ("verdict.reporting",),
-    ("verdict.judging", "verdict"),
+    ("verdict.judging", "verdict.cli", "verdict"),
     ("files", "borders"),
     ("attend.core",),
     ("attend.attention", "attend.projections"),

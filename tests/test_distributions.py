@@ -44,6 +44,32 @@ assert "torch" not in sys.modules
     assert done.stdout.endswith("runs-report/report.html\nruns-report/report.html\n")
 
 
+def test_headwise_verdict_judges_by_its_own_command(tmp_path):
+    rows = [f"{arm},{seed},{3 + seed / 100 - 0.1 * (arm == 'new')}" for arm in ("main", "new") for seed in range(8)]
+    (tmp_path / "runs.csv").write_text("\n".join(["arm,seed,loss", *rows]))
+    for given, status, text in (
+        (
+            [str(tmp_path / "runs.csv"), "--metric", "loss:lower", "--candidate", "new", "--baseline", "main"],
+            0,
+            "accept",
+        ),
+        (["--metric", "loss:lower", "--script", "python train.py", "--change", "lr=1"], 5, "--script needs headwise"),
+        (["--margin", "a"], 5, "--margin"),
+    ):
+        code = f"""
+sys.argv = ["headwise-verdict", "judge", *{given!r}]
+import headwise_verdict.cli
+# as where nothing that runs scripts is installed
+headwise_verdict.cli.SCRIPTS = "headwise_verdict.none"
+try:
+    headwise_verdict.cli.main()
+finally:
+    assert "torch" not in sys.modules
+"""
+        done = in_new_process({"headwise", "headwise_papers"}, code)
+        assert done.returncode == status and text in done.stdout + done.stderr, done
+
+
 def test_attention_and_health_need_no_verdict(tmp_path):
     code = f"""
 import torch

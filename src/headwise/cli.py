@@ -20,6 +20,7 @@ from headwise.files.entry_points import entry_points, load
 from headwise.lab.comparing.request import is_of_file
 from headwise.lab.files.stops import end_on_stops
 from headwise.lab.studies.registry import Installed, study_names
+from headwise_verdict.cli import JudgeCommand, judge
 from headwise_verdict.files.errors import StudyError, is_for_users
 from headwise_verdict.files.foreign_text import printable
 
@@ -355,105 +356,7 @@ def audit(
     command(checkpoint, text, images, out, as_json=as_json, fail_on=fail_on or ())
 
 
-class JudgeCommand(TyperCommand):
-    """The command `judge`, whose wrong options end with 5: the usual 2 would be the answer "equivalent"."""
-
-    def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """Read the options."""
-        try:
-            return super().make_context(*arguments, **named)
-        except Exception as error:
-            # errors of the command line carry their exit code, also where typer brings its own click
-            if hasattr(error, "exit_code"):
-                error.exit_code = error.exit_code and 5
-            raise
-
-    def invoke(self, ctx: Any) -> Any:
-        """Carry the command out."""
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            if hasattr(error, "exit_code"):
-                error.exit_code = error.exit_code and 5
-            elif is_for_users(error):
-                print(f"error: {printable(str(error))}", file=sys.stderr)
-                sys.exit(5)
-            raise
-
-
-@app.command(cls=JudgeCommand)
-def judge(
-    metric: Annotated[
-        str, typer.Option(help="Judge this column, or figure of the script: val_loss:lower, accuracy:higher.")
-    ],
-    table: Annotated[
-        Path | None, typer.Argument(help="Read runs from this table, one a row: CSV, TSV, JSON or JSONL.")
-    ] = None,
-    script: Annotated[
-        str | None, typer.Option(help="Run this command, which trains once, pair by pair until they decide.")
-    ] = None,
-    change: Annotated[str, typer.Option(help="Judge this change of --script: lr=3e-4, or a method.")] = "",
-    candidate: Annotated[str, typer.Option(help="Judge this arm.")] = "candidate",
-    baseline: Annotated[str, typer.Option(help="Compare with this arm.")] = "baseline",
-    margin: Annotated[float, typer.Option(min=0, help="Count differences up to this size as none.")] = 0.0,
-    alpha: Annotated[
-        float, typer.Option(help="Allow a wrong answer with this probability, over all looks together.")
-    ] = 0.05,
-    budget: Annotated[int | None, typer.Option(min=1, help="Stop after this many pairs of runs.")] = None,
-    arm: Annotated[str, typer.Option(help="Read arms from this column. Default: arm, method or group.")] = "",
-    seed_column: Annotated[str, typer.Option(help="Read seeds from this column. Default: seed.")] = "",
-    target: Annotated[
-        float | None, typer.Option(help="Judge the steps to this value of the metric, from a table of curves.")
-    ] = None,
-    step: Annotated[str, typer.Option(help="Read the steps for --target from this column. Default: step.")] = "",
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
-    ] = False,
-    floor: Annotated[
-        Path | None,
-        typer.Option(help="Judge without pairs by the noise floor in this file; with --calibrate, keep it there."),
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Keep all candidates in this file, and hold their false discoveries at alpha.")
-    ] = None,
-    arguments: Annotated[
-        str, typer.Option(help="Pass changes to --script in this form: argparse, hydra, environment, yaml:PATH.")
-    ] = "argparse",
-    out: Annotated[
-        Path | None, typer.Option(help="Keep the runs of --script in this folder. Default: results/judge/NAME.")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
-    ] = None,
-    diverged: Annotated[
-        float | None,
-        typer.Option(help="Count a diverged run as this figure: the metric of a model that has learned nothing."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
-) -> None:
-    """Accept or reject a change after each seed.
-
-    Exit code: 0 accept, 1 reject, 2 equivalent, 3 go on, 4 undecided within the budget, 5 an error.
-    """
-    from headwise.lab.comparing.judged_script import Script
-    from headwise_verdict.judging.command import Request, main
-
-    if as_json and markdown:
-        raise typer.BadParameter("give either --json or --markdown")
-    form = "json" if as_json else "markdown" if markdown else "line"
-    options: dict[str, Any] = {
-        "arm": arm,
-        "seed": seed_column,
-        "calibrate": calibrate,
-        "floor": floor,
-        "ledger": ledger,
-        "target": target,
-        "step": step,
-        "diverged": diverged,
-        "script": Script(script, change, metric, arguments, out, timeout, diverged) if script is not None else None,
-    }
-    main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
+app.command(cls=JudgeCommand)(judge)
 
 
 @app.command()
