@@ -162,8 +162,7 @@ print({record["statistic"] for record in watched.records()})
 @pytest.mark.grid
 def test_its_study_is_listed_and_runs(installed, tmp_path):
     output = installed("-m", "headwise", "studies")
-    assert "brightness\n    Does halving the weights help to see light?" in output
-    assert "digits\n" in output
+    assert "\nbrightness " in output and "Does halving the weights" in output and "\ndigits " in output
     installed("-m", "headwise", "compare", "brightness", "--jobs", "1", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").is_file()
 
