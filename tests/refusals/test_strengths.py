@@ -129,7 +129,9 @@ def test_the_state_of_another_model_or_of_other_methods_is_refused_by_name_and_c
 def test_the_state_of_other_methods_is_refused_though_no_strength_was_set(methods):
     state = json.loads(json.dumps(fitted(DropHead(), NeuTRENO())[1].state()))
     _, other = fitted(*methods)
-    with pytest.raises(ValueError, match=r"that of DropHead \+ NeuTRENO, and the methods here are .*: regularize with"):
+    with pytest.raises(
+        ValueError, match=r"this state comes from DropHead \+ NeuTRENO, and the methods here are .*: regularize with"
+    ):
         other.load_state({**state, "step": 7})
     assert other.step == 0
 

@@ -42,13 +42,15 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
     for configuration in order.arms:
         task = dataclasses.replace(order, configuration=configuration).task()
         parts = [part_of(task, at) for at in range(len(task.phases()))]
-        fitted = [part for part in parts if part.phase.methods]
+        later = [at for at, part in enumerate(parts) if at and part.phase.methods]
         try:
             device = torch.device(order.device)
             tried = try_arm(parts[0], configuration, device, trains=trains)
-            others = [try_arm(part, configuration, device, trains=False) for part in fitted if part is not parts[0]]
-            reach = next((one for one in (tried, *others) if one["of"]), tried)
-            steps = sum(_steps(part, configuration) for part in parts)
+            others = {at: try_arm(parts[at], configuration, device, trains=False) for at in later}
+            reach = next((one for one in (tried, *others.values()) if one["of"]), tried)
+            steps = tried["steps"] + sum(
+                others[at]["steps"] if at in others else _steps(parts[at], configuration) for at in range(1, len(parts))
+            )
             entries.append(tried | {"layers": reach["layers"], "of": reach["of"], "steps": steps, "phases": len(parts)})
         except Exception as error:
             if configuration.arm == BASELINE or not (configuration.methods or trains):
@@ -73,13 +75,13 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
         torch.manual_seed(0)
         model = build_model(task).to(device)
         example = make_batch(task, move(first_batch(task, train, 2), device), None).inputs
-        steps = _steps(part, configuration)
+        steps = _steps(part, configuration, train)
         handle = fit(arm, model, example=example, seed=configuration.draws, steps=steps) if part.phase.methods else None
         added = parameters_of(arm, handle) if part.phase.methods else []
         names = {fitted.site.name for fitted in handle.fitted} if handle is not None else set()
         reach = {"layers": len(names), "of": len(handle.found) if handle is not None else 0}
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        cost: dict[str, Any] = {"parameters": parameters, "seconds": None}
+        cost: dict[str, Any] = {"parameters": parameters, "steps": steps, "seconds": None}
         if trains:
             cost["seconds"] = _step_seconds(
                 part, model, handle, move(first_batch(task, train, task.batch_size), device), example, added
@@ -89,12 +91,13 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
     return {"arm": configuration.arm, **reach, **cost}
 
 
-def _steps(part: Part, configuration: RunConfiguration) -> int:
-    """Return the optimizer steps of a phase."""
+def _steps(part: Part, configuration: RunConfiguration, train: Any = None) -> int:
+    """Return the optimizer steps of a phase; its training examples are read unless they are passed."""
     task = part.task
     if task.steps:
         return task.steps
-    train, _ = training_examples(task, configuration, part.phase.data)
+    if train is None:
+        train, _ = training_examples(task, configuration, part.phase.data)
     return task.epochs * epoch_steps(task, size(train), lengths_of(task, train), configuration.draws)
 
 
