@@ -168,7 +168,7 @@ def test_a_page_that_is_too_large_is_named(site, tmp_path):
     (tmp_path / "page.html").write_text("x" * site["links"].LIMIT)
     assert site["links"].problems(tmp_path) == []
     (tmp_path / "page.html").write_text("x" * (site["links"].LIMIT + 1))
-    assert site["links"].problems(tmp_path) == ["page.html: has 200,001 bytes, more than 200,000: split it"]
+    assert site["links"].problems(tmp_path) == ["page.html: has 250,001 bytes, more than 250,000: split it"]
 
 
 def test_an_empty_site_is_no_good_site(site, tmp_path):

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 ADDRESS = re.compile(r"https?://[\w.-]+\.[a-z]{2,}(:\d+)?(/\S*)?$")
 # largest size of a page in bytes, without pictures, scripts and styles
-LIMIT = 200_000
+LIMIT = 250_000
 LOADED = {"script": "src", "img": "src", "source": "src", "iframe": "src", "object": "data"}
 
 
