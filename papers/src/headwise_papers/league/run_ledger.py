@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from headwise_papers.league.brief_run import Figures
+from headwise_verdict.files.durable import append, write_bytes, write_json
 from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.ownership import claim
 
 FILE, WORLD_FILE = "runs.csv", "world.json"
 SPLITS = ("train", "validation", "test")
@@ -28,7 +31,8 @@ class Run:
 class Ledger:
     """All runs of one world so far; `folder` has them in `runs.csv`, one line appended after each run.
 
-    Raises StudyError if the folder has runs of another version of the world.
+    Reading writes nothing. Raises StudyError if the folder has runs of another version of the world, and when
+    something is to be written, if it has files that headwise did not write.
     """
 
     def __init__(self, folder: Path, digest: str | None = None) -> None:
@@ -37,6 +41,8 @@ class Ledger:
         self.digest = digest or str(stored.get("digest", ""))
         self.notes = {name: str(why) for name, why in _pairs(stored, "notes").items()}
         self.facts = _pairs(stored, "facts")
+        # the lines to begin with again, where a killed process left one without its end
+        self._whole: str | None = None
         path = folder / FILE
         if not path.exists():
             return
@@ -46,16 +52,12 @@ class Ledger:
                 "would be no pairs of them. Choose another --out, or delete that folder."
             )
         lines = path.read_text(encoding="utf-8").split("\n")
-        if len(lines) < 2:
-            path.unlink()
-            return
-        # a line that a killed process left without its end is run again
         for row in csv.DictReader(lines[:-1]):
             train, validation, test = (float(row[name]) if row[name] else None for name in SPLITS)
             run = Run(row["arm"], float(row["rate"]), int(row["seed"]), row["eased"] == "1")
             self.runs[run] = Figures(train, validation, test, float(row["seconds"]))
         if lines[-1]:
-            path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+            self._whole = "".join(f"{line}\n" for line in lines[:-1])
 
     def add(self, run: Run, figures: Figures) -> None:
         """Append a run; its figures count as they are written, so that a tie is one before and after a resumption."""
@@ -63,15 +65,21 @@ class Ledger:
             None if one is None else float(f"{one:.6g}") for one in (figures.train, figures.validation, figures.test)
         )
         figures = Figures(train, validation, test, figures.seconds)
-        path, is_new = self.folder / FILE, not (self.folder / FILE).exists()
-        if is_new:
+        path = self.folder / FILE
+        if not path.exists():
             self.save()
-        with path.open("a", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            if is_new:
-                writer.writerow(COLUMNS)
-            values = ["" if one is None else f"{one:.6g}" for one in (figures.train, figures.validation, figures.test)]
-            writer.writerow([int(run.eased), run.arm, run.rate, run.seed, *values, f"{figures.seconds:.2f}"])
+        else:
+            self._claim()
+        if self._whole is not None:
+            write_bytes(path, self._whole.encode())
+            self._whole = None
+        values = ["" if one is None else f"{one:.6g}" for one in (figures.train, figures.validation, figures.test)]
+        lines = io.StringIO()
+        writer = csv.writer(lines, lineterminator="\n")
+        if not path.exists() or path.stat().st_size == 0:
+            writer.writerow(COLUMNS)
+        writer.writerow([int(run.eased), run.arm, run.rate, run.seed, *values, f"{figures.seconds:.2f}"])
+        append(path, lines.getvalue().encode())
         self.runs[run] = figures
 
     def note(self, name: str, why: str) -> None:
@@ -81,9 +89,12 @@ class Ledger:
 
     def save(self) -> None:
         """Write the world's digest, notes and facts beside its runs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"digest": self.digest, "notes": self.notes, "facts": self.facts}, indent=1, sort_keys=True)
-        (self.folder / WORLD_FILE).write_text(text + "\n", encoding="utf-8")
+        self._claim()
+        ordered = {"facts": dict(sorted(self.facts.items())), "notes": dict(sorted(self.notes.items()))}
+        write_json(self.folder / WORLD_FILE, {"digest": self.digest, **ordered})
+
+    def _claim(self) -> None:
+        claim(self.folder, (FILE, WORLD_FILE))
 
 
 def _pairs(stored: dict[str, object], name: str) -> dict[str, object]:
