@@ -50,6 +50,18 @@ def test_an_idle_head_keeps_one_row():
     assert ranks["blocks.0.attn", "vo"] == (8, 8, 8, 8)
 
 
+def test_a_layer_is_given_by_its_index_its_name_or_both():
+    by_name, by_index = _copy(HOSTS["stacked"][0]), _copy(HOSTS["stacked"][0])
+    headwise.compress(by_name, 1.0, idle={"blocks.0.attn": [1], "blocks.1.attn": [0, 2]})
+    done = headwise.compress(by_index, 1.0, idle={0: [1], 1: [2], "blocks.1.attn": [0]})
+    assert {cut.site: cut.ranks for cut in done.layers if cut.part == "vo"} == {
+        "blocks.0.attn": (8, 1, 8, 8),
+        "blocks.1.attn": (1, 8, 1, 8),
+    }
+    for name, x in by_name.state_dict().items():
+        torch.testing.assert_close(by_index.state_dict()[name], x)
+
+
 def test_a_layer_without_any_head_left_writes_its_bias():
     model = _copy(HOSTS["stacked"][0])
     headwise.compress(model, 1.0, idle={"blocks.1.attn": range(4)}, example=HOSTS["stacked"][1])
@@ -68,7 +80,10 @@ def test_heads_that_cannot_be_removed_are_refused_and_nothing_changes():
             r"no attention layer 'blocks\.0\.attm'\. Did you mean 'blocks\.0\.attn'",
         ),
         ({"blocks.0.attn": [1, 4]}, {}, ValueError, r"idle: heads of blocks\.0\.attn are 0 to 3, got 4"),
-        ({"blocks.0.attn": 1}, {}, TypeError, "idle must map names of sites to lists of heads"),
+        ({"blocks.0.attn": 1}, {}, TypeError, "idle must map names or indices of sites to lists of heads"),
+        ({2: [1]}, {}, ValueError, "idle: layers are from 0 to 1, as headwise.sites"),
+        ({True: [1]}, {}, TypeError, "idle: a layer is an index or the name of an attention layer, got True"),
+        ({"blocks.0.attn": [1], 0: [7]}, {}, ValueError, r"idle: heads of blocks\.0\.attn are 0 to 3, got 7"),
         ({"blocks.0.attn": [1]}, {"parts": "qk"}, ValueError, "idle heads are removed from values and output"),
         (
             {"blocks.0.attn": [1]},

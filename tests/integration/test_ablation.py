@@ -150,9 +150,9 @@ def test_what_cannot_be_ablated_is_refused_by_name():
     model = encoder()
     handle = headwise.regularize(model, DropHead())
     for layer, head, error, message in (
-        (2, 0, ValueError, r"layer must be from 0 to 1, as headwise\.sites\(model\) lists them, got 2"),
+        (2, 0, ValueError, r"layer: layers are from 0 to 1, as headwise\.sites\(model\) lists them, got 2"),
         ("layers.0.attn", 0, ValueError, r"no attention layer 'layers\.0\.attn'\. Did you mean 'layers\.0\.self_attn'"),
-        (1.5, 0, TypeError, "layer must be the index or the name of an attention layer, got 1.5"),
+        (1.5, 0, TypeError, "layer: a layer is an index or the name of an attention layer, got 1.5"),
         (0, 4, ValueError, r"head must be from 0 to 3 at layers\.0\.self_attn, got 4"),
         (0, [0, -1, 9], ValueError, "got -1, 9"),
         (0, "all", TypeError, "head must be the index of a head or several, got 'all'"),

@@ -130,6 +130,83 @@ def test_other_hosts_are_measured(name):
     handle.remove()
 
 
+BY = ("gradient", "loss")
+
+
+def spread(found):
+    return [found.loss, *(x for row in found.layers for x in row.heads)]
+
+
+@pytest.mark.parametrize("by", BY)
+def test_it_does_not_matter_how_the_data_are_cut_into_batches(by):
+    model, whole = fresh(HOST).double(), torch.randn(7, 9, 32, dtype=torch.float64)
+    one = headwise.importance(model, [whole], loss=squares, by=by)
+    for cut in ([1, 6], [5, 2], [2, 2, 3]):
+        assert spread(headwise.importance(model, whole.split(cut), loss=squares, by=by)) == pytest.approx(spread(one))
+    unweighted = headwise.importance(model, whole.split([1, 6]), loss=squares, by=by, weight=lambda batch: 1.0)
+    assert spread(unweighted) != pytest.approx(spread(one), rel=1e-3)
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("kind", ["masked", "causal", "unnamed", "classes"])
+def test_batches_of_transformers_count_by_the_labels_of_their_loss(kind, by):
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertForSequenceClassification,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    model = {
+        "masked": lambda: BertForMaskedLM(BertConfig(vocab_size=19, **sizes)),
+        "causal": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=19, **sizes)),
+        "unnamed": lambda: GPT2LMHeadModel(
+            GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=19, bos_token_id=0, eos_token_id=0)
+        ),
+        "classes": lambda: BertForSequenceClassification(BertConfig(vocab_size=19, num_labels=3, **sizes)),
+    }[kind]().double()
+    ids = torch.randint(0, 19, (6, 8))
+    labels = ids.clone()
+    # Rows with few labels, and one without any, which a mean of rows or of batches counts as much as the others.
+    labels[0, 3:], labels[1, 2:], labels[2] = -100, -100, -100
+    labels = labels if kind != "classes" else torch.arange(6) % 3
+
+    def measured(*cut):
+        batches = [
+            {"input_ids": i, "labels": y, "attention_mask": torch.ones_like(i)}
+            for i, y in zip(ids.split(cut), labels.split(cut), strict=True)
+        ]
+        return spread(headwise.importance(model, batches, by=by))
+
+    # transformers computes its losses in fp32
+    whole = pytest.approx(measured(6), rel=1e-4, abs=1e-6)
+    assert measured(3, 3) == whole and measured(1, 1, 1, 3) == whole
+    if by == "loss" and kind != "classes":
+        ignored = {"input_ids": ids, "labels": torch.full_like(ids, -100)}
+        with pytest.raises(ValueError, match="no batch of the data counts: all its labels are ignored"):
+            headwise.importance(model, [ignored], by=by)
+
+
+def test_batches_without_labels_count_by_their_mask():
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(
+        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=19)
+    )
+    batches = [{"input_ids": torch.ones(1, 6, dtype=torch.long)} for _ in range(2)]
+    batches[0]["attention_mask"] = torch.tensor([[1, 1, 0, 0, 0, 0]])
+    batches[1]["attention_mask"] = torch.ones(1, 6, dtype=torch.long)
+    found = headwise.importance(
+        model, batches, loss=lambda m, b: m(**b).last_hidden_state.sum() * 0 + b["attention_mask"].sum(), by="loss"
+    )
+    assert found.loss == pytest.approx((2 * 2 + 6 * 6) / 8)
+
+
 def test_the_table_reads_by_layer_and_head():
     found = Importance("gradient", 1.25, (LayerImportance("a", (0.5, 0.0)), LayerImportance("b", (3.0, 4.0, 0.25))))
     assert str(found).splitlines() == [
@@ -158,6 +235,13 @@ def test_what_cannot_be_measured_is_refused_by_name():
         ),
         (batches(), {"loss": lambda m, b: b.sum()}, ValueError, "loss does not depend on any head"),
         (batches(), {}, ValueError, "the output of Own has no loss: put labels into the batches, or pass loss="),
+        (
+            batches(),
+            {"loss": squares, "weight": lambda b: -1},
+            ValueError,
+            "weight must return a number from 0 up, got -1",
+        ),
+        (batches(), {"loss": squares, "weight": lambda b: 0}, ValueError, "no batch of the data counts"),
         (batches(), {"by": "entropy"}, ValueError, 'by must be "gradient" or "loss", got \'entropy\''),
     ):
         with pytest.raises(error, match=message):

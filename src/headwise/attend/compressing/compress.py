@@ -18,11 +18,11 @@ from headwise.attend.attention.fitted_layer import bare_layers
 from headwise.attend.compressing.exchange import in_place, put, refusal
 from headwise.attend.compressing.record import Compressed, LayerCut, Pair
 from headwise.attend.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
-from headwise.attend.core.settings import suggest
 from headwise.attend.core.site import Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.projections import Block, ProjectionError, Projections, capture
 from headwise.attend.projections.capture import feed
+from headwise.attend.regularizing.ablation import candidate_at
 from headwise.attend.regularizing.handle_place import HANDLE
 from headwise.attend.regularizing.plan import Where, selection
 from headwise.borders import forward_hooks_of, forward_pre_hooks_of
@@ -92,7 +92,7 @@ def compress(
     where: Where = None,
     example: Any = None,
     loss: Callable[[nn.Module], float] | None = None,
-    idle: Mapping[str, Sequence[int]] | None = None,
+    idle: Mapping[str | int, Sequence[int]] | None = None,
 ) -> Compressed:
     """Cut W_KᵀW_Q and W_OW_V of every head to their pseudo-rank, in place, with smaller linear layers as projections.
 
@@ -109,8 +109,9 @@ def compress(
         where: which sites are cut: a function of `Site`, or names of sites; None selects every site that can be cut.
         example: a batch (tensor, tuple of arguments or dict of keywords) to find layouts and to time forwards.
         loss: evaluates the model before and after, for example a mean loss over held-out data.
-        idle: query heads to remove, by the name of the site, such as the least important of `headwise.importance`:
-            their products count as zero. Keys and values of their own keep one row, those that they share all.
+        idle: query heads to remove, by the name or the index of the site as `headwise.sites` lists them, such as the
+            least important of `headwise.importance`: their products count as zero. Keys and values of their own keep
+            one row, those that they share all.
 
     Returns:
         The products that were cut, those refused and why, and parameters, time and loss before and after.
@@ -187,14 +188,14 @@ def _removed(idle: Any, parts: str, candidates: list[Candidate]) -> dict[str, tu
     if not isinstance(idle, Mapping) or not all(
         isinstance(heads, Sequence) and all(type(head) is int for head in heads) for heads in idle.values()
     ):
-        raise TypeError(f"idle must map names of sites to lists of heads, got {reprlib.repr(idle)}")
-    names = [candidate.site.name for candidate in candidates]
-    for name in idle:
-        if name not in names:
-            raise ValueError(f"idle: there is no attention layer {name!r}.{suggest(str(name), names)}")
+        raise TypeError(f"idle must map names or indices of sites to lists of heads, got {reprlib.repr(idle)}")
     if idle and parts == "qk":
         raise ValueError('idle heads are removed from values and output: take parts="vo" or "both"')
-    return {name: tuple(sorted(set(heads))) for name, heads in idle.items() if heads}
+    # A site may stand in it by its name and by its index.
+    removed: dict[str, set[int]] = {}
+    for layer, heads in idle.items():
+        removed.setdefault(candidate_at(candidates, layer, "idle").site.name, set()).update(heads)
+    return {name: tuple(sorted(heads)) for name, heads in removed.items() if heads}
 
 
 def _cut_all(

@@ -120,8 +120,8 @@ def layer_at(model: nn.Module, fitted: Sequence[FittedLayer], candidate: Candida
     return layer
 
 
-def candidate_at(found: Sequence[Candidate], layer: Any) -> Candidate:
-    """Return the attention layer with an index or a qualified name.
+def candidate_at(found: Sequence[Candidate], layer: Any, argument: str = "layer") -> Candidate:
+    """Return the attention layer with an index or a qualified name, which the user gave as this argument.
 
     Raises:
         ValueError: if there is none.
@@ -130,12 +130,14 @@ def candidate_at(found: Sequence[Candidate], layer: Any) -> Candidate:
     names = [candidate.site.name for candidate in found]
     if isinstance(layer, str):
         if layer not in names:
-            raise ValueError(f"layer: there is no attention layer {layer!r}.{suggest(layer, names)}")
+            raise ValueError(f"{argument}: there is no attention layer {layer!r}.{suggest(layer, names)}")
         return found[names.index(layer)]
     if isinstance(layer, bool) or not isinstance(layer, int):
-        raise TypeError(f"layer must be the index or the name of an attention layer, got {reprlib.repr(layer)}")
+        raise TypeError(f"{argument}: a layer is an index or the name of an attention layer, got {reprlib.repr(layer)}")
     if not 0 <= layer < len(found):
-        raise ValueError(f"layer must be from 0 to {len(found) - 1}, as headwise.sites(model) lists them, got {layer}")
+        raise ValueError(
+            f"{argument}: layers are from 0 to {len(found) - 1}, as headwise.sites(model) lists them, got {layer}"
+        )
     return found[layer]
 
 
@@ -161,14 +163,20 @@ def heads_of(fitted: FittedLayer, head: Any) -> tuple[int, ...]:
 
 
 class Slot:
-    """The gate of a layer while heads are measured: what acted before, then `inner` if there is one."""
+    """The gate of a layer while heads are measured: what acted before, then `inner` if there is one.
+
+    Attributes:
+        tokens: the number of queries, B·T, of the last call.
+    """
 
     def __init__(self, layer: FittedLayer) -> None:
         self.layer, self.before = layer, layer.gate
         self.inner: Gate | None = None
+        self.tokens = 0
 
     def __call__(self, out: Tensor) -> Tensor:
         """Return the heads' output (B, H, T, Dv)."""
+        self.tokens = out.shape[0] * out.shape[2]
         out = out if self.before is None else self.before(out)
         return out if self.inner is None else self.inner(out)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -21,6 +23,9 @@ from headwise.files.arguments import is_a, is_function
 from headwise.files.html import html_table
 
 Loss = Callable[[nn.Module, Any], Tensor]
+Weight = Callable[[Any], float]
+# What transformers counts as no label.
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -100,28 +105,33 @@ def importance(
     *,
     loss: Loss | None = None,
     by: Literal["gradient", "loss"] = "gradient",
+    weight: Weight | None = None,
 ) -> Importance:
     """Return how much a loss depends on each head that can be reached, in evaluation mode.
 
-    "gradient" is Michel et al. 2019, arXiv 1905.10650: the mean over samples of `|∂L/∂ξ_h|` with ξ_h = 1 a factor of
-    the head's output, from one forward and backward pass per batch: what the loss of a sample changes, to first
-    order, when the head goes. "loss" removes one head at a time: the mean loss without it minus the mean loss, from one
-    pass over the data per head. It is negative where the loss falls without the head, and costs as many passes as there
-    are heads.
+    "gradient" is Michel et al. 2019, arXiv 1905.10650: the sum over samples of `|∂L/∂ξ_h|` with ξ_h = 1 a factor of
+    the head's output and L the mean loss, from one forward and backward pass per batch: what the loss changes through a
+    sample, to first order, when the head goes. "loss" removes one head at a time: the mean loss without it minus the
+    mean loss, from one pass over the data per head. It is negative where the loss falls without the head, and costs as
+    many passes as there are heads.
 
     Args:
         model: a model that `regularize` reaches; its methods stay and act as in evaluation.
-        data: batches (tensor, tuple of arguments or dict of keywords); all count equally.
-        loss: of the model and a batch, a 0-d tensor, a mean over the samples of the batch; by default the `loss` of
-            the model's output, as of transformers' models on a batch with labels.
+        data: batches (tensor, tuple of arguments or dict of keywords).
+        loss: of the model and a batch, a 0-d tensor, a mean over the batch; by default the `loss` of the model's
+            output, as of transformers' models on a batch with labels.
         by: "gradient" or "loss".
+        weight: how much a batch counts: the number of what its loss is a mean of, as a function of the batch. By
+            default its labels (without those that transformers ignores or shifts away), else the real tokens of its
+            `attention_mask`, else the tokens that enter the first attention layer. With the right number it does not
+            matter how the data are cut into batches.
 
     Returns:
         The importances by layer and head.
 
     Raises:
-        ValueError: if no layer can be reached, the data are empty, or the loss is not a 0-d tensor; with "gradient"
-            also if it does not depend on any head.
+        ValueError: if no layer can be reached, the data are empty, no batch counts, a weight is not a number from 0 up,
+            or the loss is not a 0-d tensor; with "gradient" also if it does not depend on any head.
         TypeError: if an argument is none of these.
 
     Example:
@@ -140,6 +150,7 @@ def importance(
     """
     is_a("model", model, nn.Module, "a torch module")
     is_function("loss", loss)
+    is_function("weight", weight)
     if by not in ("gradient", "loss"):
         raise ValueError(f'by must be "gradient" or "loss", got {by!r}')
     if not isinstance(data, Iterable) or isinstance(data, (str, Tensor, Mapping)):
@@ -149,7 +160,8 @@ def importance(
         raise ValueError(f"{type(root).__name__} has no attention layer that can be reached: see headwise.sites(model)")
     measure = _by_gradient if by == "gradient" else _by_loss
     with untouched(model), slots_at(root, fitted, found) as slots:
-        mean, rows = measure(model, slots, data, loss or _own_loss)
+        measured = Measured(model, slots, loss or _own_loss, weight)
+        mean, rows = measure(measured, data)
     names = [slot.layer.site.name for slot in slots]
     return Importance(by, mean, tuple(map(LayerImportance, names, rows)))
 
@@ -176,11 +188,49 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     return found  # type: ignore[no-any-return]
 
 
-def _checked(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.dim():
-        shape = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ValueError(f"loss must return a 0-d tensor, got {shape}")
-    return value
+@dataclass(frozen=True)
+class Measured:
+    """A model whose loss is measured, batch by batch."""
+
+    model: nn.Module
+    slots: list[Slot]
+    loss: Loss
+    weight: Weight | None
+
+    def __call__(self, batch: Any) -> tuple[Tensor, float]:
+        """Return the loss of a batch (0-d) and how much the batch counts."""
+        for slot in self.slots:
+            slot.tokens = 0
+        value = self.loss(self.model, batch)
+        if not isinstance(value, Tensor) or value.dim():
+            shape = f"the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"loss must return a 0-d tensor, got {shape}")
+        return value, self._counts(batch)
+
+    def _counts(self, batch: Any) -> float:
+        if self.weight is not None:
+            given = self.weight(batch)
+            if isinstance(given, Tensor) and given.numel() == 1:
+                given = given.item()
+            if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= given < math.inf:
+                raise ValueError(f"weight must return a number from 0 up, got {given!r}")
+            return float(given)
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if isinstance(labels, Tensor):
+            return float(_labels(self.model, labels))
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return float((mask != 0).sum())
+        # A loss that reads no head is told of below.
+        return float(next((slot.tokens for slot in self.slots if slot.tokens), 1))
+
+
+def _labels(model: nn.Module, labels: Tensor) -> int:
+    """Return how many labels the loss of transformers' models is a mean of."""
+    # Its losses of causal models drop the first label of each row, and are taken where a class names none.
+    if labels.dim() > 1 and getattr(model, "loss_type", "none of transformers") in (None, "ForCausalLM"):
+        labels = labels[..., 1:]
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
 class Factors:
@@ -211,40 +261,40 @@ class Factors:
         return torch.stack([x.abs().sum((0, 2, 3)) for x in found]).sum(0).cpu()
 
 
-def _by_gradient(
-    model: nn.Module, slots: list[Slot], data: Iterable[Any], loss: Loss
-) -> tuple[float, list[tuple[float, ...]]]:
+def _by_gradient(measured: Measured, data: Iterable[Any]) -> tuple[float, list[tuple[float, ...]]]:
+    slots = measured.slots
     factors = [Factors() for _ in slots]
     for slot, factor in zip(slots, factors, strict=True):
         slot.inner = factor
-    losses: list[float] = []
+    losses: list[tuple[float, float]] = []
     sums: dict[int, Tensor] = {}
     for batch in data:
         with torch.enable_grad():
-            value = _checked(loss(model, batch))
+            value, count = measured(batch)
             ones = [one for factor in factors for one in factor.made]
             if not value.requires_grad or not ones:
                 raise ValueError("loss does not depend on any head: compute it with the model that it is given")
             found = torch.autograd.grad(value, ones, allow_unused=True)
         gradients = {id(one): gradient for one, gradient in zip(ones, found, strict=True) if gradient is not None}
         for index, factor in enumerate(factors):
-            if factor.made:
-                sums[index] = sums.get(index, torch.zeros(())) + factor.read(gradients)
-        losses.append(float(value.detach()))
-    mean = _mean_of(losses)
-    return mean, [tuple((sums[i] / len(losses)).tolist()) if i in sums else () for i in range(len(slots))]
+            of_heads = factor.read(gradients) if factor.made else None
+            # The loss of a batch that does not count may be the mean of nothing.
+            if of_heads is not None and count:
+                sums[index] = sums.get(index, torch.zeros(())) + of_heads * count
+        losses.append((float(value.detach()), count))
+    mean, whole = _mean_of(losses)
+    return mean, [tuple((sums[i] / whole).tolist()) if i in sums else () for i in range(len(slots))]
 
 
-def _by_loss(
-    model: nn.Module, slots: list[Slot], data: Iterable[Any], loss: Loss
-) -> tuple[float, list[tuple[float, ...]]]:
+def _by_loss(measured: Measured, data: Iterable[Any]) -> tuple[float, list[tuple[float, ...]]]:
     batches = list(data)
 
     def mean() -> float:
-        return _mean_of([float(_checked(loss(model, batch)).detach()) for batch in batches])
+        each = (measured(batch) for batch in batches)
+        return _mean_of([(float(value.detach()), count) for value, count in each])[0]
 
     whole, rows = mean(), []
-    for slot in slots:
+    for slot in measured.slots:
         row = []
         for head in range(slot.layer.site.heads or slot.layer.seen.get("heads", 0)):
             slot.inner = partial(without, head)
@@ -260,7 +310,11 @@ def without(head: int, out: Tensor) -> Tensor:
     return out.masked_fill(off[:, None, None], 0.0)
 
 
-def _mean_of(losses: list[float]) -> float:
+def _mean_of(losses: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the mean of losses with their counts, and the sum of the counts."""
     if not losses:
         raise ValueError("data has no batch")
-    return sum(losses) / len(losses)
+    whole = sum(count for _, count in losses)
+    if not whole:
+        raise ValueError("no batch of the data counts: all its labels are ignored, or its weights are 0")
+    return sum(value * count for value, count in losses if count) / whole, whole
