@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("verdict.results",),
     ("verdict.reporting",),
     ("verdict.judging", "verdict.cli", "verdict"),
-    ("files", "borders"),
+    ("files", "borders", "numerics"),
     ("attend.core",),
     ("attend.attention", "attend.projections"),
     ("attend.methods", "attend.hosts"),
@@ -70,20 +70,20 @@ TITLES = (
 # Rooms to which contributors add files.
 GROWING = ("attend.methods", "health.statistics", "attend.hosts", "lab.studies")
 
-# The parts that have doors, each with the module that is it. What needs no door: `files` and `borders`, the ground; and
-# the package, `study` and `report`, which list for users what is inside.
+# The parts that have doors, each with the module that is it. What needs no door: `files`, `borders` and `numerics`, the
+# ground; and the package, `study` and `report`, which list for users what is inside.
 DOORS = {"attend": "headwise.attend", "health": "headwise.health", "lab": "headwise.lab", "verdict": VERDICT}
 # The largest number of names through a door.
 WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
 # number goes down.
 PAST = {
-    ("health", "attend"): (73, "kernels share tiles, readings share masks and precision, places walk over layers"),
+    ("health", "attend"): (39, "readings of weights, places walk over layers"),
     ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
     ("lab", "attend"): (15, "schedules in arms, captured steps, optimizers of a recipe"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
     ("lab", "verdict"): (214, "records, digests and durable files: what both write and read"),
-    ("headwise", "attend"): (21, "the checks of a method look at its stages; Lightning and axolotl"),
+    ("headwise", "attend"): (8, "the checks of a method look at its stages; Lightning and axolotl"),
     ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
     ("headwise", "verdict"): (4, "assert_not_worse"),
 }
@@ -203,7 +203,7 @@ class House:
         It is "" for the ground and for what lists names for users. The command line belongs to the lab.
         """
         room = self.room(module)
-        if room in ("files", "borders", "headwise", "study", "report", "__main__"):
+        if room in ("files", "borders", "numerics", "headwise", "study", "report", "__main__"):
             return ""
         return "lab" if room == "cli" else part if (part := room.partition(".")[0]) in DOORS else "headwise"
 

@@ -19,7 +19,7 @@ TWICE = {
     ("headwise/health/health_records.py", "headwise_verdict/results/health_records.py"): (
         "Record Alert alerts_among figures_among"
     ),
-    ("headwise/attend/core/settings.py", "headwise_verdict/files/errors.py"): "suggest",
+    ("headwise/files/errors.py", "headwise_verdict/files/errors.py"): "suggest",
 }
 
 

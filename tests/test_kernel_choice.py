@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headwise.attend.core import kernels as choice
 from headwise.attend.methods.text import parse
+from headwise.numerics import kernels as choice
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import headwise
-from headwise.attend.core import kernels
+from headwise.numerics import kernels
 
 SOURCE = str(Path(headwise.__file__).parent)
 aten = torch.ops.aten

@@ -24,10 +24,10 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 import headwise
 from headwise.attend import methods as shelf
-from headwise.attend.core import kernels
 from headwise.attend.core.method import REGISTRY
 from headwise.health.statistics.sharpness import sharpness_underway
 from headwise.health.watching import whole_model
+from headwise.numerics import kernels
 
 # A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.
 TRANSFORMERS = ("llama-left-padded", "bert-padded")

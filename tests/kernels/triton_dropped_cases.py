@@ -13,8 +13,8 @@ from triton_process import compiled_instead_of_launched
 
 from headwise.attend.attention import dropped_elements, triton_dropped
 from headwise.attend.attention.element_draw import Drawn
-from headwise.attend.core.masked import allowed_keys
 from headwise.attend.core.random_draws import uniform_matrix
+from headwise.numerics.masked import allowed_keys
 
 KEY, SALT = 0xFEDCBA98, 0x7FFFFFF1
 CASES = {

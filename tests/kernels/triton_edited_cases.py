@@ -18,9 +18,9 @@ from triton_cases import inputs
 from triton_process import compiled_instead_of_launched
 
 from headwise.attend.attention import triton_edited
-from headwise.attend.core import kernels
-from headwise.attend.core.kernels import plain
-from headwise.attend.core.masked import allowed_keys
+from headwise.numerics import kernels
+from headwise.numerics.kernels import plain
+from headwise.numerics.masked import allowed_keys
 
 CASES = {
     # name: kind, number, (batch, heads, groups, queries, keys, size, size of values, mask, causal, dtype)

@@ -15,8 +15,8 @@ from triton_cases import inputs
 from triton_process import compiled_instead_of_launched
 
 from headwise.attend.attention import overlap, triton_overlap
-from headwise.attend.core import kernels
-from headwise.attend.core.masked import allowed_keys, masked_logits
+from headwise.numerics import kernels
+from headwise.numerics.masked import allowed_keys, masked_logits
 
 CASES = {
     # name: (batch, heads, groups, queries, keys, size, mask, causal, dtype, which queries count, sinks, strips)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from naive import PADDING, qkv, seen_weights, weights
 
-from headwise.attend.core.masked import TowardsEarlier
 from headwise.attend.methods import RelaxedAttention
+from headwise.numerics.masked import TowardsEarlier
 from headwise.testing.calls import attend_with
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headwise.attend.core.masked import MASKED
 from headwise.health.statistics import Reading, read
+from headwise.numerics.masked import MASKED
 
 GENERATOR = torch.Generator().manual_seed(0)
 Q, K, V = (torch.randn(2, 4, 9, 8, generator=GENERATOR) for _ in range(3))

@@ -11,10 +11,10 @@ from statistic_definitions import Whole
 from torch import Tensor
 
 from headwise import sharpness
-from headwise.attend.core.precision import directions, magnitude, norms
 from headwise.health.statistics import STATISTICS, Reading, read, scan
 from headwise.health.statistics.weights import WEIGHT_STATISTICS, Product
 from headwise.health.watching.weights import gram_coefficients, norm_in, spectral_norms
+from headwise.numerics.precision import directions, magnitude, norms
 
 FACTORS = (1e-25, 1e-12, 1e12, 1e25)
 TOKENS = ("hidden", "stream", "final")

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from headwise.attend.attention.fitted_layer import FittedLayer as FittedLayer
     from headwise.attend.core.call import Call as Call
     from headwise.attend.core.method import Method as Method
-    from headwise.attend.core.settings import suggest as suggest
     from headwise.attend.core.site import Site as Site
     from headwise.attend.hosts.finding import sites as sites
     from headwise.attend.methods.text import parse as parse
@@ -33,8 +32,6 @@ _DOOR = {
     "Call": "core.call",
     # one attention layer of a model
     "Site": "core.site",
-    # " Did you mean ...?" with the nearest known name
-    "suggest": "core.settings",
     # the function in a fitted layer, which calls its observer
     "FittedLayer": "attention.fitted_layer",
     # the weights that make queries, keys, values and the output of a site

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attend import Call, FittedLayer, Method, Site
 from headwise.attend.attention.computation import attention
-from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method, touches_call
+from headwise.attend.core.method import touches_call
 from headwise.attend.core.shared_state import SharedState
-from headwise.attend.core.site import Site
 from headwise.attend.hosts.layers.refusal import refusal
 
 

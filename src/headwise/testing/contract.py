@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.settings import suggest
+from headwise.attend import Method
+from headwise.files.errors import suggest
 from headwise.testing import on_calls, on_models
 from headwise.testing.calls import why_not
 from headwise.testing.on_models import MODELS, Host

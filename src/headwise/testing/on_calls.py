@@ -10,8 +10,8 @@ import typing
 import torch
 from torch import Tensor
 
-from headwise.attend.core.method import STAGES, TWINS, Method
-from headwise.attend.methods.text import parse
+from headwise.attend import Method, parse
+from headwise.attend.core.method import STAGES, TWINS
 from headwise.testing.calls import B, H, T, assert_close, assert_same_run, run, tensors, why_not
 
 FORMS = ("fast", "textbook")

@@ -11,10 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
-from headwise.attend.regularizing.handle import Regularized, handle
-from headwise.attend.regularizing.parameter_groups import parameter_groups
-from headwise.attend.regularizing.regularize import regularize
+from headwise.attend import Method, Regularized, handle, parameter_groups, regularize
 from headwise.borders import forward_hooks_of, forward_pre_hooks_of
 
 

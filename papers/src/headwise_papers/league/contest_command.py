@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headwise.attend.core.settings import suggest
+from headwise.files.errors import suggest
 from headwise_papers.league.contest import Contest, carry_out
 from headwise_papers.league.contest_files import Contestant, SmallWorld, read_contestants, read_small_worlds
 from headwise_papers.league.files import installed_folders

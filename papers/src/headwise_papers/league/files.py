@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headwise.attend.core.settings import suggest
 from headwise.files.entry_points import entry_points
+from headwise.files.errors import suggest
 from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task, load_task
 from headwise_verdict.files.errors import StudyError

@@ -12,10 +12,10 @@ from torch import Tensor
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.attention.row_statistics import blocks, masked
 from headwise.attend.attention.second_derivatives import dropped_by_matrix, gradients
-from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
-from headwise.attend.core.masked import allowed_keys
-from headwise.attend.core.operators import calls_are_seen, without_autocast
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.masked import allowed_keys
+from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.precision import at_least_fp32
 
 
 def attend_dropped(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.core import kernels
-from headwise.attend.core.kernels import as_hosts, plain
 from headwise.borders import in_transform, modes_see_operators
+from headwise.numerics import kernels
+from headwise.numerics.kernels import as_hosts, plain
 
 
 def edits_run(*tensors: Tensor) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import LARGEST
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.precision import at_least_fp32
 
 
 def exponentials(v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from headwise.attend.core import shared_state
 from headwise.attend.core.acting import Acting
 from headwise.attend.core.call import Call, KernelsRan
 from headwise.attend.core.forward import Entered, Running
-from headwise.attend.core.kernels import capturing
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.packed import Packed
@@ -25,6 +24,7 @@ from headwise.attend.core.recompute import Pass
 from headwise.attend.core.shared_state import SharedState
 from headwise.attend.core.site import Site
 from headwise.attend.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
+from headwise.numerics.kernels import capturing
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 

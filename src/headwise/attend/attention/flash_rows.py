@@ -17,10 +17,10 @@ from torch import Tensor
 from headwise.attend.attention.row_statistics import attend_whole, gradients_of
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
 from headwise.attend.attention.softmax import flash, has_flash
-from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
-from headwise.attend.core.operators import calls_are_seen, without_autocast
-from headwise.attend.core.precision import at_least_fp32
 from headwise.borders import flash_on_cpu_backward, flash_on_cuda, flash_on_cuda_backward
+from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.precision import at_least_fp32
 
 # The length of dO in rows where it is 0. Its inverse times a gradient stays within the range of bf16 and fp32.
 TINY = 1e-18

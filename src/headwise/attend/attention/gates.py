@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import LARGEST
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
 
 
 def gated(x: Tensor, z: Tensor, w: Tensor | None = None, factor: float = 1.0) -> Tensor:

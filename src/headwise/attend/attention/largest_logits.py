@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.row_statistics import blocks, masked, part_of_mask
-from headwise.attend.core.kernels import kernels_run_on
-from headwise.attend.core.operators import calls_are_seen, without_autocast
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.precision import at_least_fp32
 
 
 def largest_logits(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.precision import at_least_fp32
 
 # Queries per block of a causal call. Each block computes its matrix, so memory is this many numbers per token.
 BLOCK = 64

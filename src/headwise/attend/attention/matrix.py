@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attend.attention.softmax import logits, normalize
 from headwise.attend.core.call import Call
-from headwise.attend.core.masked import rows_at
 from headwise.attend.core.method import Method
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.masked import rows_at
+from headwise.numerics.precision import at_least_fp32
 
 
 class MatrixReadings:

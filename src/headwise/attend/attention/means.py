@@ -10,9 +10,9 @@ from torch import Tensor
 from headwise.attend.attention.head_rows import on_host
 from headwise.attend.attention.matrix_free import FusedMap
 from headwise.attend.core.call import Call
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
-from headwise.attend.core.masked import mean_over_all, mean_over_earlier
 from headwise.attend.core.method import Attend
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.masked import mean_over_all, mean_over_earlier
 
 SHARE, HEADS, CHANNELS = 0, 1, 2
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.second_derivatives import overlap_by_matrix
-from headwise.attend.core import kernels
-from headwise.attend.core.kernels import plain
-from headwise.attend.core.operators import calls_are_seen
 from headwise.borders import in_transform
+from headwise.numerics import kernels
+from headwise.numerics.kernels import plain
+from headwise.numerics.operators import calls_are_seen
 
 # Bytes of the Gram matrices of a strip, and of its gradients of logits.
 STRIP = 128 << 20

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attend.attention.head_rows import LARGEST
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.precision import at_least_fp32
 
 # Lower bound of a norm, as in `F.normalize`.
 TINY = 1e-12

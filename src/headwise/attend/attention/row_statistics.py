@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
-from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
-from headwise.attend.core.masked import allowed_keys, masked_logits
-from headwise.attend.core.operators import calls_are_seen, without_autocast
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.masked import allowed_keys, masked_logits
+from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.precision import at_least_fp32, entropy_of
 
 # Entries of logits in one block: small enough for a core's cache, large enough for efficient products. Calls with few
 # queries and heads use smaller blocks, so that these need no more memory than the call's tensors.
@@ -32,15 +32,6 @@ def masked(s: Tensor, mask: Tensor | None, causal: bool, start: int) -> Tensor:
     rows = mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]
     bool_rows = rows if rows is not None and rows.dtype == torch.bool else None
     return masked_logits(s, rows, allowed_keys(bool_rows, causal, queries, s.shape[-1], s.device))
-
-
-def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
-    """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, computed in place.
-
-    This form stays accurate when the entropy is close to 0. With D = s - max(s) and e = exp(D) of each row, `log_total`
-    is log Z, `fall` is sum(e D), and `total` is Z = sum(e).
-    """
-    return log_total.sub_(fall.div_(total))
 
 
 def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice, slice]]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.attention.matrix import overlap_of
-from headwise.attend.core.masked import allowed_keys, masked_logits
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.masked import allowed_keys, masked_logits
+from headwise.numerics.precision import at_least_fp32
 
 
 def gradients(

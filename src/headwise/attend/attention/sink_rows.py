@@ -16,9 +16,9 @@ from torch import Tensor
 from headwise.attend.attention.flash_rows import by_flash, flash_gradients, flash_takes
 from headwise.attend.attention.row_statistics import attend_whole, gradients_of
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
-from headwise.attend.core.kernels import as_hosts, kernels_run_on, rows_first
-from headwise.attend.core.operators import calls_are_seen, without_autocast
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.precision import at_least_fp32
 
 
 def attend_with_sinks(

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attend.core.call import Call
-from headwise.attend.core.masked import allowed_keys, masked_logits
 from headwise.borders import flash_on_cpu
+from headwise.numerics.masked import allowed_keys, masked_logits
 
 # torch's own function, saved before a host adapter may replace it.
 fused = F.scaled_dot_product_attention

@@ -21,8 +21,8 @@ from torch import Tensor
 from triton import knobs
 
 from headwise.attend.attention.element_draw import Drawn
-from headwise.attend.core.kernels import as_hosts
 from headwise.attend.core.triton_draws import element_hash, hashed, key_of, signed
+from headwise.numerics.kernels import as_hosts
 
 # The kinds of mask: none, bool, additive.
 NO_MASK, ALLOWED, ADDED = 0, 1, 2

@@ -31,7 +31,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import (
+from headwise.numerics.kernels import as_hosts
+from headwise.numerics.triton_tiles import (
     blocks_of,
     head_of,
     inside,
@@ -43,7 +44,6 @@ from headwise.attend.attention.triton_tiles import (
     spans,
     tile,
 )
-from headwise.attend.core.kernels import as_hosts
 
 # What the kernels' constant EDIT says; backward of STABLE is PLAIN.
 PLAIN, CAP, PAST, BETWEEN, STABLE, PICK = range(6)

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import (
+from headwise.numerics.kernels import plain
+from headwise.numerics.triton_tiles import (
     blocks_of,
     head_of,
     inside,
@@ -29,7 +30,6 @@ from headwise.attend.attention.triton_tiles import (
     spans,
     tile,
 )
-from headwise.attend.core.kernels import plain
 
 # Keys whose largest norm one program finds, and the keys of its tiles.
 CHUNK, ROWS = 1024, 64

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headwise.attend.attention.triton_head_rows import at_rows, rows, strides
-from headwise.attend.attention.triton_tiles import padded
+from headwise.numerics.triton_tiles import padded
 
 
 @triton.jit

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import head_of, inside, mask_tile, padded, place, precision, readable, tile
+from headwise.numerics.triton_tiles import head_of, inside, mask_tile, padded, place, precision, readable, tile
 
 # Programs that fill a large GPU: their registers leave room for one on each multiprocessor.
 PROGRAMS = 132

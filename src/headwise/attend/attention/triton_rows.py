@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import (
+from headwise.numerics.kernels import as_hosts, plain
+from headwise.numerics.triton_tiles import (
     ADDED,
     blocks_of,
     head_of,
@@ -33,7 +34,6 @@ from headwise.attend.attention.triton_tiles import (
     spans,
     tile,
 )
-from headwise.attend.core.kernels import as_hosts, plain
 
 LOG2_E = 1.4426950408889634
 

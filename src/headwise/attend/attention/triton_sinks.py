@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import padded
+from headwise.numerics.triton_tiles import padded
 
 # Of one block; more would not fit the registers.
 ENTRIES = 4096

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headwise.attend.attention.head_rows import normalised_rows
 from headwise.attend.attention.softmax import fused
-from headwise.attend.core.kernels import gradients_again, operator, rows_by_kernel
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.precision import at_least_fp32
 
 # Largest head size of torch's fused kernels.
 FUSED = 256

@@ -11,15 +11,16 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from headwise.attend.core import masked, random_draws
-from headwise.attend.core.kernels import kernels_run_on
-from headwise.attend.core.masked import allowed_keys
+from headwise.attend.core import random_draws
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.packed import Packed
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.recompute import Pass
 from headwise.attend.core.site import Site
 from headwise.borders import constant_in_graphs
+from headwise.numerics import masked
+from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics.masked import allowed_keys
+from headwise.numerics.precision import at_least_fp32
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.kernels import kernels_run_on
 from headwise.borders import modes_see_operators
+from headwise.numerics.kernels import kernels_run_on
 
 # what the kernel sorts, and the least size of a row that is worth its launches
 SORTED = (torch.bfloat16, torch.float16, torch.float32)

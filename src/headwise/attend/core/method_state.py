@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.kernels import capturing
 from headwise.borders import own_modules
+from headwise.numerics.kernels import capturing
 
 # Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
 TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from headwise.attend.core import recompute
 from headwise.attend.core.held_keys import HeldKeys
-from headwise.attend.core.kernels import capturing
 from headwise.attend.core.method import Method
 from headwise.attend.core.random_draws import mix, mixed, next_key
 from headwise.attend.core.recompute import Pass
 from headwise.attend.core.site import Site
 from headwise.borders import outside_transforms
+from headwise.numerics.kernels import capturing
 
 # Braces are doubled because the messages that contain this text are formatted.
 NOT_REENTRANT = (

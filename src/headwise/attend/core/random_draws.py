@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attend.core.kernels import kernels_run_on
 from headwise.borders import modes_see_operators
+from headwise.numerics.kernels import kernels_run_on
 
 # What the draws of a pass follow: a counter of passes, or the state of torch's generator.
 DRAWS = ("counter", "torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import sys
 import types
@@ -11,6 +10,7 @@ import typing
 from typing import Any
 
 from headwise.attend.core.schedule import Schedule, number
+from headwise.files.errors import suggest
 
 
 def declared_types(cls: type) -> dict[str, frozenset[Any]]:
@@ -82,10 +82,3 @@ def _check_number(name: str, value: Any, allowed: frozenset[Any], neutral: Any) 
 def no_setting(owner: str, name: str, known: list[str]) -> str:
     """Return the message that a method has no setting of this name, with the nearest name and all known names."""
     return f"{owner} has no setting {name!r}.{suggest(name, known)} Its settings: {', '.join(known) or 'none'}."
-
-
-def suggest(name: str, known: list[str]) -> str:
-    """Return " Did you mean ...?" with the nearest known name, or an empty string."""
-    lower = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f" Did you mean {lower[near[0]]!r}?" if near else ""

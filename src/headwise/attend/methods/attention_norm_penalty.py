@@ -7,9 +7,9 @@ from torch import Tensor
 
 from headwise.attend.core.call import Call, RowReadings
 from headwise.attend.core.method import Method
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.methods.real_tokens import key_counts, only_real_rows, query_counts
 from headwise.attend.methods.sampled_rows import check_rows, drawn_rows, drawn_times
+from headwise.numerics.precision import at_least_fp32
 
 
 class AttentionNormPenalty(Method):

@@ -13,9 +13,9 @@ from headwise.attend.core import random_draws
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Attend, Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
+from headwise.numerics.precision import at_least_fp32
 
 # Epsilon of the root-mean-square norm, as in the authors' code.
 EPS = 1e-5

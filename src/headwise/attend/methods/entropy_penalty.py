@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.masked import rows_at
 from headwise.attend.core.method import Method
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.methods.sampled_rows import check_rows, drawn_rows, drawn_times
+from headwise.numerics.masked import rows_at
+from headwise.numerics.precision import at_least_fp32
 
 
 class EntropyPenalty(Method):

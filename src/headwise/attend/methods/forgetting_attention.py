@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from headwise.attend.core.call import Call, LogitEdit
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
 from headwise.attend.methods.real_tokens import whole_of
+from headwise.numerics.precision import at_least_fp32
 
 # An fp32 number (24 bits) is the sum of this many bf16 numbers (8 bits).
 TERMS = 3

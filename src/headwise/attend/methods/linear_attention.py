@@ -7,9 +7,9 @@ from torch import Tensor
 
 from headwise.attend.attention.linear import features, linear_attention
 from headwise.attend.core.call import Call
-from headwise.attend.core.masked import visible
 from headwise.attend.core.method import Attend, Method
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.masked import visible
+from headwise.numerics.precision import at_least_fp32
 
 
 class LinearAttention(Method):

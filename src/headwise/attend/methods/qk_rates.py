@@ -14,7 +14,6 @@ from headwise.attend import projections
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
 from headwise.attend.methods.reparametrization import hold, release
 from headwise.attend.projections import ProjectionError, together
@@ -24,6 +23,7 @@ from headwise.attend.projections.latent import Piece, piece_of
 from headwise.attend.projections.latent import pieces as latent_pieces
 from headwise.attend.projections.together import is_plain
 from headwise.borders import copy_all_
+from headwise.numerics.precision import at_least_fp32
 
 # The largest number of elements of stacked weights.
 STACKED = 1 << 26

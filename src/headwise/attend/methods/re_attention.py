@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attend.core import masked
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Attend, Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
+from headwise.numerics import masked
+from headwise.numerics.precision import at_least_fp32
 
 # Epsilon and momentum of the batch norm, as in torch and the authors' code.
 EPS = 1e-5

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
 from headwise.attend.methods.reparametrization import LAYERS, hold, matrices, refusal, release
 from headwise.attend.projections import together
 from headwise.attend.projections.block import Block, overwrite_, whole
 from headwise.attend.projections.latent import MAKES
 from headwise.attend.projections.newton_schulz import cubics
+from headwise.numerics.precision import at_least_fp32
 
 
 class SpectralCap(Method):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.core.site import Site
 from headwise.attend.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
 from headwise.attend.projections import together
@@ -18,6 +17,7 @@ from headwise.attend.projections.block import Block, multiply_, whole
 from headwise.attend.projections.together import Pass, begin, is_plain, taken
 from headwise.attend.projections.weight_rows import RowGroup, computed_together
 from headwise.borders import in_transform
+from headwise.numerics.precision import at_least_fp32
 
 
 class WeightNorm(Method):

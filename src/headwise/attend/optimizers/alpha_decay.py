@@ -11,9 +11,9 @@ from headwise.attend.optimizers.attached import ALPHA, DECAY, Attached, Held, ch
 from headwise.attend.optimizers.cautious_decay import refuse_coupled
 from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of
 from headwise.attend.projections.block import multiply_, whole
-from headwise.attend.projections.heavy_tail import hill_exponent
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import finite_number, is_a
+from headwise.numerics.heavy_tail import hill_exponent
 
 # Keys of a group: the factors of its parameters' parts, and the steps since they were computed.
 FACTORS, AGE = "alpha_factors", "alpha_age"

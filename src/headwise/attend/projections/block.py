@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.projections.adapted import base_of, effective, is_adapted, obstacle, parts, trains
 from headwise.attend.projections.sharded import sharded
+from headwise.numerics.precision import at_least_fp32
 
 Rows = slice | Tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.precision import at_least_fp32
 
 # Exact for matrices whose decomposition takes milliseconds. Larger ones are bidiagonalized until the residual, relative
 # to the singular value, is small: its square bounds the error of the value.

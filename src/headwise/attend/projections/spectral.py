@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.projections.block import Block, multiply_, whole
 from headwise.attend.projections.leading import leading, unit
 from headwise.attend.projections.sharded import sharded
@@ -20,6 +19,7 @@ from headwise.attend.projections.spectral_group import Group, Tiling, dot_of, gr
 from headwise.attend.projections.together import is_plain, plain_original, taken
 from headwise.borders import in_transform
 from headwise.files.errors import LEAVE_OUT
+from headwise.numerics.precision import at_least_fp32
 
 # Vectors are stale if so many power iterations find a sigma that is larger by more than this share.
 LOOKED_AHEAD, STALE = 8, 0.01

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.kernels import kernels_run_on, operator
-from headwise.attend.core.precision import at_least_fp32
 from headwise.attend.projections import together
 from headwise.attend.projections.together import Computed, differentiable, matrix_of, parted, plain_original
 from headwise.borders import version_of
+from headwise.numerics.kernels import kernels_run_on, operator
+from headwise.numerics.precision import at_least_fp32
 
 
 class Member(Protocol):

@@ -14,7 +14,6 @@ from torch import nn
 from headwise.attend import hosts, projections
 from headwise.attend.attention.fitted_layer import FittedLayer, bare_layers, live_layers
 from headwise.attend.core.method import Method
-from headwise.attend.core.settings import suggest
 from headwise.attend.core.shared_state import SharedState
 from headwise.attend.core.site import Site
 from headwise.attend.hosts.layers.declared import Candidate
@@ -22,6 +21,7 @@ from headwise.attend.hosts.layers.refusal import refusal
 from headwise.attend.hosts.sdpa.samples import run_and_learn
 from headwise.attend.projections.capture import feed
 from headwise.attend.regularizing.handle_place import HANDLE
+from headwise.files.errors import suggest
 
 
 def run(model: nn.Module, example: Any) -> Any:

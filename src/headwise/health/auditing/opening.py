@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import Projections, Site, projections, suggest
+from headwise.attend import Projections, Site, projections
 from headwise.files.arguments import is_a
-from headwise.files.errors import CheckpointError
+from headwise.files.errors import CheckpointError, suggest
 from headwise.files.optional_imports import load
 from headwise.files.tensor_files import PICKLE_REMEDY, PICKLED, TensorFiles
 from headwise.health.auditing.checkpoint import Batches, Checkpoint

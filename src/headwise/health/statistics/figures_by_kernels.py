@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.kernels import kernels_run_on
 from headwise.health.statistics.reading import Queries, Reading
+from headwise.numerics.kernels import kernels_run_on
 
 OF_ROWS = ("top", "entropy", "peak", "distance", "centred", "on_text", "roughness", "lse", "descent")
 OF_PAIRS = ("likeness", "crossing")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import directions, norms
+from headwise.numerics.precision import directions, norms
 
 # Convergence is checked after each product on a CPU, and after every PAUSE products on devices that must synchronise.
 WAITING, PAUSE = ("cuda", "xpu", "mps"), 50

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import norms
 from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
+from headwise.numerics.precision import norms
 
 
 class QueryNorm(Statistic):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.attend.core.masked import visible
-from headwise.attend.core.precision import magnitude, norms
 from headwise.health.statistics.tally import Tally
+from headwise.numerics.masked import visible
+from headwise.numerics.precision import magnitude, norms
 
 
 class SiteFacts(NamedTuple):

@@ -11,12 +11,12 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import magnitude
 from headwise.health.statistics.figures_by_kernels import by_kernels
 from headwise.health.statistics.reading import Queries, Reading
 from headwise.health.statistics.scan import FAR, Logits, Memory, SoftmaxBlock, block_size, blocks, precise_dtype
 from headwise.health.statistics.tally import Tally
 from headwise.health.statistics.value_differences import ValueDifferences
+from headwise.numerics.precision import magnitude
 
 # Weights (b,H,r,w), and the logarithm of their unit (b,H,1,1), None for 1.
 Map = tuple[Tensor, Tensor | None]

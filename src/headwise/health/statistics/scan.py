@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from headwise.attend.attention.row_statistics import entropy_of
-from headwise.attend.core.masked import masked_logits
 from headwise.health.statistics.reading import LogitBlock, Queries, Reading
+from headwise.numerics.masked import masked_logits
+from headwise.numerics.precision import entropy_of
 
 # Elements of one block of logits. Long sequences are read in blocks that fit the cache of a core; short samples are
 # joined to larger blocks, because there the number of operators matters more.

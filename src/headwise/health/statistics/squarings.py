@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import at_least_fp32
+from headwise.numerics.precision import at_least_fp32
 
 # Relative error at most 0.3 % for 1,024 columns.
 SQUARINGS = 10

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import (
+from headwise.numerics.masked import MASKED
+from headwise.numerics.triton_tiles import (
     blocks_of,
     head_of,
     mask_tile,
@@ -30,7 +31,6 @@ from headwise.attend.attention.triton_tiles import (
     readable,
     tile,
 )
-from headwise.attend.core.masked import MASKED
 
 # What `figures` writes for each query, in this order.
 WRITTEN = ("top", "entropy", "peak", "distance", "centred", "on_text", "roughness", "lse", "descent")

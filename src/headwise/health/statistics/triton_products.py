@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_tiles import head_of, padded, tile
 from headwise.health.statistics.triton_figures import Rows, rows_at, seen_logits
+from headwise.numerics.triton_tiles import head_of, padded, tile
 
 # Programs: about three for each multiprocessor of a large GPU, each with tiles of its own.
 PROGRAMS = 396

@@ -7,9 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import directions, magnitude
 from headwise.health.statistics.reading import Queries, Reading
 from headwise.health.statistics.scan import FAR, Logits, SoftmaxBlock, block_size
+from headwise.numerics.precision import directions, magnitude
 
 
 class ValueDifferences:

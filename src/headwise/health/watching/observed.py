@@ -9,9 +9,9 @@ from torch import Tensor
 
 from headwise.attend import Call, Method
 from headwise.attend.attention.softmax import logits as logits_of
-from headwise.attend.core.masked import MASKED
 from headwise.health.statistics import Reading
 from headwise.health.statistics.reading import LogitBlock
+from headwise.numerics.masked import MASKED
 
 
 def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, real: Tensor | None = None) -> Reading:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
 from headwise.health.health_records import Alert, Line, Record, alerts_among, figures_among, flat
 

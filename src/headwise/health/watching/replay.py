@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend import OptimizerSteps, Regularized, handle, suggest
+from headwise.attend import OptimizerSteps, Regularized, handle
+from headwise.files.errors import suggest
 from headwise.health.health_records import Alert, Record
 from headwise.health.watching.losses import LOSS_SPIKE
 from headwise.health.watching.replay_file import random_left_alone, read_replay, set_random_state

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import Call, ProjectionError, Projections, Site, projections, suggest
-from headwise.attend.core.precision import at_least_fp32, magnitude
+from headwise.attend import Call, ProjectionError, Projections, Site, projections
 from headwise.attend.projections.adapted import effective, is_adapted, obstacle
 from headwise.attend.projections.block import Block
 from headwise.attend.projections.leaves import Leaf, leaves, still
 from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution
+from headwise.files.errors import suggest
 from headwise.health.statistics import STATISTICS, lanczos
 from headwise.health.statistics.entropy import largest_eigenvalue
 from headwise.health.statistics.squarings import largest_product
@@ -27,6 +27,7 @@ from headwise.health.statistics.weights import (
     weight_reading,
     weight_reasons,
 )
+from headwise.numerics.precision import at_least_fp32, magnitude
 
 # The statistic of activations that also needs the query and key weights.
 FLOOR = "entropy_floor_spectral"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.lab.comparing.claim_check import canonical_claims, canonical_premises
 from headwise.lab.comparing.comparison import Started
 from headwise.lab.comparing.request import Request, Studies

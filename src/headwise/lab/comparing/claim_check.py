@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.study import Study, read_sweep
 from headwise.lab.experiments.task import Task

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.attend import suggest
 from headwise.files.arguments import is_a, is_path
+from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
 from headwise.health import Thresholds
 from headwise.health.watching.logged import GRADIENT, JUDGED, LOSS, OWN, LoggedRun, judged

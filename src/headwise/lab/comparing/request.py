@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.lab.engines.slurm_options import read_slurm_options
 from headwise_verdict.files.errors import StudyError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.lab.experiments.arm_settings import Timed, cut, is_timed, read_settings, read_timed, split, write_setting
 from headwise.lab.experiments.configuration import BASELINE, SAME
 from headwise.lab.experiments.subject import Subject

@@ -15,8 +15,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from headwise.attend import suggest
 from headwise.attend.core.schedule import ByDepth, Ramp, Schedule, VShape
+from headwise.files.errors import suggest
 from headwise.lab.experiments.subject import Subject
 from headwise_verdict.files.errors import StudyError
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headwise.attend import suggest
 from headwise.files.entry_points import entry_points
+from headwise.files.errors import suggest
 from headwise.lab.experiments.subject import Subject, checkpoint_files
 from headwise.lab.experiments.task import Task
 from headwise_verdict.files.errors import StudyError

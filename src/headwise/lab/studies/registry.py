@@ -126,7 +126,7 @@ def _about_method(name: str, entries: dict[str, Any]) -> str:
     method = next((entry for key, entry in entries.items() if key.lower() == wanted), None)
     if method is None:
         # imported here because it imports difflib, which is rarely needed
-        from headwise.attend import suggest
+        from headwise.files.errors import suggest
 
         raise StudyError(f"there is no method {name!r}.{suggest(name, list(entries))} `headwise methods` lists them.")
     aim = f"\n\nFor: {', '.join(method['for'])}." if method["for"] else ""

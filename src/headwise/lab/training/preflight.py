@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from torch import nn
 
-from headwise.attend import suggest
+from headwise.files.errors import suggest
 from headwise.lab.experiments.evaluation import Batch, Evaluation, Metric
 from headwise.lab.experiments.subject import Phase
 from headwise.lab.experiments.task import Task

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attend.attention.softmax import fused
-from headwise.attend.core.masked import hide_other_regions, visible
 from headwise.attend.hosts.sdpa.open_sites import serving
 from headwise.attend.hosts.sdpa.shape import SERVED, Limited, Shape, broadcast, samples_of, with_causality
 from headwise.attend.projections import stand_ins
+from headwise.numerics.masked import hide_other_regions, visible
 
 
 def newest_last(

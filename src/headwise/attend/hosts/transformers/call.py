@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import logits, normalize
 from headwise.attend.core.call import Call
-from headwise.attend.core.masked import hide_other_regions
 from headwise.attend.core.method import touches_call
 from headwise.attend.core.packed import Packed
 from headwise.attend.hosts.layers.declared import names_used
@@ -20,6 +19,7 @@ from headwise.attend.hosts.transformers.masks import is_block_mask, matrix_of, n
 from headwise.attend.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
 from headwise.borders import collected_outputs
 from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
+from headwise.numerics.masked import hide_other_regions
 
 # Keywords that models pass to each layer and that neither the eager nor the sdpa function reads: bookkeeping of
 # caches, outputs and losses, and arguments already applied to queries, keys and masks.

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core.forward import Running, paddings
-from headwise.attend.core.masked import visible
 from headwise.attend.core.packed import Packed, order
 from headwise.attend.core.recompute import in_backward
 from headwise.attend.hosts.transformers.routed import FLEX, PLAIN, Routed
 from headwise.files.errors import LEAVE_OUT
+from headwise.numerics.masked import visible
 
 
 def newest_last(

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import magnitude
+from headwise.numerics.precision import magnitude
 
 
 @dataclass(frozen=True, eq=False)

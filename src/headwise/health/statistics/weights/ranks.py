@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from headwise.attend.core.precision import norms
-from headwise.attend.projections.heavy_tail import hill_exponent
 from headwise.health.statistics.weights.product import Product, WeightStatistic, singular_values, unbalanced
+from headwise.numerics.heavy_tail import hill_exponent
+from headwise.numerics.precision import norms
 
 
 class SpectralNorm(WeightStatistic):

@@ -63,3 +63,12 @@ def directions(x: Tensor) -> Tensor:
     """Return the unit vectors along x over its last dimension, in the precision of `norms`; zeros for zeros."""
     size = norms(x)[..., None]
     return at_least_fp32(x) / torch.where(size == 0, 1.0, size)
+
+
+def entropy_of(log_total: Tensor, fall: Tensor, total: Tensor) -> Tensor:
+    """Return the entropy of softmax rows in nats, H = log Z - sum(e D) / Z, computed in place.
+
+    This form stays accurate when the entropy is close to 0. With D = s - max(s) and e = exp(D) of each row, `log_total`
+    is log Z, `fall` is sum(e D), and `total` is Z = sum(e).
+    """
+    return log_total.sub_(fall.div_(total))
