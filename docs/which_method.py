@@ -1,13 +1,9 @@
-"""Write docs/wide_league.md, the table of the first edition of the league, from the kept tables in docs/league.
+"""Write docs/wide_league.md, the table of the first edition of the league, from what docs/league keeps of it.
 
-python docs/which_method.py --keep results/league/recall results/league/words
-                                                    add these worlds to the kept ones, or replace them
-python docs/which_method.py --archive results/league/images
-                                                    keep the runs of a world that is not finished
 python docs/which_method.py                         write the page
 python docs/which_method.py --check                 check whether it is current
-python docs/which_method.py --restore results/league
-                                                    write what is kept of every world, so that the league resumes
+
+What ran it is gone; the definitions of its entries and worlds, its tables and the archives of its runs are kept.
 """
 
 from __future__ import annotations
@@ -16,37 +12,19 @@ import argparse
 import csv
 import json
 import re
-import shutil
 import statistics
-import tarfile
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import Any
 
-from headwise_papers.league.files import World, read_worlds
-from headwise_papers.league.follow_up_page import estimate
-from headwise_papers.league.gains import Estimate
-from headwise_papers.league.page import write
-from headwise_papers.league.tables import ENDS
-from headwise_papers.league.world_file import Contents, contents_of
-from headwise_papers.league.world_folder import FILE, FRESH, PAIRS, STEP_TIMES
-from headwise_papers.league.world_folder import write as write_record
-
-from headwise_verdict.files.ownership import REPORT, STUDY, claim
-from headwise_verdict.pages.formats import Unit, unit_named
+from headwise_verdict.pages.formats import MINUS, Unit, unit_named
 from headwise_verdict.results.answer import count
-from headwise_verdict.results.records import StudyRecord
 
 DOCS = Path(__file__).resolve().parent
-# the folder of the worlds' definitions
-OF_PAPERS = Path(str(resources.files("headwise_papers"))) / "league"
 KEPT, PAGE = DOCS / "league", DOCS / "wide_league.md"
-# the records of all runs of a world, packed
-RUNS = KEPT / "runs"
 TABLES = ("league", "runs", "trials", "aggregate", "left_out", "without", "fresh", "fresh_cells", "fresh_runs", "pairs")
-# subfolders of a world with archives of their own
-PARTS = FRESH, PAIRS
 # smallest share of errors of a world's plain model; with fewer errors, no entry can be shown to help
 NO_ROOM = 0.01
 # number of entries whose gains are shown without each world
@@ -80,16 +58,12 @@ class Row:
 
 @dataclass(frozen=True)
 class League:
-    """The kept tables, the definitions of all worlds, and the contents of those that were run."""
+    """The kept tables, and of each world its definition and what was recorded of its runs, by name."""
 
-    worlds: dict[str, World]
     tables: dict[str, list[Row]]
-    contents: dict[str, Contents]
-
-    @property
-    def studies(self) -> dict[str, StudyRecord]:
-        """Return the study of each world."""
-        return {name: one.study.study for name, one in self.contents.items()}
+    # title, symptom and reason of each world
+    worlds: dict[str, dict[str, Any]]
+    records: dict[str, Mapping[str, Any]]
 
     @property
     def run(self) -> list[str]:
@@ -103,8 +77,8 @@ class League:
     def unit(self, world: str) -> tuple[Unit, bool, str]:
         """Return the unit of the primary outcome, whether higher is better, and its label."""
         name = next(row["outcome"] for row in self.of(world) if row["outcome"]).rpartition("/")[2]
-        metric = next(one for one in self.worlds[world].built().all_metrics() if one.name == name)
-        return unit_named(metric.unit), metric.higher_is_better is not False, metric.label
+        metric = next(one for one in self.records[world]["study"]["metrics"] if one["name"] == name)
+        return unit_named(metric["unit"]), metric["higher_is_better"] is not False, metric["label"]
 
     def better(self, world: str, kinds: tuple[str, ...] = ("method",)) -> list[Row]:
         """Return the entries that are better than the plain model in a world, by falling gain."""
@@ -119,88 +93,21 @@ def read(kept: Path = KEPT) -> League:
         path = kept / f"{name}.csv"
         rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else []
         tables[name] = [Row(row) for row in rows]
-    contents = {path.stem: contents_of(path) for path in sorted(kept.glob("*.json"))}
-    return League(read_worlds([OF_PAPERS]), tables, contents)
-
-
-def keep(folders: list[Path]) -> None:
-    """Write the files, tables and figures of the kept worlds and of these, which replace kept ones of the same name.
-
-    Nothing that is kept changes if a world cannot be read or is not one of headwise-papers.
-    """
-    paths = {path.stem: path for path in KEPT.glob("*.json")}
-    paths |= {contents_of(folder).record.world: folder for folder in folders}
-    known = list(read_worlds([OF_PAPERS]))
-    for name in paths:
-        if name not in known:
-            raise SystemExit(f"{name} is not a world of headwise-papers. Give some of {', '.join(known)}.")
-    with TemporaryDirectory() as scratch:
-        new = Path(scratch)
-        league_page, _ = write([paths[name] for name in known if name in paths], new)
-        league_page.unlink()
-        for old in KEPT.glob("*.*"):
-            old.unlink()
-        for path in new.iterdir():
-            shutil.copy(path, KEPT)
-    archive([path if path.is_dir() else path.with_suffix("") for path in folders])
-
-
-def archive(folders: list[Path]) -> None:
-    """Pack the records of worlds' runs, without weights: an archive of each world, of its fresh seeds, of its pairs.
-
-    What a folder does not contain keeps its archive.
-    """
-    RUNS.mkdir(exist_ok=True)
-    for folder in folders:
-        for name in ("", *PARTS):
-            part, suffix = folder / name, name and f"-{name}"
-            if not (part / FILE).is_file():
-                continue
-            world = json.loads((part / FILE).read_text(encoding="utf-8"))["world"]
-            with tarfile.open(RUNS / f"{world}{suffix}.tar.xz", "w:xz") as packed:
-                for path in sorted(part.rglob("*")):
-                    of_another = not name and path.relative_to(part).parts[0] in PARTS
-                    if path.suffix in (".json", ".jsonl", ".journal") and not of_another:
-                        packed.add(path, f"{world}/{path.relative_to(folder)}")
-
-
-def restore(out: Path) -> None:
-    """Unpack the archived worlds into folders of a league, so that `headwise league --run` resumes them.
-
-    For a world without an archive only the searches are written: its final runs are trained again if they are needed.
-    """
-    records = {path.stem: contents_of(path).record for path in KEPT.glob("*.json")}
-    archives = {path.name.removesuffix(".tar.xz"): path for path in RUNS.glob("*.tar.xz")}
-    worlds = sorted({*records, *archives} - {f"{name}-{part}" for name in records for part in PARTS})
-    for world in worlds:
-        if (out / world).exists():
-            raise SystemExit(f"{out / world} exists. Choose another folder, or delete it.")
-    claim(out, worlds)
-    for world in worlds:
-        claim(out / world, (FILE, STEP_TIMES, *PARTS, *STUDY, *REPORT))
-        for part in PARTS:
-            if f"{world}-{part}" in archives:
-                claim(out / world / part, (FILE, STEP_TIMES, *STUDY, *REPORT))
-        if world in archives:
-            with tarfile.open(archives[world]) as packed:
-                packed.extractall(out, filter="data")
-        else:
-            write_record(out / world, records[world])
-        for part in PARTS:
-            if f"{world}-{part}" in archives:
-                with tarfile.open(archives[f"{world}-{part}"]) as packed:
-                    packed.extractall(out, filter="data")
-        print(out / world)
+    worlds = {
+        path.stem.replace("_", "-"): tomllib.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((kept / "worlds").glob("*.toml"))
+    }
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(kept.glob("*.json"))}
+    return League(tables, worlds, records)
 
 
 def page(league: League) -> str:
     """Return the page."""
-    done, open_ones = league.run, [name for name in league.worlds if name not in league.run]
-    parts = ["# The wide league: a table without advice", DATED, _lead(league), _no_winner(league)]
-    if open_ones:
-        names = ", ".join(league.worlds[name].title for name in open_ones)
-        parts.append(f"**Run so far: {len(done)} of {count(len(league.worlds), 'world')}.** Not run yet: {names}.")
-    parts += [
+    parts = [
+        "# The wide league: a table without advice",
+        DATED,
+        _lead(league),
+        _no_winner(league),
         "## All entries in all worlds",
         "<details>\n<summary>The picture: every entry in every world</summary>",
         "![Gain of every entry in every world; a glyph in each cell gives the verdict](league/gains.svg)",
@@ -219,7 +126,7 @@ def page(league: League) -> str:
             ],
         ),
         "## World by world",
-        *[part for world in done for part in _world(league, world)],
+        *[part for world in league.run for part in _world(league, world)],
         "## Again on other seeds, and in pairs",
         *_fresh(league),
         *_pairs(league),
@@ -273,13 +180,13 @@ def _world(league: League, world: str) -> list[str]:
     lines += [f"| {' | '.join(map(_clean, (_named(row), *result(row, unit))))} |" for row in rows]
     direction = "higher is better" if higher else "lower is better"
     return [
-        f"### {definition.title}",
-        f"The plain model suffers from {definition.symptom}. {definition.reason} Outcome: {label} ({direction}). "
+        f"### {definition['title']}",
+        f"The plain model suffers from {definition['symptom']}. {definition['reason']} Outcome: {label} ({direction}). "
         + _of_plain(league, world),
         *_folded(
-            f"All entries in {definition.title}",
+            f"All entries in {definition['title']}",
             [
-                f"![Differences of all entries in {definition.title}](league/forest-{world}.svg)",
+                f"![Differences of all entries in {definition['title']}](league/forest-{world}.svg)",
                 "\n".join(lines),
                 *_others(league, world),
             ],
@@ -421,7 +328,7 @@ def _without(league: League) -> str:
     lines += [f"|---|---:|{'---:|' * len(worlds)}"]
     for row in league.tables["aggregate"][:HIGHEST]:
         gains = [row.number("gain"), *(by_name[row["entry"]].number(f"without {name}") for name in worlds)]
-        lines.append(f"| {row['entry']} | {' | '.join(estimate(Estimate(gain)) for gain in gains)} |")
+        lines.append(f"| {row['entry']} | {' | '.join(_estimate(gain) for gain in gains)} |")
     return "\n".join(lines)
 
 
@@ -506,8 +413,8 @@ def _added_up(rows: list[Row]) -> str:
 
 
 def _limits(league: League) -> list[str]:
-    machines = sorted({(study.hardware or {})["processor"] for study in league.studies.values()})
-    versions = next(iter(league.studies.values())).versions or {}
+    studies = [one["study"] for one in league.records.values()]
+    machines, versions = sorted({study["hardware"]["processor"] for study in studies}), studies[0]["versions"]
     return [
         "- These models have 2 to 12 layers and fewer than a million weights, and a run takes seconds. They do "
         "not cover failures that occur only in large models or after many steps.\n"
@@ -540,7 +447,7 @@ def _close_searches(league: League) -> str:
 
 def _untimed(league: League) -> str:
     """Return the sentence on worlds whose steps were not timed next to the plain model's; all others were."""
-    titles = ", ".join(_title(league, name) for name in league.run if not league.contents[name].step_times)
+    titles = ", ".join(_title(league, name) for name in league.run if not league.records[name]["step_times"])
     alternating = "They alternate with the plain model"
     return f"{alternating}, except in {titles}: the shortest of the seeds." if titles else f"{alternating}."
 
@@ -553,11 +460,19 @@ def difference_of(row: Row, unit: Unit) -> str:
 
 
 def _ends(row: Row, name: str) -> str:
-    return estimate(Estimate(*(row.number(f"{name}{end}") for end in ENDS)))
+    return _estimate(*(row.number(f"{name}{end}") for end in ("", "_low", "_high")))
+
+
+def _estimate(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Return a figure with its interval as text; "" without a value."""
+    if value is None:
+        return ""
+    figure, *ends = (f"{one:.2f}".replace("-", MINUS) for one in (value, low, high) if one is not None)
+    return f"{figure} [{', '.join(ends)}]" if len(ends) == 2 else figure
 
 
 def _title(league: League, world: str) -> str:
-    return league.worlds[world].title if world in league.worlds else world
+    return str(league.worlds[world]["title"]) if world in league.worlds else world
 
 
 def _clean(text: str) -> str:
@@ -565,20 +480,10 @@ def _clean(text: str) -> str:
 
 
 def main() -> int:
-    """Keep tables, write the page, or check it."""
+    """Write the page, or check it."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    reader.add_argument("--keep", type=Path, nargs="+", metavar="WORLD")
-    reader.add_argument("--archive", type=Path, nargs="+", metavar="WORLD")
-    reader.add_argument("--restore", type=Path, metavar="OUT")
     reader.add_argument("--check", action="store_true")
     options = reader.parse_args()
-    if options.archive or options.restore:
-        archive(options.archive or [])
-        if options.restore:
-            restore(options.restore)
-        return 0
-    if options.keep:
-        keep(options.keep)
     league = read()
     wanted = page(league)
     if options.check:

@@ -92,7 +92,7 @@ def _of_league(name: str, kept: Path) -> list[list[str]]:
     found = []
     for world in league.run:
         unit, higher, label = league.unit(world)
-        title = f"{league.worlds[world].title}: {label} ({'higher' if higher else 'lower'} is better)"
+        title = f"{league.worlds[world]['title']}: {label} ({'higher' if higher else 'lower'} is better)"
         found += [[title, *result(row, unit)] for row in league.of(world) if re.search(rf"\b{name}\(", row["arm"])]
     return found
 

@@ -64,8 +64,7 @@ OPTIONS = {
     "--out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --json --out --outcome --seed-column --settings",
-    "league": "--again --budget --data --device --engine --entries --fresh --help --jobs --json --out --pairs --plan "
-    "--ray-address --run --seeds --slurm --source --time --trials --worlds",
+    "league": "--data --device --help --json --minutes --out --page --plan --premises --source --worlds",
     "methods": "--for --help",
     "studies": "--help --minutes --source",
     "alarms": "--help --json --map --run --step",

@@ -45,13 +45,7 @@ def study(out):
 
 
 def league(out):
-    from league.leagues import finished_world
-
-    world = out.parent / "dots"
-    if not world.exists():
-        figures = {"plain": [0.5, 0.6, 0.55], "drop": [0.6, 0.7, 0.62]}
-        finished_world(world, "dots", figures, kinds={"plain": "plain"})
-    command("league", world, "--out", out)
+    command("league", "--page", "--out", out)
 
 
 def ledger_of_a_world(out):

@@ -1,5 +1,6 @@
 """`--json`: standard output is one object that its shipped schema describes, and all else is on standard error."""
 
+import csv
 import json
 import os
 import re
@@ -119,8 +120,8 @@ def test_a_table_of_numbers_is_answered_as_a_study(tmp_path):
         (("report", "nowhere", "--json"), 1, "error: "),
         (("compare", "no-such-study", "--json"), 1, "there is no study 'no-such-study'"),
         (("compare", "--json", "--plan"), 1, "--plan trains nothing"),
-        (("league", "--json", "--plan"), 1, "--plan runs nothing"),
-        (("league", "--json", "--out", "nowhere"), 1, "contains no world of a league"),
+        (("league", "--json", "--plan", "--page"), 1, "give one of the three"),
+        (("league", "--json", "--worlds", "short-pair"), 1, "Did you mean 'short-pairs'?"),
         (("compare", "--jsn"), 2, "No such option"),
     ],
 )
@@ -166,27 +167,24 @@ def test_what_child_processes_print_is_no_part_of_the_object(tmp_path):
     assert all(text in done.stderr for text in ("ours", "of a child", "of C"))
 
 
-def test_a_league_prints_its_verdicts(tmp_path):
-    sys.path.insert(0, str(ROOT / "tests" / "league"))
-    try:
-        from leagues import finished_world
-    finally:
-        sys.path.pop(0)
-    kinds = {"plain": "plain", "good": "method", "smaller": "control"}
-    plain = [0.5 + seed / 100 for seed in range(8)]
-    for name in ("one", "two"):
-        good = [value + 0.1 + seed / 1000 for seed, value in enumerate(plain)]
-        smaller = [value + 0.01 * (-1) ** seed for seed, value in enumerate(plain)]
-        finished_world(tmp_path / name, name, {"plain": plain, "good": good, "smaller": smaller}, kinds=kinds)
-    done = headwise("league", tmp_path / "one", tmp_path / "two", "--out", tmp_path / "out", "--json")
+def test_a_league_prints_how_far_its_worlds_are_and_their_tables():
+    kept = ROOT / "docs" / "league" / "second"
+    done = headwise("league", "--plan", "--worlds", "short-pairs,few-cells", "--out", kept, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert done.stdout.count("\n") == 1 and problems(answer) == []
-    assert answer["worlds"] == ["one", "two"] and answer["complete"] is None
-    entries = {entry["entry"]: entry for entry in answer["entries"]}
-    assert entries["good"]["better_in"] == 2 and entries["good"]["gain"]["low"] > 0 and entries["good"]["fresh"] is None
-    verdicts = {(cell["world"], cell["entry"]): cell["verdict"] for cell in answer["cells"]}
-    assert verdicts["one", "good"] == "better" and verdicts["two", "smaller"] == "no evidence"
+    assert done.stdout.count("\n") == 1 and problems(answer) == [] and "short-pairs: complete" in done.stderr
+    assert {one["world"]: one["state"] for one in answer["worlds"]} == {
+        "short-pairs": "complete",
+        "few-cells": "not run",
+    }
+    assert answer["complete"] is False and answer["page"] is None
+    with (kept / "gains.csv").open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["world"] == "short-pairs"]
+    assert [one["contestant"] for one in answer["gains"]] == [row["contestant"] for row in rows]
+    for one, row in zip(answer["gains"], rows, strict=True):
+        assert one["mean"] == pytest.approx(float(row["mean"]))
+        assert one["control_low"] == pytest.approx(float(row["control_low"])) if row["control_low"] else True
+        assert row["control_low"] or one["control_low"] is None
 
 
 def test_every_command_is_on_the_page_of_exit_codes_with_its_schema():

@@ -1,1 +1,1 @@
-"""The league of the literature: files of its entries and worlds, and the tasks of the worlds."""
+"""The league: methods and controls in small worlds, tuned by one search; what carries over from world to world."""

@@ -1,40 +1,77 @@
-"""The command of the league: runs what is missing of its small worlds, one after another; stop it at any moment.
-
-python -m headwise_papers.league.contest_command --out results/league --data DATA            run all that is missing
-python -m headwise_papers.league.contest_command --out results/league --worlds short-pairs   some worlds alone
-python -m headwise_papers.league.contest_command --out results/league --plan                 what is missing, in minutes
-"""
+"""What `headwise league` does: run what is missing of the small worlds, plan it, or write the page of its runs."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headwise.files.errors import suggest
+from headwise.files.entry_points import entry_points
+from headwise.files.json_output import json_alone
+from headwise.lab.comparing.choosing import choose_device
+from headwise.lab.files.stops import raise_on_stops, stop_code, stopped_line
 from headwise_papers.league.contest import Contest, carry_out
-from headwise_papers.league.contest_files import Contestant, SmallWorld, read_contestants, read_small_worlds
-from headwise_papers.league.files import installed_folders
+from headwise_papers.league.contest_files import (
+    ARMS,
+    WORLDS,
+    Contestant,
+    SmallWorld,
+    read_contestants,
+    read_small_worlds,
+)
+from headwise_papers.league.contest_page import page
+from headwise_papers.league.json_answer import league_of
 from headwise_papers.league.rate_search import FINAL
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.durable import write_bytes
+from headwise_verdict.files.errors import StudyError, explain, suggest
+from headwise_verdict.files.ownership import claim
 
+PAGE = "league.md"
 _HOLDS = {True: "holds", False: "does not hold"}
 
 
-def folders_with(sources: Sequence[Path]) -> list[Path]:
-    """Return the folders with contestants and worlds: those of installed packages, and the user's own."""
-    return [*installed_folders(), *sources]
+@dataclass(frozen=True)
+class LeagueRequest:
+    """The options of one call of `headwise league`."""
+
+    out: Path
+    worlds: tuple[str, ...] = ()
+    # the user's own folders, in addition to those of installed packages
+    sources: tuple[Path, ...] = ()
+    plan: bool = False
+    only_premises: bool = False
+    page: bool = False
+    minutes: float = float("inf")
+    device: str = "cpu"
+    data: Path | None = None
+    as_json: bool = False
 
 
-def picked(worlds: dict[str, SmallWorld], names: str) -> dict[str, SmallWorld]:
-    """Return the worlds of a list of names separated by commas, in its order; all for ""; raise for an unknown one."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()] or list(worlds)
-    for name in wanted:
-        if name not in worlds:
-            raise StudyError(f"there is no world {name!r}.{suggest(name, list(worlds))} Known: {', '.join(worlds)}.")
-    return {name: worlds[name] for name in wanted}
+def run(request: LeagueRequest) -> None:
+    """Execute a request; exit with 1 if a world could not be run, with 130 or 143 if stopped.
+
+    Raises:
+        StudyError: for options that exclude each other, an unknown world or device, and an invalid file.
+    """
+    if sum((request.plan, request.page, request.only_premises)) > 1:
+        raise StudyError("--plan and --page run nothing, and --premises runs: give one of the three.")
+    device = choose_device(request.device)
+    contestants, worlds = _read(request)
+    failed = False
+    with json_alone(request.as_json) as show:
+        if not (request.plan or request.page):
+            failed = _run_worlds(request, contestants, worlds, device)
+        contests = [Contest.kept(world, contestants, request.out / name) for name, world in worlds.items()]
+        if request.plan:
+            print("\n".join(map(plan_line, contests)))
+        written = _write_page(contests, request.out) if request.page else None
+        show(league_of(contests, written))
+    if failed:
+        sys.exit(1)
 
 
 def plan_line(contest: Contest) -> str:
@@ -53,46 +90,71 @@ def most_runs(contestants: Mapping[str, Contestant]) -> int:
     return searches + 12 + 2 * 17 + 5 * len(FINAL)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run or plan the missing runs of worlds, one after another, until the minutes are spent."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("results") / "league")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--worlds", default="", help="names, separated by commas; all")
-    parser.add_argument("--source", type=Path, action="append", default=[], help="your folder with arms, small_worlds")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after them")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--premises", action="store_true", help="stop each world once its premises are known")
-    parser.add_argument("--plan", action="store_true")
-    options = parser.parse_args(arguments)
-    folders, end = folders_with(options.source), time.monotonic() + 60 * options.minutes
+def _read(request: LeagueRequest) -> tuple[dict[str, Contestant], dict[str, SmallWorld]]:
+    """Return all contestants, and the requested worlds: of installed packages, and of the user's own folders."""
+    for folder in request.sources:
+        if not any((folder / part).is_dir() for part in (ARMS, WORLDS)):
+            raise StudyError(
+                f"--source {folder} contains neither {ARMS}/ nor {WORLDS}/. Give the folder that contains them."
+            )
+    packages = [importlib.import_module(point.value) for point in entry_points("headwise.leagues").values()]
+    folders = [*(Path(place) for package in packages for place in package.__path__), *request.sources]
+    contestants, known = read_contestants(folders), read_small_worlds(folders)
+    for name in request.worlds:
+        if name not in known:
+            raise StudyError(f"there is no world {name!r}.{suggest(name, list(known))} Known: {', '.join(known)}.")
+    return contestants, {name: known[name] for name in request.worlds or known}
+
+
+def _run_worlds(
+    request: LeagueRequest, contestants: Mapping[str, Contestant], worlds: Mapping[str, SmallWorld], device: str
+) -> bool:
+    """Run the missing runs of worlds, one after another, until the minutes are spent; return whether one could not."""
+    end, failed = time.monotonic() + 60 * request.minutes, False
     try:
-        contestants, worlds = read_contestants(folders), picked(read_small_worlds(folders), options.worlds)
-    except StudyError as error:
-        parser.error(str(error))
+        with raise_on_stops():
+            for name, world in worlds.items():
+                try:
+                    _run_world(request, contestants, world, device, end)
+                except (StudyError, OSError) as error:
+                    failed = True
+                    told = explain(error, request.out / name) if isinstance(error, OSError) else error
+                    print(f"error: {name}: {told}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as stop:
+        print(stopped_line(request.out), file=sys.stderr)
+        sys.exit(stop_code(stop))
+    return failed
 
-    def tell(text: str) -> None:
-        print(time.strftime("%H:%M:%S"), text, flush=True)
 
-    data = options.data.resolve() if options.data else None
-    for name, world in worlds.items():
-        try:
-            if options.plan:
-                print(plan_line(Contest.kept(world, contestants, options.out / name)))
-                continue
-            world.built(data).prepare(tell)
-            contest = Contest.of(world, contestants, options.out / name, data)
-            is_over = partial(_is_over, contest, end, only_premises=options.premises)
-            carry_out(contest, data, tell, is_over, options.device)
-            for one in contest.premises():
-                tell(f"{name}: {one.name}: {one.says}: {one.figure:.3f}, {one.level:.3f}, {_HOLDS[one.holds]}")
-        except StudyError as error:
-            tell(f"{name}: {error}")
+def _run_world(
+    request: LeagueRequest, contestants: Mapping[str, Contestant], world: SmallWorld, device: str, end: float
+) -> None:
+    world.built(request.data).prepare(_say)
+    contest = Contest.of(world, contestants, request.out / world.name, request.data)
+    is_over = partial(_is_over, contest, end, only_premises=request.only_premises)
+    carry_out(contest, request.data, _say, is_over, device)
+    for one in contest.premises():
+        _say(f"{world.name}: {one.name}: {one.says}: {one.figure:.3f}, {one.level:.3f}, {_HOLDS[one.holds]}")
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 def _is_over(contest: Contest, end: float, *, only_premises: bool) -> bool:
     return time.monotonic() > end or (only_premises and bool(contest.premises()))
 
 
+def _write_page(contests: list[Contest], out: Path) -> Path:
+    claim(out, (PAGE,), shared=True)
+    write_bytes(out / PAGE, f"# The league\n\n{page(contests)}\n".encode())
+    print(f"page: {out / PAGE}")
+    return out / PAGE
+
+
 if __name__ == "__main__":
-    main()
+    import typer
+
+    from headwise_papers.league.cli import league
+
+    typer.run(league)
