@@ -16,18 +16,30 @@ from headwise.numerics.precision import at_least_fp32
 def exponentials(v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return exp(v - m + high_of(dtype)) and m (B, H, 1, D), the largest value of each channel, in the dtype of v.
 
-    Exponents are those of the normal numbers of the dtype.
+    Exponents go from `low_of` to `high_of` the dtype.
 
     Args:
         v: (B, H, N, D).
         seen: which keys count for m, bool (B|1, H|1, N), or None for all.
     """
-    low, high = math.log(torch.finfo(v.dtype).tiny), high_of(v.dtype)
+    low, high = low_of(v.dtype), high_of(v.dtype)
     with torch.no_grad():
         m = (v if seen is None else v.masked_fill(~seen.unsqueeze(-1), -math.inf)).amax(2, keepdim=True)
     if v.shape[-1] <= LARGEST and rows_by_kernel(v):
         return _Exponential.apply(v, m, low, high), m  # type: ignore[no-untyped-call]  # torch's own is untyped
     return _exponential(v, m, low, high), m
+
+
+# Of a row with weights A and o = Σ A_j e_j, the gradient of A_j is g·e_j / o, up to g·exp(range of exponents), and that
+# of its logit is A_j times this. Over the whole range of the normal numbers, exp(87) in fp32, the first overflows where
+# the second is at most g, and a weight that underflows makes nan of it. Over 0.7 of it, exp(61), g may be 1e11, and a
+# weight that underflows would have given the logit no more than g·exp(61 - 87).
+SPAN = 0.7
+
+
+def low_of(dtype: torch.dtype) -> float:
+    """Return the exponent of the smallest value: in fp16, whose range has none to spare, that of its normal numbers."""
+    return math.log(torch.finfo(dtype).tiny) * (1.0 if dtype == torch.float16 else SPAN)
 
 
 def high_of(dtype: torch.dtype) -> float:

@@ -19,9 +19,11 @@ class LASER(Method):
     log(A·exp(v - m)) + m in training and evaluation, with m the largest value of each channel over the keys that any
     query may see, without a gradient. The logarithm passes larger gradients through small weights than a mean does.
     Only values and outputs change, so that it runs around every kernel, and other methods see plain values and
-    outputs. A value counts as at least m - 87 (in fp16 m - 19). In bf16 exponentials have 8 bits, so that outputs
-    are off by some 0.004 whatever their size. The output of a query without keys, or whose weights are all dropped,
-    is 0. Sinks, whose weight has no value, are refused, and so are methods that make weights negative.
+    outputs. A value counts as at least m - 61 (in fp16 m - 19). This keeps the gradients of queries and keys finite
+    however far apart logits are; in fp16, whose range is too small for it, they may overflow. In bf16 exponentials have
+    8 bits, so that outputs are off by some 0.004 whatever their size. The output of a query without keys, or whose
+    weights are all dropped, is 0. Sinks, whose weight has no value, are refused, and so are methods that make weights
+    negative.
     """
 
     no_neutral = "a logarithm of a mean of exponentials is the mean only where values are equal"
