@@ -87,7 +87,7 @@ def cases():
                 return of._without_own(o, v, gain, 0.7, gate == 2, 1e-12)
 
             def kernel(o, v, gain=None):
-                return of._WithoutOwn.apply(o, v, gain, *strength, gate, 1e-12)
+                return of._without_own_by_kernel(o, v, gain, *strength, gate, 1e-12)
 
             return given, form, kernel
 
@@ -95,7 +95,7 @@ def cases():
 
     def mix(x):
         given = [x.rows(), x.rows(), x.gains(x.shape[1])]
-        return given, lambda *t: of._mixed(*t, -2.0, 3.0), lambda *t: of._Mix.apply(*t, -2.0, 3.0)
+        return given, lambda *t: of._mixed(*t, -2.0, 3.0), lambda *t: of._mixed_by_kernel(*t, -2.0, 3.0)
 
     def gate(per_row, two, factor):
         def made(x):
@@ -159,13 +159,13 @@ def cases():
             factor = (
                 torch.rand(b, t, h // 2, 1, generator=x.generator).transpose(1, 2) if per_row else torch.tensor(0.6)
             )
-            return [x.rows(), x.rows(), factor], pairs._difference, pairs._Difference.apply
+            return [x.rows(), x.rows(), factor], pairs._difference, pairs._difference_by_kernel
 
         return made
 
     def pair_norm(x):
         given = [x.rows(), x.gains(2 * x.shape[3])]
-        return given, lambda *t: pairs._pair_norm(*t, 0.8, 1e-5), lambda *t: pairs._PairNorm.apply(*t, 0.8, 1e-5)
+        return given, lambda *t: pairs._pair_norm(*t, 0.8, 1e-5), lambda *t: pairs._pair_norm_by_kernel(*t, 0.8, 1e-5)
 
     def agreement(x):
         rows = x.rows()

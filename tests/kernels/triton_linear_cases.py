@@ -50,7 +50,7 @@ def run(name):
     wide = [x.double().requires_grad_() for x in given]
     given = [x.requires_grad_() for x in given]
     wanted = linear.form(*wide, None if share is None else share.double(), causal)
-    found, _ = linear._Linear.apply(*given, share, causal)
+    found, _ = linear._by_kernel(*given, share, causal)
     weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(100))
     right = torch.autograd.grad(wanted, wide, weights.double())
     made = torch.autograd.grad(found, given, weights.to(found.dtype))
@@ -74,7 +74,7 @@ def compile_all():
             given, share, causal = inputs(2, 4, 512, 512, size, size_v, kind, causal, dtype)
             given = [x.requires_grad_() for x in given]
             with compiled_instead_of_launched(capability) as made:
-                found, _ = linear._Linear.apply(*given, share, causal)
+                found, _ = linear._by_kernel(*given, share, causal)
                 torch.autograd.grad(found, given, torch.ones_like(found))
             for line in made:
                 print(json.dumps({"capability": capability, "case": f"{dtype} {size}", **line}), flush=True)

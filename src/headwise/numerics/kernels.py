@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -92,6 +93,76 @@ def gradients_again(
         wanted = [x for x in inputs if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(results, wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+def by_kernel(
+    schema: str,
+    form: Callable[..., torch.Tensor],
+    kernels: str,
+    *,
+    learned: int = 0,
+    results: Callable[..., Any] | None = None,
+    slopes: Callable[..., list[torch.Tensor]] | None = None,
+) -> Callable[..., Any]:
+    """Return a differentiable function that a pair of Triton kernels computes, each an operator of this package.
+
+    The kernels' module has two functions with the operator's name: NAME(*inputs, made) fills the results, and
+    NAME_backward(g, *inputs, made) the gradients of the first tensors. Where there are two results, backward gets them
+    after the tensors; the second takes no gradient.
+
+    Args:
+        schema: name and types, `name(Tensor x, Tensor? y, float z) -> Tensor`, the tensors first.
+        form: the same by operators of PyTorch, with the same inputs, for second derivatives.
+        kernels: the module.
+        learned: how many of the tensors get gradients; 0 for all.
+        results: makes empty results from the inputs; by default one like the first.
+        slopes: makes empty gradients from the inputs; by default each like its tensor.
+    """
+    name, arguments = schema[: schema.index(") ->")].split("(")
+    given = arguments.split(", ")
+    tensors, two = sum(x.startswith("Tensor") for x in given), schema.endswith("(Tensor, Tensor)")
+    learned = learned or tensors
+    none = (None,) * (len(given) - learned)
+    results = results or (lambda first, *_: torch.empty_like(first))
+    slopes = slopes or (lambda *inputs: [torch.empty_like(x) for x in inputs[:learned] if x is not None])
+    saved_too = ["Tensor made", "Tensor extra"] if two else []
+    of_backward = ", ".join(["Tensor g", *given[:tensors], *saved_too, *given[tensors:]])
+
+    @operator(schema, results)
+    def forward(*inputs: Any) -> Any:
+        made = results(*inputs)
+        getattr(importlib.import_module(kernels), name)(*inputs, made)
+        return made
+
+    @operator(f"{name}_backward({of_backward}) -> Tensor[]", lambda g, *inputs: slopes(*inputs))
+    def backward(g: Tensor, *inputs: Any) -> list[Tensor]:
+        made = slopes(*inputs)
+        getattr(importlib.import_module(kernels), f"{name}_backward")(g, *inputs, made)
+        return made
+
+    class ByKernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            made = forward(*inputs)
+            ctx.settings = inputs[tensors:]
+            if two:
+                ctx.mark_non_differentiable(made[1])
+            ctx.save_for_backward(*inputs[:tensors], *(made if two else ()))
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
+            saved = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                rest = (*saved[learned:tensors], *ctx.settings)
+                return *gradients_again(lambda *x: form(*x, *rest), saved[:learned], (g,)), *none
+            found = backward(g, *saved, *ctx.settings)
+            if len(found) < learned:
+                given = iter(found)
+                found = [None if x is None else next(given) for x in saved[:learned]]
+            return *found, *none
+
+    return ByKernel.apply  # type: ignore[no-any-return]  # torch's own is untyped
 
 
 # of a head, which a tile holds whole

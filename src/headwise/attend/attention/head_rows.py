@@ -1,7 +1,7 @@
 """Computations on the rows of each head, (B, H, T, D): norms, projections and mixtures, each one kernel on CUDA.
 
-Each is a function of PyTorch operators, which a CPU and compiled graphs run, and a `torch.autograd.Function` that runs
-the kernels of `triton_head_rows`.
+Each is a function of PyTorch operators, which a CPU and compiled graphs run, and one by the kernels of
+`triton_head_rows`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.kernels import by_kernel, gradients_again, operator, rows_by_kernel
 from headwise.numerics.precision import at_least_fp32
 
 # Largest head size of the kernels.
 LARGEST = 1024
 RMS, LAYER, DIVIDE = 0, 1, 2
+KERNELS = "headwise.attend.attention.triton_head_rows"
 
 
 def normalised(q: Tensor, k: Tensor, gain_q: Tensor, gain_k: Tensor, eps: float, layer: bool) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ def without_own(o: Tensor, v: Tensor, strength: Tensor, gain: Tensor | None, tan
     """
     if o.shape[-1] <= LARGEST and rows_by_kernel(o, v) and o.dtype == v.dtype:
         gate = 0 if gain is None else 2 if tanh else 1
-        found: Tensor = _WithoutOwn.apply(o, v, gain, *on_host(strength), gate, tiny)  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _without_own_by_kernel(o, v, gain, *on_host(strength), gate, tiny)
         return found
     return _without_own(o, v, gain, strength, tanh, tiny)
 
@@ -170,87 +171,21 @@ def _without_own(
     return o - (strength * share * own).to(o.dtype)
 
 
-class _WithoutOwn(torch.autograd.Function):
-    """`without_own` by kernels."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]  # torch's has no types
-        ctx: Any,
-        o: Tensor,
-        v: Tensor,
-        gain: Tensor | None,
-        strength: Tensor | None,
-        number: float,
-        gate: int,
-        tiny: float,
-    ) -> Tensor:
-        ctx.settings = number, gate, tiny
-        ctx.save_for_backward(o, v, gain, strength)
-        found: Tensor = without_own_rows(o, v, gain, strength, number, gate, tiny)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
-        o, v, gain, strength = ctx.saved_tensors
-        number, gate, tiny = ctx.settings
-        if torch.is_grad_enabled():
-
-            def form(o: Tensor, v: Tensor, gain: Tensor | None) -> Tensor:
-                return _without_own(o, v, gain, number if strength is None else strength, gate == 2, tiny)
-
-            return *gradients_again(form, (o, v, gain), (g,)), None, None, None, None
-        found = without_own_rows_backward(g, o, v, gain, strength, number, gate, tiny)
-        return found[0], found[1], found[2] if len(found) > 2 else None, None, None, None, None
-
-
-def _own_fake(
-    o: Tensor, v: Tensor, gain: Tensor | None, strength: Tensor | None, number: float, gate: int, tiny: float
-) -> Tensor:
-    return torch.empty_like(o)
-
-
-@operator(
+_without_own_by_kernel = by_kernel(
     "without_own_rows(Tensor o, Tensor v, Tensor? gain, Tensor? strength, float number, int gate, float tiny)"
     " -> Tensor",
-    _own_fake,
+    lambda o, v, gain, strength, number, gate, tiny: _without_own(
+        o, v, gain, number if strength is None else strength, gate == 2, tiny
+    ),
+    KERNELS,
+    learned=3,
 )
-def without_own_rows(
-    o: Tensor, v: Tensor, gain: Tensor | None, strength: Tensor | None, number: float, gate: int, tiny: float
-) -> Tensor:
-    """Return what `without_own` does."""
-    from headwise.attend.attention import triton_head_rows
-
-    y = torch.empty_like(o)
-    triton_head_rows.without_own(o, v, strength, number, gain, y, gate, tiny)
-    return y
-
-
-def _own_backward_fake(
-    g: Tensor, o: Tensor, v: Tensor, gain: Tensor | None, strength: Tensor | None, number: float, gate: int, tiny: float
-) -> list[Tensor]:
-    return [torch.empty_like(x) for x in (o, v, gain) if x is not None]
-
-
-@operator(
-    "without_own_rows_backward("
-    "Tensor g, Tensor o, Tensor v, Tensor? gain, Tensor? strength, float number, int gate, float tiny) -> Tensor[]",
-    _own_backward_fake,
-)
-def without_own_rows_backward(
-    g: Tensor, o: Tensor, v: Tensor, gain: Tensor | None, strength: Tensor | None, number: float, gate: int, tiny: float
-) -> list[Tensor]:
-    """Return the gradients of o and v, and of the gain if there is one."""
-    from headwise.attend.attention import triton_head_rows
-
-    made = _own_backward_fake(g, o, v, gain, strength, number, gate, tiny)
-    triton_head_rows.without_own_backward(g, o, v, strength, number, gain, made, gate, tiny)
-    return made
 
 
 def mixed(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> Tensor:
     """Return x + gain·(of_x·x + of_y·y) for rows x and y, (B, H, T, D), and a gain per head, (H,)."""
     if x.shape[-1] <= LARGEST and rows_by_kernel(x, y, gain) and x.dtype == y.dtype:
-        found: Tensor = _Mix.apply(x, y, gain, of_x, of_y)  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _mixed_by_kernel(x, y, gain, of_x, of_y)
         return found
     return _mixed(x, y, gain, of_x, of_y)
 
@@ -259,50 +194,6 @@ def _mixed(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> Tens
     return x + _by_head(gain, x).to(x.dtype) * (of_x * x + of_y * y)
 
 
-class _Mix(torch.autograd.Function):
-    """`mixed` by kernels."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> Tensor:  # type: ignore[override]  # torch's has no types
-        ctx.of = of_x, of_y
-        ctx.save_for_backward(x, y, gain)
-        found: Tensor = mix_rows(x, y, gain, of_x, of_y)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
-        given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *gradients_again(lambda *of: _mixed(*of, *ctx.of), given, (g,)), None, None
-        return *mix_rows_backward(g, *given, *ctx.of), None, None
-
-
-def _mix_fake(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-@operator("mix_rows(Tensor x, Tensor y, Tensor gain, float of_x, float of_y) -> Tensor", _mix_fake)
-def mix_rows(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> Tensor:
-    """Return what `mixed` does."""
-    from headwise.attend.attention import triton_head_rows
-
-    z = torch.empty_like(x)
-    triton_head_rows.mix(x, y, gain, z, of_x, of_y)
-    return z
-
-
-def _mix_backward_fake(g: Tensor, x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> list[Tensor]:
-    return [torch.empty_like(t) for t in (x, y, gain)]
-
-
-@operator(
-    "mix_rows_backward(Tensor g, Tensor x, Tensor y, Tensor gain, float of_x, float of_y) -> Tensor[]",
-    _mix_backward_fake,
+_mixed_by_kernel = by_kernel(
+    "mix_rows(Tensor x, Tensor y, Tensor gain, float of_x, float of_y) -> Tensor", _mixed, KERNELS
 )
-def mix_rows_backward(g: Tensor, x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float) -> list[Tensor]:
-    """Return the gradients of x, y and the gain."""
-    from headwise.attend.attention import triton_head_rows
-
-    made = _mix_backward_fake(g, x, y, gain, of_x, of_y)
-    triton_head_rows.mix_backward(g, x, y, gain, made, of_x, of_y)
-    return made

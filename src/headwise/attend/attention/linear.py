@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.kernels import by_kernel, rows_by_kernel
 from headwise.numerics.precision import at_least_fp32
 
 # Queries per block of a causal call. Each block computes its matrix, so memory is this many numbers per token.
@@ -30,7 +28,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, caus
     shared = () if share is None else (share,)
     small = max(q.shape[-1], v.shape[-1]) <= LARGEST and not any(x.requires_grad for x in shared)
     if small and q.dtype == k.dtype == v.dtype and rows_by_kernel(q, k, v, *shared):
-        found: Tensor = _Linear.apply(q, k, v, share, causal)[0]  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _by_kernel(q, k, v, share, causal)[0]
         return found
     return form(q, k, v, share, causal)
 
@@ -80,61 +78,17 @@ def _earlier_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.flatten(2, 3)[:, :, :count]
 
 
-class _Linear(torch.autograd.Function):
-    """`linear_attention` by kernels; the second result, which backward reads, are the sums of the weights."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]  # torch's has no types
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        out, total = attend_linear(q, k, v, share, causal)
-        ctx.causal = causal
-        ctx.save_for_backward(q, k, v, share, out, total)
-        ctx.mark_non_differentiable(total)
-        return out, total
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
-        q, k, v, share, out, total = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            again = gradients_again(lambda q, k, v: form(q, k, v, share, ctx.causal), (q, k, v), (g,))
-            return *again, None, None
-        return *attend_linear_backward(g, q, k, v, share, out, total, ctx.causal), None, None
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+def _results(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return an empty output and empty sums of each query's weights, (B, H, T) in fp32, which backward reads."""
     # In memory the heads of a token are adjacent, as torch's fused attention leaves them.
     out = v.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@operator("attend_linear(Tensor q, Tensor k, Tensor v, Tensor? share, bool causal) -> (Tensor, Tensor)", _fake)
-def attend_linear(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return what `linear_attention` does, and the sum of the weights of each query, (B, H, T) in fp32."""
-    from headwise.attend.attention import triton_linear
-
-    out, total = _fake(q, k, v, share, causal)
-    triton_linear.forward(q, k, v, share, causal, out, total)
-    return out, total
-
-
-def _backward_fake(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, out: Tensor, total: Tensor, causal: bool
-) -> list[Tensor]:
-    return [torch.empty_like(x) for x in (q, k, v)]
-
-
-@operator(
-    "attend_linear_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor? share, Tensor out, Tensor total, "
-    "bool causal) -> Tensor[]",
-    _backward_fake,
+_by_kernel = by_kernel(
+    "attend_linear(Tensor q, Tensor k, Tensor v, Tensor? share, bool causal) -> (Tensor, Tensor)",
+    form,
+    "headwise.attend.attention.triton_linear",
+    learned=3,
+    results=_results,
 )
-def attend_linear_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, out: Tensor, total: Tensor, causal: bool
-) -> list[Tensor]:
-    """Return the gradients of q, k and v."""
-    from headwise.attend.attention import triton_linear
-
-    made = _backward_fake(g, q, k, v, share, out, total, causal)
-    triton_linear.backward(g, q, k, v, share, causal, out, total, made)
-    return made

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attend.attention.head_rows import LARGEST
-from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
+from headwise.numerics.kernels import by_kernel, gradients_again, operator, rows_by_kernel
 from headwise.numerics.precision import at_least_fp32
 
 # Lower bound of a norm, as in `F.normalize`.
 TINY = 1e-12
+KERNELS = "headwise.attend.attention.triton_pairs"
 
 
 def difference(own: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def difference(own: Tensor, other: Tensor, factor: Tensor) -> Tensor:
         factor: 0-d, or one per pair and query, (B, H/2, T, 1).
     """
     if rows_by_kernel(own, other, factor) and own.dtype == other.dtype and own.shape[-1] <= LARGEST:
-        found: Tensor = _Difference.apply(own, other, factor)  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _difference_by_kernel(own, other, factor)
         return found
     return _difference(own, other, factor)
 
@@ -36,51 +37,12 @@ def _difference(own: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     return torch.stack([on_first, on_second], dim=2).flatten(1, 2)
 
 
-class _Difference(torch.autograd.Function):
-    """`difference` by kernels."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, other: Tensor, factor: Tensor) -> Tensor:  # type: ignore[override]  # torch's has no types
-        ctx.save_for_backward(own, other, factor)
-        found: Tensor = pair_difference(own, other, factor)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
-        given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return tuple(gradients_again(_difference, given, (g,)))
-        return tuple(pair_difference_backward(g, *given))
-
-
-def _difference_fake(own: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return torch.empty_like(own)
-
-
-@operator("pair_difference(Tensor own, Tensor other, Tensor factor) -> Tensor", _difference_fake)
-def pair_difference(own: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """Return what `difference` does."""
-    from headwise.attend.attention import triton_pairs
-
-    y = torch.empty_like(own)
-    triton_pairs.difference(own, other, factor, y)
-    return y
-
-
-def _difference_backward_fake(g: Tensor, own: Tensor, other: Tensor, factor: Tensor) -> list[Tensor]:
-    return [torch.empty_like(own), torch.empty_like(other), factor.new_empty(factor.shape)]
-
-
-@operator(
-    "pair_difference_backward(Tensor g, Tensor own, Tensor other, Tensor factor) -> Tensor[]", _difference_backward_fake
+_difference_by_kernel = by_kernel(
+    "pair_difference(Tensor own, Tensor other, Tensor factor) -> Tensor",
+    _difference,
+    KERNELS,
+    slopes=lambda own, other, factor: [torch.empty_like(own), torch.empty_like(other), factor.new_empty(factor.shape)],
 )
-def pair_difference_backward(g: Tensor, own: Tensor, other: Tensor, factor: Tensor) -> list[Tensor]:
-    """Return the gradients of own, other and the factor."""
-    from headwise.attend.attention import triton_pairs
-
-    made = _difference_backward_fake(g, own, other, factor)
-    triton_pairs.difference_backward(g, own, other, factor, made)
-    return made
 
 
 def pair_norm(x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:
@@ -93,7 +55,7 @@ def pair_norm(x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:
         eps: added to the mean square.
     """
     if rows_by_kernel(x, gain) and x.shape[-1] <= LARGEST:
-        found: Tensor = _PairNorm.apply(x, gain, scale, eps)  # type: ignore[no-untyped-call]  # torch's own
+        found: Tensor = _pair_norm_by_kernel(x, gain, scale, eps)
         return found
     return _pair_norm(x, gain, scale, eps)
 
@@ -106,53 +68,9 @@ def _pair_norm(x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:
     return pairs.transpose(2, 3).flatten(1, 2).to(x.dtype)
 
 
-class _PairNorm(torch.autograd.Function):
-    """`pair_norm` by kernels."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:  # type: ignore[override]  # torch's has no types
-        ctx.settings = scale, eps
-        ctx.save_for_backward(x, gain)
-        found: Tensor = pair_norm_rows(x, gain, scale, eps)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # torch's has no types
-        given = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *gradients_again(lambda x, gain: _pair_norm(x, gain, *ctx.settings), given, (g,)), None, None
-        return *pair_norm_rows_backward(g, *given, *ctx.settings), None, None
-
-
-def _pair_norm_fake(x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-@operator("pair_norm_rows(Tensor x, Tensor gain, float scale, float eps) -> Tensor", _pair_norm_fake)
-def pair_norm_rows(x: Tensor, gain: Tensor, scale: float, eps: float) -> Tensor:
-    """Return what `pair_norm` does."""
-    from headwise.attend.attention import triton_pairs
-
-    y = torch.empty_like(x)
-    triton_pairs.pair_norm(x, gain, y, scale, eps)
-    return y
-
-
-def _pair_norm_backward_fake(g: Tensor, x: Tensor, gain: Tensor, scale: float, eps: float) -> list[Tensor]:
-    return [torch.empty_like(x), torch.empty_like(gain)]
-
-
-@operator(
-    "pair_norm_rows_backward(Tensor g, Tensor x, Tensor gain, float scale, float eps) -> Tensor[]",
-    _pair_norm_backward_fake,
+_pair_norm_by_kernel = by_kernel(
+    "pair_norm_rows(Tensor x, Tensor gain, float scale, float eps) -> Tensor", _pair_norm, KERNELS
 )
-def pair_norm_rows_backward(g: Tensor, x: Tensor, gain: Tensor, scale: float, eps: float) -> list[Tensor]:
-    """Return the gradients of x and the gain."""
-    from headwise.attend.attention import triton_pairs
-
-    made = _pair_norm_backward_fake(g, x, gain, scale, eps)
-    triton_pairs.pair_norm_backward(g, x, gain, made, scale, eps)
-    return made
 
 
 def agreement(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:

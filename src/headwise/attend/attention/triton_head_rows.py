@@ -295,8 +295,8 @@ def _launches(*groups: Sequence[Tensor]) -> list[tuple[int, int]]:
     return [(0, 1)] if together else [(0, 0), (1, 1)]
 
 
-def without_own(
-    o: Tensor, v: Tensor, strength: Tensor | None, number: float, gain: Tensor | None, y: Tensor, gate: int, tiny: float
+def without_own_rows(
+    o: Tensor, v: Tensor, gain: Tensor | None, strength: Tensor | None, number: float, gate: int, tiny: float, y: Tensor
 ) -> None:
     """Fill y with o - strength·(o·v)v / max(‖v‖², tiny); a gain per head multiplies the strength."""
     o, v = rows(o), rows(v)
@@ -309,16 +309,16 @@ def without_own(
         )  # fmt: skip
 
 
-def without_own_backward(
+def without_own_rows_backward(
     g: Tensor,
     o: Tensor,
     v: Tensor,
+    gain: Tensor | None,
     strength: Tensor | None,
     number: float,
-    gain: Tensor | None,
-    made: Sequence[Tensor],
     gate: int,
     tiny: float,
+    made: Sequence[Tensor],
 ) -> None:
     """Fill `made`, the gradients of o and v and with a gain of the gain."""
     g, o, v = rows(g), rows(o), rows(v)
@@ -336,7 +336,7 @@ def without_own_backward(
             total(part, made[2], o.shape[0], blocks)
 
 
-def mix(x: Tensor, y: Tensor, gain: Tensor, z: Tensor, of_x: float, of_y: float) -> None:
+def mix_rows(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float, z: Tensor) -> None:
     """Fill z with x + gain·(of_x·x + of_y·y), for a gain per head."""
     x, y = rows(x), rows(y)
     constants = sizes(x)
@@ -345,8 +345,8 @@ def mix(x: Tensor, y: Tensor, gain: Tensor, z: Tensor, of_x: float, of_y: float)
         mix_kernel[grid](x, y, z, gain, of_x, of_y, *strides(x, y, z), x.shape[1], x.shape[2], **constants)
 
 
-def mix_backward(
-    g: Tensor, x: Tensor, y: Tensor, gain: Tensor, made: Sequence[Tensor], of_x: float, of_y: float
+def mix_rows_backward(
+    g: Tensor, x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float, made: Sequence[Tensor]
 ) -> None:
     """Fill `made`, the gradients of x, y and the gain."""
     g, x, y = rows(g), rows(x), rows(y)

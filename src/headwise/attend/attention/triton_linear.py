@@ -197,23 +197,28 @@ def keys_kernel(
         _write(dv_at, dv, b, h, first, eb, eh, et, N, DV, BT, BDV)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool, out: Tensor, z: Tensor) -> None:
-    """Fill `out` (B, H, T, DV) and z (B, H, T) in fp32; the share of each key is broadcastable to (B, H, N)."""
+def attend_linear(
+    q: Tensor, k: Tensor, v: Tensor, share: Tensor | None, causal: bool, made: tuple[Tensor, Tensor]
+) -> None:
+    """Fill `made`, the output (B, H, T, DV) and the sums of weights (B, H, T) in fp32.
+
+    The share of each key is broadcastable to (B, H, N).
+    """
     q, k, v = rows(q), rows(k), rows(v)
     tensors, steps, tail, constants = _common(q, k, v, share, causal)
     with torch.cuda.device_of(q):
-        forward_kernel[(q.shape[0] * q.shape[1],)](*tensors, out, z, *steps, *strides(out), *tail, **constants)
+        forward_kernel[(q.shape[0] * q.shape[1],)](*tensors, *made, *steps, *strides(made[0]), *tail, **constants)
 
 
-def backward(
+def attend_linear_backward(
     g: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     share: Tensor | None,
-    causal: bool,
     out: Tensor,
     z: Tensor,
+    causal: bool,
     made: list[Tensor],
 ) -> None:
     """Fill `made`, the gradients of q, k and v."""

@@ -173,7 +173,7 @@ def _sizes(x: Tensor, heads: int) -> tuple[tuple[int], dict[str, int]]:
     return (count,), {"D": x.shape[3], "BT": block, "BD": width}
 
 
-def difference(own: Tensor, other: Tensor, factor: Tensor, y: Tensor) -> None:
+def pair_difference(own: Tensor, other: Tensor, factor: Tensor, y: Tensor) -> None:
     """Fill y with what `pairs.difference` returns; the factor is 0-d, or (B, H/2, T, 1)."""
     own, other = rows(own), rows(other)
     grid, constants = _sizes(own, 2)
@@ -184,7 +184,7 @@ def difference(own: Tensor, other: Tensor, factor: Tensor, y: Tensor) -> None:
         )  # fmt: skip
 
 
-def difference_backward(g: Tensor, own: Tensor, other: Tensor, factor: Tensor, made: Sequence[Tensor]) -> None:
+def pair_difference_backward(g: Tensor, own: Tensor, other: Tensor, factor: Tensor, made: Sequence[Tensor]) -> None:
     """Fill `made`, the gradients of own, other and the factor."""
     g, own, other = rows(g), rows(own), rows(other)
     grid, constants = _sizes(own, 2)
@@ -204,7 +204,7 @@ def _steps(factor: Tensor) -> tuple[int, ...]:
     return factor.stride()[:3] if factor.dim() > 0 else (0, 0, 0)
 
 
-def pair_norm(x: Tensor, gain: Tensor, y: Tensor, scale: float, eps: float) -> None:
+def pair_norm_rows(x: Tensor, gain: Tensor, scale: float, eps: float, y: Tensor) -> None:
     """Fill y with what `pairs.pair_norm` returns."""
     x = rows(x)
     grid, constants = _sizes(x, 2)
@@ -212,7 +212,9 @@ def pair_norm(x: Tensor, gain: Tensor, y: Tensor, scale: float, eps: float) -> N
         pair_norm_kernel[grid](x, gain, y, scale, eps, *strides(x, y), x.shape[1] // 2, x.shape[2], **constants)
 
 
-def pair_norm_backward(g: Tensor, x: Tensor, gain: Tensor, made: Sequence[Tensor], scale: float, eps: float) -> None:
+def pair_norm_rows_backward(
+    g: Tensor, x: Tensor, gain: Tensor, scale: float, eps: float, made: Sequence[Tensor]
+) -> None:
     """Fill `made`, the gradients of x and the gain."""
     g, x = rows(g), rows(x)
     grid, constants = _sizes(x, 2)
