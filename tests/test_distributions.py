@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 # headwise needs nothing of headwise-verdict, which needs nothing of headwise: these few lines stand in both.
 TWICE = {
     ("headwise/files/durable.py", "headwise_verdict/files/durable.py"): (
-        "open_to_append append write_all writing write_bytes write_json finite _flush_folder"
+        "open_to_append append write_all writing write_bytes write_json as_line append_lines _line_end finite "
+        "_flush_folder"
     ),
     ("headwise/files/ownership.py", "headwise_verdict/files/ownership.py"): "claim why_foreign owned",
     ("headwise/health/health_records.py", "headwise_verdict/results/health_records.py"): (

@@ -8,8 +8,9 @@ import shutil
 import pytest
 from report.synthetic_study import write_study
 
+from headwise_verdict.files import durable
+from headwise_verdict.files.durable import append_lines, numbered_lines, read_lines
 from headwise_verdict.results.folder import read_study
-from headwise_verdict.results.stored import read_lines
 
 TWO = ("baseline", "Other()")
 
@@ -67,13 +68,36 @@ def test_an_unfinished_run_is_missing(tmp_path):
     assert study.runs["Other()", 0].status == "unfinished"
 
 
-def test_a_torn_last_line_is_left_out_and_a_damaged_one_before_it_is_named(tmp_path):
+@pytest.mark.parametrize("torn", ['{"epo', '{"epoch": 1', "\0\0\0", ""])
+def test_a_torn_line_is_left_out_wherever_it_stands(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"epoch": 1}\n{"epo')
-    assert read_lines(path) == [{"epoch": 1}]
-    path.write_text('{"epo\n{"epoch": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
+    path.write_text(f'{{"epoch": 1}}\n{torn}')
+    assert numbered_lines(path) == [(1, {"epoch": 1})]
+    append_lines(path, [{"epoch": 2}, {"epoch": 3}])
+    assert [record["epoch"] for record in read_lines(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", ["epoch 1", "3", '["epoch"]', "}"])
+def test_a_line_that_is_no_record_is_named(tmp_path, wrong):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"epoch": 1}}\n{wrong}\n{{"epoch": 2}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is no record"):
         read_lines(path)
+
+
+def test_lines_that_do_not_fit_on_the_disk_leave_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    append_lines(path, [{"epoch": 1}])
+    before = path.read_bytes()
+
+    def full(stream, content):
+        stream.write(content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "write_all", full)
+    with pytest.raises(OSError, match="No space"):
+        append_lines(path, [{"epoch": 2}, {"epoch": 3}])
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -116,7 +140,7 @@ def test_what_is_no_result_is_named(tmp_path, content):
     ("name", "content", "message"),
     [
         ("config.json", '{"method": 1}', r"config\.json does not name an arm and a seed"),
-        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, is not a record but \[1\]"),
+        ("metrics.jsonl", "[1]\n{}\n", r"metrics\.jsonl, line 1, is no record \(it is \[1\]\)"),
         ("metrics.jsonl", '{"loss": 1}\n', r"metrics\.jsonl, line 1, does not name an epoch"),
     ],
 )

@@ -308,5 +308,5 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 
 
 def test_json_holds_no_nan_and_lines_are_whole(tmp_path):
-    durable.append_line(tmp_path / "x.jsonl", {"loss": float("nan"), "list": [float("inf"), 1.5]})
+    durable.append_lines(tmp_path / "x.jsonl", [{"loss": float("nan"), "list": [float("inf"), 1.5]}])
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"loss": None, "list": [None, 1.5]}

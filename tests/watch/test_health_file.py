@@ -44,5 +44,5 @@ def test_a_torn_line_is_left_out_and_a_wrong_one_named(tmp_path):
     with pytest.raises(ValueError, match=r"health.jsonl, line 2, is not a health record: value"):
         read_health(path)
     path.write_text("3\n")
-    with pytest.raises(ValueError, match=r"line 1, is not a health record: the line"):
+    with pytest.raises(ValueError, match=r"line 1, is no record \(it is 3\)"):
         read_health(path)

@@ -11,8 +11,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,11 +78,42 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(finite(value), indent=1, allow_nan=False) + "\n").encode())
 
 
+def as_line(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON, with null for NaN and infinities."""
+    return json.dumps(finite(record), allow_nan=False) + "\n"
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append records to a file of JSON lines: all of them or, as on a full disk, none.
+
+    A last line without its end, which a killed process leaves, is ended first, so that it spoils no other.
+    """
+    lines = "".join(map(as_line, records))
+    # unbuffered, so that closing the file writes nothing and cannot fail again
+    with open_to_append(path) as stream:
+        size = stream.seek(0, os.SEEK_END) if stream.seekable() else 0
+        try:
+            write_all(stream, (_line_end(path, size) + lines).encode())
+        except OSError:
+            with suppress(OSError):
+                stream.truncate(size)
+            raise
+
+
+def _line_end(path: Path, size: int) -> str:
+    """Return the line feed that the last line of a file lacks, as after a killed process; else an empty string."""
+    if not size:
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return "" if stream.read(1) == b"\n" else "\n"
+
+
 def finite(value: Any) -> Any:
     """Return the value with None for NaN and infinities, which JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.arguments import is_a, is_path
-from headwise.files.durable import open_to_append, write_all
+from headwise.files.durable import append_lines
 from headwise.files.user_warnings import warn
 from headwise.health.health_records import Line, alerts_among
 from headwise.health.watching.diagnosis import Incidents
@@ -69,17 +67,8 @@ class JsonLines(Log):
             raise FileExistsError(f"{self.path} holds something else than a log of headwise.watch: give another path")
 
     def write(self, records: list[Line], step: int) -> None:
-        lines = [json.dumps({k: _plain(v) for k, v in record.items()}, allow_nan=False) + "\n" for record in records]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered, so that closing the file writes nothing and cannot fail again.
-        with open_to_append(self.path) as file:
-            size = file.seek(0, os.SEEK_END) if file.seekable() else 0
-            try:
-                write_all(file, (_line_end(self.path, size) + "".join(lines)).encode())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(size)
-                raise
+        append_lines(self.path, records)
 
     def __repr__(self) -> str:
         return f"JsonLines({str(self.path)!r})"
@@ -92,19 +81,6 @@ def _is_of_log(first: bytes) -> bool:
     except (ValueError, RecursionError):
         return any(first.startswith(key) or key.startswith(first) for key in (b'{"site": ', b'{"alert": '))
     return isinstance(record, dict) and {"statistic", "step"} <= record.keys()
-
-
-def _line_end(path: Path, size: int) -> str:
-    """Return the line break that the last line of a file lacks, as after a killed run; else an empty string."""
-    if not size:
-        return ""
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return "" if file.read(1) == b"\n" else "\n"
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Metrics(Log):

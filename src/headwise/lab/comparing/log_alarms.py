@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.arguments import is_a, is_path
+from headwise.files.durable import finite
 from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
 from headwise.health import Thresholds
@@ -59,7 +60,7 @@ class LogAlarms:
     def to_json(self) -> str:
         """Return one JSON object; a number that is not finite is null."""
         content = {"schema": SCHEMA, "source": self.source, "code": self.code, "notes": list(self.notes)}
-        return json.dumps(_plain(content | {"runs": [asdict(run) for run in self.runs]}), allow_nan=False)
+        return json.dumps(finite(content | {"runs": [asdict(run) for run in self.runs]}), allow_nan=False)
 
     def __str__(self) -> str:
         return "\n\n".join([*map(str, self.runs), *(f"note: {note}" for note in self.notes)])
@@ -272,11 +273,3 @@ def _resumed(points: Points) -> tuple[Points, int]:
             kept.pop()
         kept.append((step, value))
     return kept, len(points) - len(kept)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.files.durable import append_line, lines_of, read_json
+from headwise_verdict.files.durable import append_lines, read_json, read_lines
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.files.foreign_text import read_as_json
 
 VARIABLE = "HEADWISE_RUN"
 TOLD = "told"
@@ -46,7 +45,7 @@ class Told:
         """Append a line to the stream, with the time of this machine's clock in seconds."""
         if self.writes:
             assert self.path is not None
-            append_line(self.path.with_suffix(".jsonl"), {"told": what, "at": round(time.time(), 4), **values})
+            append_lines(self.path.with_suffix(".jsonl"), [{"told": what, "at": round(time.time(), 4), **values}])
 
     def record(self, split: str, figures: dict[str, Any]) -> None:
         """Record outcomes of a split, once.
@@ -95,24 +94,8 @@ def is_first() -> bool:
 
 
 def read_told(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a stream without torn ones, which a full disk can leave in the middle."""
-    records: list[dict[str, Any]] = []
-    if not path.exists():
-        return records
-    for line in lines_of(path.read_text(encoding="utf-8", errors="replace")):
-        record = as_told(line)
-        if record is not None:
-            records.append(record)
-    return records
-
-
-def as_told(line: str) -> dict[str, Any] | None:
-    """Return the record of a line of a stream, or None if the line is torn."""
-    try:
-        record = read_as_json(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and "told" in record else None
+    """Return the records of a stream, without torn ones."""
+    return [record for record in read_lines(path) if "told" in record]
 
 
 def _float(call: str, name: str, value: Any) -> float:

@@ -51,7 +51,7 @@ from headwise.lab.training.state import (
 from headwise.lab.training.step_graphs import StepGraphs, captures
 from headwise.lab.training.task_code import build_model
 from headwise.lab.training.train import Training, train_epoch
-from headwise_verdict.files.durable import append_line, clear_partials, restore_lines, write_json
+from headwise_verdict.files.durable import append_lines, clear_partials, restore_lines, write_json
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.files.ownership import claim, plain_folder
 from headwise_verdict.results.digests import HEALTH, digests, sealed
@@ -182,7 +182,7 @@ def _train(
             training.rates.after_epoch(training.step - training.first_step, epoch.loss if loss is None else loss)
         state = state.after(line, training)
         if is_first_process():
-            append_line(order.folder / "metrics.jsonl", line.model_dump(mode="json"))
+            append_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json")])
         if epoch.divergence is not None:
             if order.watch and is_first_process():
                 # how far training went beyond its divergence depends on the clock

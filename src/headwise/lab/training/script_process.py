@@ -22,10 +22,10 @@ from filelock import FileLock, Timeout
 
 from headwise.lab.experiments.configuration import SAME
 from headwise.lab.experiments.task_source import source_file
-from headwise.lab.files.script_run import TOLD, VARIABLE, as_told, read_told
+from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.job import ScriptOrder
 from headwise.lab.training.script_result import Judge, Telling, result_of, told_nothing
-from headwise_verdict.files.durable import clear_partials, open_to_append, read_json, write_all, write_json
+from headwise_verdict.files.durable import as_record, clear_partials, open_to_append, read_json, write_all, write_json
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.files.ownership import claim, plain_folder, refuse_link
 from headwise_verdict.results.digests import HEALTH, RESULT, digests, sealed
@@ -308,7 +308,7 @@ class Follower:
         self._read += len(content)
         *whole, self._rest = (self._rest + content).split(b"\n")
         for line in whole:
-            self._take(as_told(line.decode(errors="replace")))
+            self._take(as_record(line.decode(errors="replace")))
         return bool(content)
 
     def progress(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and line streams that may end in a torn line.
+"""Files that survive a crash: written whole or not at all, and JSON lines, of which a killed process may tear one.
 
 A file that is not whole yet is made exclusively, under a name that no other process takes, and never through a link.
 """
@@ -12,8 +12,8 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,30 +101,79 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one record to a line stream in a single write."""
-    append(path, as_line(record).encode())
-
-
-def as_line(record: dict[str, Any]) -> str:
-    """Return a record as one line of JSON."""
+def as_line(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON, with null for NaN and infinities."""
     return json.dumps(finite(record), allow_nan=False) + "\n"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a line stream, without a last line that was torn while it was written."""
-    if not path.exists():
-        return []
-    *whole, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records = []
-    for line in whole:
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append records to a file of JSON lines: all of them or, as on a full disk, none.
+
+    A last line without its end, which a killed process leaves, is ended first, so that it spoils no other.
+    """
+    lines = "".join(map(as_line, records))
+    # unbuffered, so that closing the file writes nothing and cannot fail again
+    with open_to_append(path) as stream:
+        size = stream.seek(0, os.SEEK_END) if stream.seekable() else 0
         try:
-            record = read_as_json(line)
-        except ValueError:
-            break
-        if isinstance(record, dict):
-            records.append(record)
+            write_all(stream, (_line_end(path, size) + lines).encode())
+        except OSError:
+            with suppress(OSError):
+                stream.truncate(size)
+            raise
+
+
+def _line_end(path: Path, size: int) -> str:
+    """Return the line feed that the last line of a file lacks, as after a killed process; else an empty string."""
+    if not size:
+        return ""
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return "" if stream.read(1) == b"\n" else "\n"
+
+
+def as_record(line: str) -> dict[str, Any] | None:
+    """Return the record that a line holds, or None if the line is torn: it begins as a record and is no JSON.
+
+    Raises:
+        ValueError: for a line that is neither.
+    """
+    try:
+        record = read_as_json(line)
+    except ValueError:
+        # a power cut can leave zeros in place of what was written
+        if line.strip("\0 \r\t")[:1] in ("", "{"):
+            return None
+        raise
+    if not isinstance(record, dict):
+        raise ValueError(f"it is {line.strip()[:40]}")
+    return record
+
+
+def numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the records of a file of JSON lines with the numbers of their lines, none if there is no such file.
+
+    A torn line, which a killed process leaves, is left out wherever it stands: what it lacks is nowhere.
+
+    Raises:
+        ValueError: for any other line that holds no record; the message has file and line.
+    """
+    if not path.is_file():
+        return []
+    records = []
+    for number, line in enumerate(lines_of(path.read_text(encoding="utf-8", errors="replace")), 1):
+        try:
+            record = as_record(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is no record ({error}). Restore the file, or delete the line.") from error
+        if record is not None:
+            records.append((number, record))
     return records
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of JSON lines, as `numbered_lines` does, without numbers."""
+    return [record for _, record in numbered_lines(path)]
 
 
 def lines_of(text: str) -> list[str]:
@@ -134,8 +183,8 @@ def lines_of(text: str) -> list[str]:
 
 
 def restore_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a line stream with exactly these records, only if it differs from them."""
-    content = "".join(as_line(record) for record in records).encode()
+    """Write a file of JSON lines with exactly these records, only if it differs from them."""
+    content = "".join(map(as_line, records)).encode()
     if (path.read_bytes() if path.exists() else b"") != content:
         write_bytes(path, content)
 
@@ -144,7 +193,7 @@ def finite(value: Any) -> Any:
     """Return the value with None for NaN and infinities, which JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from headwise_verdict.files.durable import append_line, lines_of
+from headwise_verdict.files.durable import append_lines, lines_of
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.decision import ACCEPT, GO_ON, Decision
 
@@ -182,7 +182,7 @@ class Ledger:
     def _append(self, candidate: str, entry: dict[str, Any]) -> None:
         record = dict(zip(QUESTION, (candidate, *self.asked))) | entry
         before = self._records()
-        append_line(self.path, record | {"digest": _chained(record, before[-1]["digest"] if before else "")})
+        append_lines(self.path, [record | {"digest": _chained(record, before[-1]["digest"] if before else "")}])
 
     def best(self) -> str:
         """Return the sentence about accepted candidates, which were chosen for being high."""

@@ -12,8 +12,8 @@ from typing import Any, NotRequired, cast
 # From typing_extensions, which torch requires: pydantic supports typing's own only from Python 3.12 on.
 from typing_extensions import TypedDict
 
-from headwise_verdict.files.durable import lines_of
-from headwise_verdict.files.foreign_text import printable, read_as_json
+from headwise_verdict.files.durable import numbered_lines
+from headwise_verdict.files.foreign_text import printable
 
 
 class Record(TypedDict):
@@ -71,26 +71,15 @@ def figures_among(lines: Iterable[Line]) -> list[Record]:
 def read_health(path: Path) -> list[Line]:
     """Return the lines of a file of JSON lines, or an empty list without such a file.
 
-    A torn line, which a killed run leaves, is skipped.
-
     Raises:
         ValueError: if a whole line is neither a record nor an alert; the message has file, line and field.
     """
-    if not path.is_file():
-        return []
-    lines: list[Line] = []
-    for number, text in enumerate(lines_of(path.read_text(encoding="utf-8", errors="replace")), 1):
-        try:
-            value = read_as_json(text)
-        except ValueError:
-            continue
-        lines.append(_checked(value, path, number))
-    return lines
+    return [_checked(record, path, number) for number, record in numbered_lines(path)]
 
 
-def _checked(value: Any, path: Path, number: int) -> Line:
+def _checked(value: dict[str, Any], path: Path, number: int) -> Line:
     pydantic = import_module("pydantic")
-    is_alert = isinstance(value, dict) and "alert" in value
+    is_alert = "alert" in value
     try:
         return _reader(is_alert).validate_python(_restore_non_finite(printable(value)))
     except pydantic.ValidationError as error:
@@ -106,9 +95,7 @@ def _reader(is_alert: bool) -> Any:
     return import_module("pydantic").TypeAdapter(Alert if is_alert else Record)
 
 
-def _restore_non_finite(line: Any) -> Any:
+def _restore_non_finite(line: dict[str, Any]) -> dict[str, Any]:
     """Return a line with the NaN or infinity that was written as null, because JSON cannot hold it."""
-    if not isinstance(line, dict):
-        return line
     lost = {"value": math.nan, "low": math.nan, "high": math.nan, "threshold": math.inf}
     return {key: lost[key] if value is None and key in lost else value for key, value in line.items()}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from headwise_verdict.files.durable import lines_of
+from headwise_verdict.files.durable import numbered_lines
 from headwise_verdict.files.foreign_text import printable, read_as_json
 from headwise_verdict.results.analysis_record import Analysis, FindingsRecord
 from headwise_verdict.results.digests import digest_of
@@ -87,7 +87,7 @@ def checked_maps(path: Path) -> MapsRecord:
 def read_epochs(path: Path) -> list[EpochLine]:
     """Return the lines of metrics.jsonl; raise ValueError for an invalid line."""
     lines = []
-    for number, record in enumerate(read_lines(path), 1):
+    for number, record in numbered_lines(path):
         try:
             lines.append(_valid(EpochLine, record))
         except ValidationError as error:
@@ -135,28 +135,6 @@ def read_whole_json(path: Path) -> Any:
         return read_as_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, none if the file does not exist.
-
-    An incomplete last line is ignored. Raises ValueError for a damaged line before the last.
-    """
-    if not path.is_file():
-        return []
-    lines = lines_of(path.read_text(encoding="utf-8", errors="replace"))
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = read_as_json(line)
-        except ValueError as error:
-            if number == len(lines):
-                continue
-            raise ValueError(f"{path}, line {number}, is not valid JSON ({error}). {AGAIN}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}, is not a record but {line.strip()[:40]}. {AGAIN}")
-        records.append(record)
-    return records
 
 
 def _dictionary(path: Path, content: Any) -> dict[str, Any]:
