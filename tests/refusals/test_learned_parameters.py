@@ -132,6 +132,38 @@ def test_learned_parameters_of_a_model_without_numbers_have_none_either(text):
     assert not any("headwise" in name for name in model.state_dict())
 
 
+@pytest.mark.parametrize("text", ["AttentionSink(learned=False)", "SSMax(learned=False)", "QKClip(threshold=0.01)"])
+def test_numbers_that_no_state_dict_holds_survive_empty_memory(text, monkeypatch):
+    made = fresh(HOSTS["torch"])
+    handles = [headwise.regularize(made, *headwise.parse(text))]
+    with torch.device("meta"):
+        model = fresh(HOSTS["torch"])
+    handles.append(headwise.regularize(model, *headwise.parse(text)))
+    empty = torch.empty_like
+    # memory that was not written holds anything
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: empty(*args, **kwargs).fill_(1e4))
+    model.to_empty(device="cpu")
+    monkeypatch.undo()
+    model.load_state_dict(made.state_dict())
+    args, kwargs = HOSTS["torch"].batch()
+    for handle in handles:
+        handle.model.train()(*args, **kwargs).sum().backward()
+        handle.after_step()
+    assert all(torch.equal(x, y) for x, y in zip(made.parameters(), model.parameters(), strict=True))
+    assert torch.equal(made.eval()(*args, **kwargs), model.eval()(*args, **kwargs))
+
+
+def test_maxima_of_a_step_move_with_the_model():
+    net = fresh(HOSTS["torch"])
+    handle = headwise.regularize(net, headwise.QKClip())
+    args, kwargs = HOSTS["torch"].batch()
+    net.train()(*args, **kwargs)
+    before = [state.tensor("largest").clone() for f in handle.fitted for state in f.states]
+    net.double()
+    after = [state.tensor("largest") for f in handle.fitted for state in f.states]
+    assert all(torch.isfinite(x).all() and torch.equal(x.double(), y) for x, y in zip(before, after, strict=True))
+
+
 def test_quantized_weights_do_not_set_the_precision_of_what_is_learned():
     layer = torch.nn.Module()
     layer.packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from headwise.borders import own_modules
+from headwise.borders import in_transform, own_modules
 from headwise.numerics.kernels import capturing
 
 # Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
@@ -16,6 +16,26 @@ TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # The name of an empty buffer. Loading the state dict into a plain model fails, and torch's error shows this name, which
 # states the remedy.
 ADVICE = "fold_before_saving_or_regularize_before_loading"
+
+
+class _Home(nn.Module):
+    """Holds what one method keeps on a site.
+
+    Buffers that no state dict holds get their number again where `to_empty()` has left memory without numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fills: dict[str, tuple[float, bool]] = {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: getattr(self, name).is_meta for name in self.fills}
+        super()._apply(fn, recurse)
+        for name, (number, written) in self.fills.items():
+            # What a forward has written moves with the model, which only the meta device tells from `to_empty()`.
+            if before[name] or not written:
+                getattr(self, name).fill_(number)
+        return self
 
 
 class MethodState:
@@ -42,13 +62,13 @@ class MethodState:
         """Return a live strength of the method, a 0-d tensor."""
         return self.strengths[name]
 
-    def _home(self) -> nn.Module:
+    def _home(self) -> _Home:
         if "headwise" not in own_modules(self._owner):
             self._owner.add_module("headwise", nn.Module())
         root = self._owner.get_submodule("headwise")
         if self._name not in own_modules(root):
-            root.add_module(self._name, nn.Module())
-        return root.get_submodule(self._name)
+            root.add_module(self._name, _Home())
+        return cast(_Home, root.get_submodule(self._name))
 
     def _trainable_weight(self) -> Tensor | None:
         """Return a parameter of the layer itself in a trainable dtype, which quantized weights are not."""
@@ -86,6 +106,16 @@ class MethodState:
         self._home().register_buffer(name, value, persistent=saved)
         return value
 
+    def fill(self, name: str, size: int, number: float, *, written: bool = False) -> None:
+        """Register a buffer (size,) of one number, which is no part of the state dict.
+
+        `written` says that forwards write it; `to_empty()` then keeps the number for models on the meta device alone.
+        """
+        device = next((p.device for p in self._owner.parameters()), None)
+        home = self._home()
+        home.fills[name] = (number, written)
+        home.register_buffer(name, torch.full((size,), number, device=device), persistent=False)
+
     def tensor(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name.
 
@@ -99,6 +129,20 @@ class MethodState:
         if not isinstance(value, Tensor):
             raise AttributeError(f"{self._name} keeps no {name!r} on this site")
         return value
+
+    def writable(self, name: str) -> Tensor:
+        """Return a buffer that a forward writes.
+
+        Raises:
+            RuntimeError: in a transform of torch.func, which may write nothing that it did not make.
+        """
+        if in_transform():
+            raise RuntimeError(
+                f"{self._name} keeps numbers of each training forward, and transforms of torch.func (grad, vmap, jvp) "
+                f"may write none: switch the model to evaluation with eval(), use torch.autograd, or leave "
+                f"{self._name} out"
+            )
+        return self.tensor(name)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return all that the method learns on the site."""

@@ -38,11 +38,10 @@ class AttentionSink(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        start = torch.full((site.heads,), self.logit)
         if self.learned:
-            state.parameter("logit", start)
+            state.parameter("logit", torch.full((site.heads,), self.logit))
         else:
-            state.buffer("logit", start)
+            state.fill("logit", site.heads, self.logit)
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if call.sinks is not None:

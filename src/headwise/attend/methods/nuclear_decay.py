@@ -12,7 +12,7 @@ from headwise.attend import projections
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.site import Site
-from headwise.attend.projections.gram_penalty import gram_penalty
+from headwise.attend.projections.gram_penalty import gram_penalty, in_transforms
 from headwise.attend.projections.newton_schulz import cubics
 from headwise.attend.projections.products import factors, refusal, weighted_products
 from headwise.borders import in_transform
@@ -62,8 +62,11 @@ def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
     """Return the nuclear norms (H,) of Aᵀ·B for factors (H, d, C), (H, d, C'), with subgradient U·Vᵀ."""
     # QR and SVD do not support half precision.
     with torch.autocast(a.device.type, enabled=False):
-        if torch.compiler.is_compiling() or in_transform():
+        if torch.compiler.is_compiling():
             return _by_vectors(a, b, *singular_vectors(a, b))
+        if in_transform():
+            # What a transform differentiates may be differentiated again, for which U and V are no constants.
+            return in_transforms(norms_by_products, *(x @ x.mT for x in (a.double(), b.double()))).to(a.dtype)
         norms: Tensor = _NuclearNorm.apply(a, b)
         return norms
 
@@ -114,9 +117,12 @@ def norms_by_products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     by and by, with a subgradient between 0 and that of the norm.
     """
     square = (a * b).sum((-1, -2), keepdim=True)
-    sizes = [torch.linalg.vector_norm(x, dim=(-1, -2), keepdim=True) for x in (a, b)]
-    # Below, the product is what rounding of the Gram matrices has left.
-    scale = torch.where(square > ROUNDING * sizes[0] * sizes[1], square.rsqrt(), 0)
+    with torch.no_grad():
+        sizes = [torch.linalg.vector_norm(x, dim=(-1, -2), keepdim=True) for x in (a, b)]
+        # Below, the product is what rounding of the Gram matrices has left.
+        nonzero = square > ROUNDING * sizes[0] * sizes[1]
+    # The root of a 0 that is not selected would still give a gradient that is not a number.
+    scale = torch.where(nonzero, torch.where(nonzero, square, 1.0).rsqrt(), 0.0)
     w, z = a * scale, b * scale
     one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
     for factor in CUBICS:

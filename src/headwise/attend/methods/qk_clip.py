@@ -71,9 +71,7 @@ class QKClip(Method):
                     raise ValueError(
                         f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm fixes: use one of them"
                     )
-        query = _powers(site, self.balance)[0][0]
-        device = getattr(query.module, query.name).device
-        state.buffer("largest", torch.full((query.heads,), float("-inf"), device=device))
+        state.fill("largest", _powers(site, self.balance)[0][0].heads, float("-inf"), written=True)
         for states in _sharing(site):
             states.append(state)
 
@@ -89,7 +87,7 @@ class QKClip(Method):
         # weights does not shrink.
         plain = call.query_block is None and (call.mask is None or call.mask.dtype == torch.bool)
         mask, causal = (call.mask, call.causal) if plain else (call.allowed(), False)
-        largest = call.state(self).tensor("largest")
+        largest = call.state(self).writable("largest")
         real = call.real_queries_at_hand()
         # Up to the threshold only that it was not passed counts, which the norms of queries and keys often show alone.
         now = largest_logits(call.q, call.k, mask, causal, call.scale, real, enough=self.threshold).amax(0)

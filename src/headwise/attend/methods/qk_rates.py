@@ -15,7 +15,7 @@ from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.site import Site
-from headwise.attend.methods.reparametrization import hold, release
+from headwise.attend.methods.reparametrization import hold, release, without_numbers
 from headwise.attend.projections import ProjectionError, together
 from headwise.attend.projections.adapted import MERGE, is_adapted
 from headwise.attend.projections.block import as_rows, overwrite_, whole
@@ -55,6 +55,8 @@ class QKRates(Method):
     def refuse(self, site: Site) -> str | None:
         if site.qk_norm:
             return "would change no logit: the host normalises queries and keys itself"
+        if reason := without_numbers(site):
+            return reason
         try:
             pieces = _pieces(site)
         except ProjectionError as error:
@@ -97,7 +99,7 @@ class QKRates(Method):
         noted = [state for site, state in fits if site.module.training and _stackable(state)]
         if noted:
             targets = [getattr(*of).detach() for state in noted for of in state.kept("parameters")]
-            copy_all_([old for state in noted for old in _before(state)], targets)
+            copy_all_([old for state in noted for old in _before(state, written=True)], targets)
         for state in noted:
             state.keep("noted", True)
 
@@ -111,7 +113,7 @@ class QKRates(Method):
         # The weights before a step are those of the last forward, even if others were loaded since the last step.
         state = call.state(self)
         if not state.kept("noted"):
-            for (module, name), old in zip(state.kept("parameters"), _before(state), strict=True):
+            for (module, name), old in zip(state.kept("parameters"), _before(state, written=True), strict=True):
                 old.copy_(getattr(module, name).detach())
         return q, k, v
 
@@ -237,9 +239,10 @@ def _stackable(state: MethodState) -> bool:
     )
 
 
-def _before(state: MethodState) -> list[Tensor]:
-    """Return the parameters of a layer before the step."""
-    return [state.tensor(f"before_{index}") for index in range(len(state.kept("parameters")))]
+def _before(state: MethodState, *, written: bool = False) -> list[Tensor]:
+    """Return the parameters of a layer before the step; `written` if a forward writes them."""
+    find = state.writable if written else state.tensor
+    return [find(f"before_{index}") for index in range(len(state.kept("parameters")))]
 
 
 def _pieces(site: Site) -> dict[str, Piece]:

@@ -115,7 +115,7 @@ class ReAttention(Method):
         state = call.state(self)
         with torch.no_grad():
             for name, new in (("mean", mean), ("variance", variance)):
-                running = state.tensor(name)
+                running = state.writable(name)
                 running.lerp_(new.to(running.dtype), share.to(running.dtype) if isinstance(share, Tensor) else share)
 
     def _affine(self, call: Call, of_batch: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:

@@ -82,10 +82,17 @@ def restore(module: nn.Module, name: str, *, folded: bool) -> None:
         own_parameters(module)[key] = own_parameters(module).pop(key)
 
 
-def refusal(site: Site, who: str) -> str | None:
-    """Return the reason why the weights of a site cannot be reparametrized, or None if they can."""
+def without_numbers(site: Site) -> str | None:
+    """Return the reason why a method that reads weights when it is fitted cannot act on the meta device, or None."""
     if any(p.is_meta for p in site.module.parameters()):
         return "needs the numbers of the weights, and these have none (meta device): load them first, then regularize"
+    return None
+
+
+def refusal(site: Site, who: str) -> str | None:
+    """Return the reason why the weights of a site cannot be reparametrized, or None if they can."""
+    if reason := without_numbers(site):
+        return reason
     try:
         layer = projections.of(site)
         for stream in layer.streams():

@@ -38,11 +38,10 @@ class SSMax(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        start = torch.full((site.heads,), self.scale)
         if self.learned:
-            state.parameter("scale", start)
+            state.parameter("scale", torch.full((site.heads,), self.scale))
         else:
-            state.buffer("scale", start)
+            state.fill("scale", site.heads, self.scale)
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         scale = call.state(self).tensor("scale")[:, None, None]

@@ -92,16 +92,16 @@ class Normed(nn.Module):
         """
         stackable = weight.device.type in together.TOGETHER_ON and not (self.axis and weight.dim() > 2)
         if torch.compiler.is_compiling() or not stackable or not is_plain(weight) or in_transform():
-            return self.traced(weight)
+            return self.traced(weight, self.gain)
         computed = taken(self, weight)
         return RowGroup([self], self.axis).compute([weight])[0] if computed is None else computed
 
-    def traced(self, weight: Tensor) -> Tensor:
+    def traced(self, weight: Tensor, gain: Tensor) -> Tensor:
         """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
         # In the weight's own dtype, like a plain parameter; autocast rounds it later, in the layer.
         with torch.autocast(weight.device.type, enabled=False):
             norms = self._norms(weight)
-            return (at_least_fp32(weight) * (self.gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)
+            return (at_least_fp32(weight) * (gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)
 
     @torch.no_grad()
     def rescale_(self, weight: Tensor, factors: Tensor, axis: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.core.method_state import strengths_on
+from headwise.borders import in_transform
 
 Factors = tuple[Tensor, Tensor]
 # from the Gram matrices of A and of B, each (N, d, d), to the values (N,), Z and W
@@ -32,7 +33,7 @@ def gram_penalty(products: Sequence[Weighted], form: Form, dtype: torch.dtype | 
 
     Args:
         products: the products; those whose factors agree in heads, head size, dtype and device become one term.
-        form: computes f, Z and W.
+        form: computes f, Z and W, by operators that can be differentiated.
         dtype: of the Gram matrices; by default that of the factors.
     """
     groups: dict[Any, list[Weighted]] = {}
@@ -47,7 +48,7 @@ def gram_penalty(products: Sequence[Weighted], form: Form, dtype: torch.dtype | 
         # In half precision sums of squares would have about three digits.
         with torch.autocast(device.type, enabled=False):
             # The compiler writes its own backward.
-            run = _traced if torch.compiler.is_compiling() else _GramPenalty.apply
+            run = _traced if torch.compiler.is_compiling() else _transformed if in_transform() else _GramPenalty.apply
             terms.append(run(form, dtype or flat[0].dtype, strengths, *flat))
     return terms
 
@@ -74,6 +75,47 @@ class _GramPenalty(torch.autograd.Function):
         return (None, None, None, *grads)
 
 
+class _InTransforms(torch.autograd.Function):
+    """f of the Gram matrices, by its own first derivatives: those of an iteration lose half of the digits when they are
+    differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(form: Form, a: Tensor, b: Tensor) -> Tensor:
+        return form(a, b)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Form, Tensor, Tensor], output: Tensor) -> None:
+        ctx.form = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[None, Tensor, Tensor]:
+        # ⟨Z·A, dA⟩ = ⟨½·Z, d(A·Aᵀ)⟩
+        _, z, w = ctx.form(*ctx.saved_tensors)
+        half = 0.5 * above[..., None, None]
+        return None, half * z, half * w
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, of_a: Tensor, of_b: Tensor) -> Tensor:
+        _, z, w = ctx.form(*ctx.saved_tensors)
+        return 0.5 * (z * of_a + w * of_b).sum((-1, -2))
+
+
+def in_transforms(form: Form, a: Tensor, b: Tensor) -> Tensor:
+    """Return f (N,) from Gram matrices (N, d, d), which transforms of torch.func can differentiate again and again."""
+    value: Tensor = _InTransforms.apply(form, a, b)
+    return value
+
+
+def _transformed(form: Form, dtype: torch.dtype, strengths: Tensor, *factors: Tensor) -> Tensor:
+    a, b = (_grams(factors[side::2], dtype) for side in (0, 1))
+    values = in_transforms(form, a.flatten(0, 1), b.flatten(0, 1)).view(a.shape[:2])
+    return (values.sum(1) * strengths.to(dtype)).sum().to(factors[0].dtype)
+
+
 def _traced(form: Form, dtype: torch.dtype, strengths: Tensor, *factors: Tensor) -> Tensor:
     with torch.no_grad():
         value, *slopes = _by_product(form, dtype, strengths, factors)
@@ -98,7 +140,7 @@ def _by_product(
 
 def _grams(factors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the Gram matrices (products, H, d, d) of factors (H, d, C)."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
         return torch.stack([wide @ wide.mT for wide in (factor.to(dtype) for factor in factors)])
     heads, size = factors[0].shape[:2]
     grams = factors[0].new_empty(len(factors), heads, size, size, dtype=dtype)

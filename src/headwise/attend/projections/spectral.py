@@ -157,15 +157,15 @@ class Spectral(nn.Module):
         On CUDA the first layer of a forward of the whole model computes the weights of all.
         """
         if torch.compiler.is_compiling() or self.tiling is None or not is_plain(weight) or in_transform():
-            return self.traced(weight)
+            return self.traced(weight, self.gamma)
         computed = taken(self, weight)
         return Group([self], [self.tiling]).compute([weight])[0] if computed is None else computed
 
-    def traced(self, weight: Tensor) -> Tensor:
+    def traced(self, weight: Tensor, gamma: Tensor | None) -> Tensor:
         """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
         with torch.autocast(weight.device.type, enabled=False):
             sigma = self.sigma(weight)
-            ratio = 1 / sigma if self.gamma is None else self.gamma.to(sigma.dtype) / sigma
+            ratio = 1 / sigma if gamma is None else gamma.to(sigma.dtype) / sigma
             factor = torch.cat([ratio, ratio.new_ones(1)])[self.owner]
             shape = [1] * weight.dim()
             shape[self.axis] = -1

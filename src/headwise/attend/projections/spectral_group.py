@@ -45,7 +45,7 @@ class Member(Protocol):
     def plain_weight(self) -> nn.Parameter | None:
         """Return the parametrized weight if it is a plain parameter on one device."""
 
-    def traced(self, weight: Tensor) -> Tensor:
+    def traced(self, weight: Tensor, gamma: Tensor | None) -> Tensor:
         """Return the reparametrized weight by operators that can be differentiated twice."""
 
 
@@ -168,7 +168,10 @@ class _Computed(torch.autograd.Function):
             )
         given = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
         if torch.is_grad_enabled():
-            made = [s.traced(w) for s, w in zip(group.spectrals, weights, strict=True)]
+            # The gammas of the forward: a functional call brings its own, and the modules have theirs again by now.
+            own = iter(gammas)
+            pairs = zip(group.spectrals, weights, strict=True)
+            made = [s.traced(w, None if s.gamma is None else next(own)) for s, w in pairs]
             return (None, None, *differentiable(made, given, ctx.tensors))
         (a, b), (gamma, sigma, norm) = ctx.vectors, ctx.sizes
         stack, above = stacked(weights, group.tilings), stacked(given, group.tilings)

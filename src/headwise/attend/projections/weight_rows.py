@@ -25,7 +25,7 @@ class Member(Protocol):
     gain: nn.Parameter
     axis: int
 
-    def traced(self, weight: Tensor) -> Tensor:
+    def traced(self, weight: Tensor, gain: Tensor) -> Tensor:
         """Return the reparametrized weight by operators that can be differentiated twice."""
 
 
@@ -78,7 +78,8 @@ class _Computed(torch.autograd.Function):
             )
         given = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
         if torch.is_grad_enabled():
-            made = [member.traced(w) for member, w in zip(group.members, weights, strict=True)]
+            # The gains of the forward: a functional call brings its own, and the modules have theirs again by now.
+            made = [m.traced(w, gain) for m, w, gain in zip(group.members, weights, gains, strict=True)]
             return (None, None, *differentiable(made, given, ctx.tensors))
         counts = [len(x) for x in gains]
         with torch.autocast(weights[0].device.type, enabled=False):
