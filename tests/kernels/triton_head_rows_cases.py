@@ -119,13 +119,13 @@ def cases():
         def form(v):
             return exponential._exponential(v, m.to(v.dtype), low, high)
 
-        return [v], form, lambda v: exponential._Exponential.apply(v, m, low, high)
+        return [v], form, lambda v: exponential._exponential_by_kernel(v, m, low, high)
 
     def logarithm(x):
         o = x.rows().abs() + 0.1
         o[:, :, 0] = 0.0
         m = 3 * x.rows()[:, :, :1]
-        return [o], lambda o: exponential._logarithm(o, m, 2.5), lambda o: exponential._Logarithm.apply(o, m, 2.5)
+        return [o], lambda o: exponential._logarithm(o, m, 2.5), lambda o: exponential._logarithm_by_kernel(o, m, 2.5)
 
     def moved(kind, causal, more=0, same=False):
         def made(x):

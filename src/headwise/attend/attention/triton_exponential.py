@@ -87,32 +87,32 @@ def logarithm_back_kernel(
     tl.store(at_rows(do_at, b, h, first, db, dh, dt, BT, BD), do.to(do_at.dtype.element_ty), mask=inside)
 
 
-def exponential(v: Tensor, m: Tensor, e: Tensor, low: float, high: float) -> None:
-    """Fill e with exp(v - m + high), for contiguous m (B, H, 1, D) and exponents from `low` to `high`."""
-    v = rows(v)
+def exponential_rows(v: Tensor, m: Tensor, low: float, high: float, e: Tensor) -> None:
+    """Fill e with exp(v - m + high), for m (B, H, 1, D) and exponents from `low` to `high`."""
+    v, m = rows(v), m.contiguous()
     with torch.cuda.device_of(v):
         exponential_kernel[_grid(v)](v, m, e, low, high, *strides(v, e), v.shape[1], v.shape[2], **sizes(v))
 
 
-def exponential_backward(g: Tensor, v: Tensor, m: Tensor, dv: Tensor, low: float, high: float) -> None:
-    """Fill dv with the gradient of v."""
-    g, v = rows(g), rows(v)
+def exponential_rows_backward(g: Tensor, v: Tensor, m: Tensor, low: float, high: float, made: list[Tensor]) -> None:
+    """Fill `made`, the gradient of v."""
+    (dv,), g, v, m = made, rows(g), rows(v), m.contiguous()
     with torch.cuda.device_of(v):
         exponential_back_kernel[_grid(v)](
             g, v, m, dv, low, high, *strides(g, v, dv), v.shape[1], v.shape[2], **sizes(v)
         )
 
 
-def logarithm(o: Tensor, m: Tensor, y: Tensor, high: float) -> None:
+def logarithm_rows(o: Tensor, m: Tensor, high: float, y: Tensor) -> None:
     """Fill y with log(o) + m - high, and 0 where o is 0."""
-    o = rows(o)
+    o, m = rows(o), m.contiguous()
     with torch.cuda.device_of(o):
         logarithm_kernel[_grid(o)](o, m, y, high, *strides(o, y), o.shape[1], o.shape[2], **sizes(o))
 
 
-def logarithm_backward(g: Tensor, o: Tensor, do: Tensor) -> None:
-    """Fill `do` with the gradient of o."""
-    g, o = rows(g), rows(o)
+def logarithm_rows_backward(g: Tensor, o: Tensor, m: Tensor, high: float, made: list[Tensor]) -> None:
+    """Fill `made`, the gradient of o, which m and `high` do not change."""
+    (do,), g, o = made, rows(g), rows(o)
     with torch.cuda.device_of(o):
         logarithm_back_kernel[_grid(o)](g, o, do, *strides(g, o, do), o.shape[1], o.shape[2], **sizes(o))
 
