@@ -140,10 +140,10 @@ LAUNCHES = {
 READS = {"medians": 2}
 # where the backward operators have the list of saved tensors
 SAVED = {
-    "attend_rows_backward": 4,
-    "attend_with_lse_backward": 2,
+    "attend_rows_backward": 1,
+    "attend_with_lse_backward": 1,
     "attend_with_sinks_backward": 1,
-    "attend_dropped_backward": 2,
+    "attend_dropped_backward": 1,
     "attend_edited_backward": 2,
 }
 # where other operators say whether they are causal; the default is after q, k, v and a mask

@@ -92,7 +92,7 @@ def test_torchs_own_checks_of_operators_pass(kind):
     with torch.no_grad():
         outputs = attend_with_lse(*given)
     saved = [x.detach() for x in (*given[:3], *outputs)]
-    torch.library.opcheck(attend_with_lse_backward, (outputs[0], outputs[1], saved, *given[3:]))
+    torch.library.opcheck(attend_with_lse_backward, ([outputs[0], outputs[1]], saved, *given[3:]))
 
 
 @pytest.mark.parametrize("kind", ["none", "bool"])

@@ -94,7 +94,7 @@ def test_torchs_own_checks_of_operators_pass(kind, causal, dtype):
     with torch.no_grad():
         outputs = attend_rows(*given)
     saved = [x.detach() for x in (*given[:3], *outputs)]
-    torch.library.opcheck(attend_rows_backward, (outputs[0], None, outputs[2], None, saved, *given[3:]))
+    torch.library.opcheck(attend_rows_backward, ([outputs[0], None, outputs[2], None], saved, *given[3:]))
 
 
 def test_sums_over_many_values_stay_below_the_largest_number_of_fp16():

@@ -67,7 +67,7 @@ def test_torchs_own_checks_of_operators_pass(kind):
         out, total = registered_sinks(*ours)
     saved = [x.detach() for x in (*ours[:3], out, total, ours[3])]
     for learned in (True, False):
-        torch.library.opcheck(attend_with_sinks_backward, (torch.randn_like(out), saved, *ours[4:], learned))
+        torch.library.opcheck(attend_with_sinks_backward, ([torch.randn_like(out), None], saved, *ours[4:], learned))
 
 
 @pytest.mark.parametrize("kind", ["none", "bool"])
@@ -79,7 +79,7 @@ def test_second_derivatives_are_those_of_the_matrix(kind):
 def test_the_method_attends_by_it(monkeypatch):
     called = []
     monkeypatch.setattr(
-        sink_rows, "_attend", lambda *given, run=sink_rows._attend: called.append(len(given)) or run(*given)
+        sink_rows, "_operator", lambda *given, run=sink_rows._operator: called.append(len(given)) or run(*given)
     )
     q, k, v = (torch.randn(2, 3, 70, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
     mask = torch.ones(70, dtype=torch.bool).expand(2, 1, 1, 70)

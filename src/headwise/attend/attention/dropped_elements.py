@@ -12,9 +12,9 @@ from torch import Tensor
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.attention.row_statistics import blocks, masked
 from headwise.attend.attention.second_derivatives import dropped_by_matrix, gradients
-from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.kernels import kernels_run_on
 from headwise.numerics.masked import allowed_keys
-from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.operators import AttentionOperator, rows_like, without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -53,11 +53,10 @@ def attend_dropped(
         renormalize: whether the remaining weights of a row are divided by their sum instead of by 1 - p.
         samples: number of draws along B; B / samples consecutive entries share one.
     """
-    inputs = (q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
-    if calls_are_seen(q, k, v):
-        found: tuple[Tensor, Tensor, Tensor] = registered_dropped(*inputs)
-        return found
-    return _Dropped.apply(*inputs) if torch.is_grad_enabled() else _attend(*inputs)
+    found: tuple[Tensor, Tensor, Tensor] = _operator(
+        q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples
+    )
+    return found
 
 
 def _attend(
@@ -83,66 +82,14 @@ def _attend(
         return _forward(q, k, v, mask, causal, scale, drawn, renormalize)
 
 
-@torch.library.custom_op("headwise::attend_dropped", mutates_args=())
-def registered_dropped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    key: Tensor,
-    salt: int,
-    p: Tensor,
-    window: int,
-    renormalize: bool,
-    samples: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `attend_dropped`, as the operator that compilers and counters see."""
-    out, *rest = _attend(q, k, v, mask, causal, scale, key, salt, p, window, renormalize, samples)
-    return rows_first(out), rest[0], rest[1]
-
-
-@registered_dropped.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    key: Tensor,
-    salt: int,
-    p: Tensor,
-    window: int,
-    renormalize: bool,
-    samples: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return as_hosts(v, q.shape[1], q.shape[2]), rows, rows.new_empty(rows.shape, dtype=torch.int32)
-
-
-@torch.library.custom_op("headwise::attend_dropped_backward", mutates_args=())
-def attend_dropped_backward(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    salt: int,
-    window: int,
-    renormalize: bool,
-    samples: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; `saved` is q, k, v, the forward's three outputs, the key and p."""
-    found = _gradients_of(g_out, g_lse, saved, mask, causal, scale, salt, window, renormalize, samples)
-    return rows_first(found[0]), rows_first(found[1]), rows_first(found[2])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    q, k, v, mask, causal, scale, key, salt, p, *rest = inputs
+    # Cloned: set() writes the next step's p into the same tensor, possibly before backward reads it.
+    return (q, k, v, *output, key, p.clone()), (mask, causal, scale, salt, *rest)
 
 
 def _gradients_of(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
+    grads: Sequence[Tensor | None],
     saved: list[Tensor],
     mask: Tensor | None,
     causal: bool,
@@ -152,7 +99,7 @@ def _gradients_of(
     renormalize: bool,
     samples: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, out, lse, first, key, p = saved
+    (g_out, g_lse, _), (q, k, v, out, lse, first, key, p) = grads, saved
     kernels = _kernels(q, k, v)
     drawn = Drawn(q, k, key, salt, p, window, samples)
     with without_autocast(q.device):
@@ -169,23 +116,6 @@ def _gradients_of(
         return _backward(g_out, level, q, k, v, lse, first, mask, causal, scale, drawn, renormalize)
 
 
-@attend_dropped_backward.register_fake
-def _(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    salt: int,
-    window: int,
-    renormalize: bool,
-    samples: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
-    return q, k, v
-
-
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     """Return the module of Triton kernels if it can compute this call, or None for the blocks in Python."""
     if not kernels_run_on(q.device):
@@ -195,47 +125,41 @@ def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     return triton_dropped if triton_dropped.supports(q, k, v) else None
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.mask, ctx.causal, ctx.scale, key, ctx.salt, p, ctx.window, ctx.renormalize, ctx.samples = inputs
-    # Cloned: set() writes the next step's p into the same tensor, possibly before backward reads it.
-    ctx.save_for_backward(q, k, v, *output, key, p.clone())
-    ctx.mark_non_differentiable(output[2])
-    ctx.set_materialize_grads(False)
+def _again(
+    grads: Sequence[Tensor | None],
+    saved: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    salt: int,
+    window: int,
+    renormalize: bool,
+    samples: int,
+) -> list[Tensor | None]:
+    q, k, v, _, _, first, key, p = saved
+    drawn = Drawn(q, k, key, salt, p, window, samples)
+
+    def form(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return dropped_by_matrix(q, k, v, mask, causal, scale, drawn, renormalize, first)
+
+    return gradients(form, (q, k, v), grads[:2])
 
 
-def _gradients(ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if g_out is None and g_lse is None:
-        return (None,) * 12
-    saved, call = list(ctx.saved_tensors), (ctx.mask, ctx.causal, ctx.scale)
-    settings = (ctx.salt, ctx.window, ctx.renormalize, ctx.samples)
-    of_inputs: Sequence[Tensor | None]
-    if torch.is_grad_enabled():
-        # create_graph=True
-        q, k, first, key, p = saved[0], saved[1], *saved[5:]
-        drawn = Drawn(q, k, key, ctx.salt, p, ctx.window, ctx.samples)
-        of_inputs = gradients(
-            lambda q, k, v: dropped_by_matrix(q, k, v, *call, drawn, ctx.renormalize, first), saved[:3], (g_out, g_lse)
-        )
-    elif calls_are_seen(*saved[:3]):
-        of_inputs = attend_dropped_backward(g_out, g_lse, saved, *call, *settings)
-    else:
-        of_inputs = _gradients_of(g_out, g_lse, saved, *call, *settings)
-    return (*of_inputs, *(None,) * 9)
+def _like(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return *rows_like(q, v, 1), q.new_empty(q.shape[:3], dtype=torch.int32)
 
 
-registered_dropped.register_autograd(_gradients, setup_context=_save)
-
-
-class _Dropped(torch.autograd.Function):
-    """`attend_dropped` where operators are not seen."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        output = _attend(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients)
+_operator = AttentionOperator(
+    "attend_dropped(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, Tensor key, int salt, "
+    "Tensor p, int window, bool renormalize, int samples) -> (Tensor, Tensor, Tensor)",
+    _attend,
+    _gradients_of,
+    _again,
+    like=_like,
+    settings="Tensor? mask, bool causal, float scale, int salt, int window, bool renormalize, int samples",
+    keep=_keep,
+    frozen=2,
+)
 
 
 def _forward(

@@ -9,7 +9,6 @@ output, and gets a dO so small that nothing but g is left of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from headwise.attend.attention.row_statistics import attend_whole, gradients_of
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
 from headwise.attend.attention.softmax import flash, has_flash
 from headwise.borders import flash_on_cpu_backward, flash_on_cuda, flash_on_cuda_backward
-from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
-from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics.operators import AttentionOperator, rows_like, without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 # The length of dO in rows where it is 0. Its inverse times a gradient stays within the range of bf16 and fp32.
@@ -34,12 +33,8 @@ def attend_with_lse(
     By torch's flash kernels where `flash_takes` the call, else by `attend_rows`' own forms. The arguments are those of
     `attend_rows`.
     """
-    if calls_are_seen(q, k, v):
-        found: tuple[Tensor, Tensor] = registered_lse(q, k, v, mask, causal, scale)
-        return found
-    if not torch.is_grad_enabled():
-        return _attend(q, k, v, mask, causal, scale)
-    return _WithLse.apply(q, k, v, mask, causal, scale)
+    found: tuple[Tensor, Tensor] = _operator(q, k, v, mask, causal, scale)
+    return found
 
 
 def flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, *, fp16: bool = False) -> bool:
@@ -102,42 +97,10 @@ def flash_gradients(
     return dq, dk, dv
 
 
-@torch.library.custom_op("headwise::attend_with_lse", mutates_args=())
-def registered_lse(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the result of `attend_with_lse`, as the operator that compilers and counters see."""
-    out, lse = _attend(q, k, v, mask, causal, scale)
-    return rows_first(out), lse
-
-
-@registered_lse.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    return as_hosts(v, q.shape[1], q.shape[2]), lse
-
-
-@torch.library.custom_op("headwise::attend_with_lse_backward", mutates_args=())
-def attend_with_lse_backward(
-    g_out: Tensor | None, g_lse: Tensor | None, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v; `saved` is q, k, v and the forward's two outputs."""
-    dq, dk, dv = _gradients_of(g_out, g_lse, saved, mask, causal, scale)
-    return rows_first(dq), rows_first(dk), rows_first(dv)
-
-
-@attend_with_lse_backward.register_fake
-def _(
-    g_out: Tensor | None, g_lse: Tensor | None, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
-    return q, k, v
-
-
 def _gradients_of(
-    g_out: Tensor | None, g_lse: Tensor | None, saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+    grads: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, out, lse = saved
+    (g_out, g_lse), (q, k, v, out, lse) = grads, saved
     if not flash_takes(q, k, v, mask, causal):
         # Entropies and squares are read with their gradients only.
         return gradients_of((g_out, g_lse, None, None), [*saved, lse, lse], mask, causal, scale)
@@ -174,37 +137,17 @@ def carried(g_out: Tensor, out: Tensor, g_lse: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(none, unit * size, wide).to(g_out.dtype), moved.to(out.dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.mask, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)
+def _again(
+    grads: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> list[Tensor | None]:
+    return gradients(lambda q, k, v: rows_by_matrix(q, k, v, mask, causal, scale)[:2], saved[:3], grads)
 
 
-def _gradients(ctx: Any, g_out: Tensor | None, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    if g_out is None and g_lse is None:
-        return (None,) * 6
-    saved, call = list(ctx.saved_tensors), (ctx.mask, ctx.causal, ctx.scale)
-    of_inputs: Sequence[Tensor | None]
-    if torch.is_grad_enabled():
-        # create_graph=True
-        of_inputs = gradients(lambda q, k, v: rows_by_matrix(q, k, v, *call)[:2], saved[:3], (g_out, g_lse))
-    elif calls_are_seen(*saved[:3]):
-        of_inputs = attend_with_lse_backward(g_out, g_lse, saved, *call)
-    else:
-        of_inputs = _gradients_of(g_out, g_lse, saved, *call)
-    return (*of_inputs, None, None, None)
-
-
-registered_lse.register_autograd(_gradients, setup_context=_save)
-
-
-class _WithLse(torch.autograd.Function):
-    """`attend_with_lse` where operators are not seen."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _attend(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients)
+_operator = AttentionOperator(
+    "attend_with_lse(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale) -> (Tensor, Tensor)",
+    _attend,
+    _gradients_of,
+    _again,
+    like=lambda q, k, v, *_: rows_like(q, v, 1),
+)
+registered_lse, attend_with_lse_backward = _operator.registered, _operator.backward

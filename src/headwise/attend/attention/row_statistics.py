@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.attend.attention.second_derivatives import gradients, rows_by_matrix
-from headwise.numerics.kernels import as_hosts, kernels_run_on, rows_first
+from headwise.numerics.kernels import kernels_run_on
 from headwise.numerics.masked import allowed_keys, masked_logits
-from headwise.numerics.operators import calls_are_seen, without_autocast
+from headwise.numerics.operators import AttentionOperator, rows_like, without_autocast
 from headwise.numerics.precision import at_least_fp32, entropy_of
 
 # Entries of logits in one block: small enough for a core's cache, large enough for efficient products. Calls with few
@@ -71,12 +70,8 @@ def attend_rows(
         causal: whether query i sees keys 0..i only, in addition to the mask.
         scale: factor of the logits.
     """
-    if calls_are_seen(q, k, v):
-        found: tuple[Tensor, Tensor, Tensor, Tensor] = registered_rows(q, k, v, mask, causal, scale)
-        return found
-    if not torch.is_grad_enabled():
-        return attend_whole(q, k, v, mask, causal, scale)
-    return _Rows.apply(q, k, v, mask, causal, scale)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = _operator(q, k, v, mask, causal, scale)
+    return found
 
 
 def attend_whole(
@@ -91,66 +86,18 @@ def attend_whole(
         return _forward(q, k, v, mask, causal, scale)
 
 
-@torch.library.custom_op("headwise::attend_rows", mutates_args=())
-def registered_rows(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the result of `attend_rows`, as the operator that compilers and counters see."""
-    out, *rows = attend_whole(q, k, v, mask, causal, scale)
-    return rows_first(out), rows[0], rows[1], rows[2]
-
-
-@registered_rows.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = [q.new_empty(q.shape[:3], dtype=_wide(q)) for _ in range(3)]
-    return as_hosts(v, q.shape[1], q.shape[2]), rows[0], rows[1], rows[2]
-
-
-@torch.library.custom_op("headwise::attend_rows_backward", mutates_args=())
-def attend_rows_backward(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    g_entropy: Tensor | None,
-    g_square: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v.
-
-    `saved` is q, k, v and the forward's four outputs; a gradient of an output is None if that output is unused.
-    """
-    dq, dk, dv = gradients_of((g_out, g_lse, g_entropy, g_square), saved, mask, causal, scale)
-    return rows_first(dq), rows_first(dk), rows_first(dv)
-
-
 def gradients_of(
-    gradients: tuple[Tensor | None, ...], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+    gradients: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `attend_rows_backward`."""
+    """Return the gradients of q, k and v; `saved` is q, k, v and the four outputs of `attend_rows`.
+
+    The gradient of an output is None if that output is unused.
+    """
     kernels = _kernels(*saved[:3])
     with without_autocast(saved[0].device):
         if kernels is not None:
             return kernels.backward(gradients, levels(gradients, saved), saved, mask, causal, scale)
         return _backward(gradients, saved, mask, causal, scale)
-
-
-@attend_rows_backward.register_fake
-def _(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    g_entropy: Tensor | None,
-    g_square: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3])
-    return q, k, v
 
 
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
@@ -162,41 +109,10 @@ def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     return triton_rows if triton_rows.supports(q, k, v) else None
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.mask, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    # Gradients of unused outputs stay None instead of becoming zeros, so that their terms are skipped.
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    if all(g is None for g in of_outputs):
-        return (None,) * 6
-    saved, call = list(ctx.saved_tensors), (ctx.mask, ctx.causal, ctx.scale)
-    of_inputs: Sequence[Tensor | None]
-    if torch.is_grad_enabled():
-        # create_graph=True
-        of_inputs = gradients(lambda q, k, v: rows_by_matrix(q, k, v, *call), saved[:3], of_outputs)
-    elif calls_are_seen(*saved[:3]):
-        of_inputs = attend_rows_backward(*of_outputs, saved, *call)
-    else:
-        of_inputs = gradients_of(of_outputs, saved, *call)
-    return (*of_inputs, None, None, None)
-
-
-registered_rows.register_autograd(_gradients, setup_context=_save)
-
-
-class _Rows(torch.autograd.Function):
-    """`attend_rows` where operators are not seen."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        output = attend_whole(*inputs)
-        _save(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gradients)
+def _again(
+    grads: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+) -> list[Tensor | None]:
+    return gradients(lambda q, k, v: rows_by_matrix(q, k, v, mask, causal, scale), saved[:3], grads)
 
 
 def _forward(
@@ -235,7 +151,7 @@ def _forward(
 
 
 def _backward(
-    gradients: tuple[Tensor | None, ...], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
+    gradients: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     g_out, _, g_entropy, g_square = gradients
     q, k, v, out, lse = saved[:5]
@@ -270,7 +186,7 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def levels(gradients: tuple[Tensor | None, ...], saved: list[Tensor]) -> Tensor:
+def levels(gradients: Sequence[Tensor | None], saved: list[Tensor]) -> Tensor:
     """Return the terms of (gradient of the logits) / p that are constant along each row, (B, H, T) in fp32 or wider."""
     g_out, g_lse, g_entropy, g_square = gradients
     out, lse, entropy, square = saved[3:]
@@ -300,3 +216,14 @@ def part_of_mask(mask: Tensor | None, samples: slice, heads: slice, keys: slice)
     if mask is None:
         return None
     return mask[samples if mask.shape[0] > 1 else slice(None), heads if mask.shape[1] > 1 else slice(None), :, keys]
+
+
+_operator = AttentionOperator(
+    "attend_rows(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    attend_whole,
+    gradients_of,
+    _again,
+    like=lambda q, k, v, *_: rows_like(q, v, 3),
+)
+registered_rows, attend_rows_backward = _operator.registered, _operator.backward

@@ -55,13 +55,13 @@ def _own() -> dict[Any, Callable[..., int]]:
     ours = torch.ops.headwise
     return {
         ours.attend_rows: _forward,
-        ours.attend_rows_backward: lambda *args, **rest: _of_saved(args[4], **rest),
+        ours.attend_rows_backward: lambda *args, **rest: _of_saved(args[1], **rest),
         ours.attend_with_lse: _forward,
-        ours.attend_with_lse_backward: lambda *args, **rest: _of_saved(args[2], **rest),
+        ours.attend_with_lse_backward: lambda *args, **rest: _of_saved(args[1], **rest),
         ours.attend_with_sinks: _forward,
         ours.attend_with_sinks_backward: lambda *args, **rest: _of_saved(args[1], **rest),
         ours.attend_dropped: _forward,
-        ours.attend_dropped_backward: lambda *args, **rest: _of_saved(args[2], **rest),
+        ours.attend_dropped_backward: lambda *args, **rest: _of_saved(args[1], **rest),
         ours.attend_edited: _forward,
         ours.attend_edited_backward: lambda *args, **rest: _of_saved(args[2], **rest),
         ours.head_overlap: _overlap,
