@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from scipy.stats import norm
 from scipy.stats import t as student
 
+from headwise_verdict.judging.bounded import SHARES
 from headwise_verdict.judging.evidence import EFFECT
 from headwise_verdict.judging.ledger import levels
 
@@ -27,6 +29,8 @@ ALPHA = 0.05
 # simulated decisions in a row, and looks in each: one after every pair
 ROWS, LOOKS = 20_000, 60
 EFFECTS, AFTER = (0.5, 1.0, 2.0, 3.0), (3, 4, 5, 6, 8, 10, 12)
+# runs of a noise floor, and of a candidate that is judged by it
+FLOORS, BY_FLOOR = (5, 10, 20), 12
 
 Array = NDArray[np.float64]
 
@@ -56,6 +60,26 @@ def looks(differences: Array) -> Looks:
     return Looks(log, mean)
 
 
+def bets(differences: Array, bound: float) -> Looks:
+    """Return the same with `--bound`, and the side that has more evidence in place of the mean."""
+    sides = []
+    for sign in (1.0, -1.0):
+        logs = [np.log1p(share * sign * differences / bound).cumsum(-1) for share in SHARES]
+        sides.append(np.logaddexp.reduce(logs, 0) - math.log(2 * len(SHARES)))
+    return Looks(np.maximum(*sides), sides[0] - sides[1])
+
+
+def by_floor(baseline: Array, candidate: Array) -> Looks:
+    """Return the same for runs of a candidate by the noise floor of a baseline's runs."""
+    runs, n = baseline.shape[-1], np.arange(1, candidate.shape[-1] + 1)
+    mean = candidate.cumsum(-1) / n
+    own = np.maximum((candidate**2).cumsum(-1) - n * mean**2, 0)
+    change = mean - baseline.mean(-1, keepdims=True)
+    size, nu = n * runs / (n + runs), n + runs - 2
+    wide, x = 1 + size * EFFECT**2, size * change**2 / (own + runs * baseline.var(-1, keepdims=True))
+    return Looks(-0.5 * np.log(wide) + (nu + 1) / 2 * (np.log1p(x) - np.log1p(x / wide)), change)
+
+
 def autocorrelated(rng: Generator, rho: float, rows: int, count: int) -> Array:
     """Return stationary AR(1) noise of spread 1."""
     noise = rng.normal(size=(rows, count))
@@ -83,13 +107,15 @@ def _signs(rng: Generator) -> Array:
     return rng.choice([-1.0, 1.0], size=(ROWS, LOOKS))
 
 
+# noise of one run
+RUNS: dict[str, Callable[[Generator, tuple[int, int]], Array]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "Student t, 3 degrees of freedom": lambda rng, shape: rng.standard_t(3, size=shape),
+    "log-normal": lambda rng, shape: np.exp(rng.normal(size=shape)),
+    "a run in ten fails": lambda rng, shape: (rng.random(shape) < 0.1) + 1e-3 * rng.normal(size=shape),
+}
 WORLDS: dict[str, Callable[[Generator], Array]] = {
-    "normal": _of_runs(lambda rng, shape: rng.normal(size=shape)),
-    "Student t, 3 degrees of freedom": _of_runs(lambda rng, shape: rng.standard_t(3, size=shape)),
-    "log-normal": _of_runs(lambda rng, shape: np.exp(rng.normal(size=shape))),
-    "a run in ten fails": _of_runs(
-        lambda rng, shape: (rng.random(shape) < 0.1) + 1e-3 * rng.normal(size=shape),
-    ),
+    **{name: _of_runs(draw) for name, draw in RUNS.items()},
     "AR(1) over runs, ρ = 0.3, pairs interleaved": _interleaved(0.3),
     "AR(1) over runs, ρ = 0.6, pairs interleaved": _interleaved(0.6),
     "**AR(1) differences, ρ = 0.3**": lambda rng: autocorrelated(rng, 0.3, ROWS, LOOKS),
@@ -102,6 +128,24 @@ WORLDS: dict[str, Callable[[Generator], Array]] = {
     ),
     "**the candidate alone fails, a run in ten**": lambda rng: (
         0.1 - (rng.random((ROWS, LOOKS)) < 0.1) + 1e-3 * rng.normal(size=(ROWS, LOOKS))
+    ),
+}
+
+
+def _capped(rng: Generator, sigma: float = 0.7, cap: float = 10.0) -> Array:
+    """Return differences of mean zero whose candidate alone is log-normal, up to a cap."""
+    mean = math.exp(sigma**2 / 2) * norm.cdf(math.log(cap) / sigma - sigma) + cap * norm.sf(math.log(cap) / sigma)
+    return np.asarray(mean - np.minimum(np.exp(sigma * rng.normal(size=(ROWS, LOOKS))), cap))
+
+
+# differences, and their bound
+BOUNDED: dict[str, tuple[Callable[[Generator], Array], float]] = {
+    "normal, bound of 5 spreads": (lambda rng: np.clip(rng.normal(size=(ROWS, LOOKS)), -5, 5), 5.0),
+    "the candidate alone is log-normal, σ = 0.7, up to 10; bound 10": (_capped, 10.0),
+    "the candidate alone fails, a run in ten; bound 1": (WORLDS["**the candidate alone fails, a run in ten**"], 1.0),
+    "the candidate alone fails, a run in fifty; bound 1": (
+        lambda rng: 0.02 - (rng.random((ROWS, LOOKS)) < 0.02) + 1e-4 * rng.normal(size=(ROWS, LOOKS)),
+        1.0,
     ),
 }
 
@@ -119,6 +163,46 @@ def errors() -> str:
         differences = draw(np.random.default_rng(number))
         answers = looks(differences).answers()
         lines.append(f"| {name} | {percent(answers > 0)} | {percent(answers < 0)} | {percent(_peeked(differences))} |")
+    return "\n".join(lines)
+
+
+def bounded() -> str:
+    """Return the table of wrong answers without a difference, with and without `--bound`."""
+    lines = ["| noise | with `--bound`: false accept | false reject | without: false accept |", "|---|---:|---:|---:|"]
+    for number, (name, (draw, bound)) in enumerate(BOUNDED.items()):
+        differences = draw(np.random.default_rng(400 + number))
+        answers, plain = bets(differences, bound).answers(), looks(differences).answers()
+        lines.append(f"| {name} | {percent(answers > 0)} | {percent(answers < 0)} | {percent(plain > 0)} |")
+    return "\n".join(lines)
+
+
+def price() -> str:
+    """Return the table of the pairs after which half of the true gains are accepted, by the bound."""
+    effects = (1.0, 2.0, 3.0)
+    lines = [
+        "| bound, in spreads of a difference | " + " | ".join(f"gain of {effect:g}" for effect in effects) + " |",
+        "|---|" + "---:|" * len(effects),
+    ]
+    draws = {effect: effect + np.random.default_rng(500).normal(size=(2000, 120)) for effect in effects}
+    for bound in (None, 5.0, 10.0, 20.0):
+        cells = []
+        for differences in draws.values():
+            found = looks(differences) if bound is None else bets(np.clip(differences, -bound, bound), bound)
+            accepted = ((found.log >= -math.log(ALPHA)) & (found.mean > 0)).cumsum(1) > 0
+            half = np.flatnonzero(accepted.mean(0) >= 0.5)
+            cells.append(str(half[0] + 1) if len(half) else f"more than {differences.shape[1]}")
+        lines.append(f"| {'none: normal noise' if bound is None else f'{bound:g}'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def floors() -> str:
+    """Return the table of wrong answers without a difference by noise floors of several sizes."""
+    head = " | ".join(f"floor of {runs} runs" for runs in FLOORS)
+    lines = [f"| noise | {head} |", "|---|" + "---:|" * len(FLOORS)]
+    for number, (name, draw) in enumerate(RUNS.items()):
+        rng = np.random.default_rng(600 + number)
+        shares = [percent(by_floor(draw(rng, (ROWS, n)), draw(rng, (ROWS, BY_FLOOR))).answers() != 0) for n in FLOORS]
+        lines.append(f"| {name} | {' | '.join(shares)} |")
     return "\n".join(lines)
 
 
@@ -215,7 +299,15 @@ def curse(rows: int = ROWS, candidates: int = 10, pairs: int = 12) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"errors": errors, "power": power, "ledger": ledger, "curse": curse}
+TABLES: dict[str, Callable[[], str]] = {
+    "errors": errors,
+    "bounded": bounded,
+    "power": power,
+    "price": price,
+    "floors": floors,
+    "ledger": ledger,
+    "curse": curse,
+}
 
 
 def main() -> None:

@@ -186,6 +186,13 @@ def test_the_simulations_of_the_page_follow_the_same_decisions(monkeypatch):
         mine = [signs.get(judge(row, Rule(higher=True, alpha=level)).answer, 0) for row in differences]
         assert judge_simulations.looks(differences).answers(level).tolist() == mine
         assert len(set(mine)) == 3
+    found = judge_simulations.bets(np.clip(differences, -2, 2), 2.0).answers()
+    mine = [signs.get(judge(row, Rule(higher=True, bound=2.0)).answer, 0) for row in np.clip(differences, -2, 2)]
+    assert found.tolist() == mine and len(set(mine)) == 3
+    looks = judge_simulations.by_floor(differences[:, :5] + 1, differences[:, 5:])
+    for before, after, log in zip(differences[:, :5] + 1, differences[:, 5:], looks.log):
+        floor = [against_floor(after[:n], before.mean(), before.std(ddof=1), 5) for n in range(1, 10)]
+        assert np.exp(log) == pytest.approx([e_value(sample) for sample in floor])
     noise = judge_simulations.autocorrelated(rng, 0.6, 20000, 10)
     assert np.mean(noise[:, 1:] * noise[:, :-1]) == pytest.approx(0.6, abs=0.02)
 

@@ -107,6 +107,10 @@ def judge(
         float | None,
         typer.Option(help="Count a diverged run as this figure: the metric of a model that has learned nothing."),
     ] = None,
+    bound: Annotated[
+        float | None,
+        typer.Option(help="Assume only that no two runs differ by more than this, not that noise is normal."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
 ) -> None:
@@ -128,6 +132,7 @@ def judge(
         "target": target,
         "step": step,
         "diverged": diverged,
+        "bound": bound,
         "script": None if script is None else _script(script, change, metric, arguments, out, timeout, diverged),
     }
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))

@@ -8,16 +8,13 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.files.foreign_text import printable
 from headwise_verdict.judging.curves import Target
 from headwise_verdict.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
 from headwise_verdict.judging.runs import Pairs, read_pairs
-
-if TYPE_CHECKING:
-    from headwise_verdict.judging.ledger import Ledger
 
 # increased when a field of the JSON changes its meaning or goes
 SCHEMA = "headwise.judge/1"
@@ -27,6 +24,10 @@ FAILED = 5
 
 class Paired(Protocol):
     """What trains pairs of runs until they decide, such as a script and a change of it."""
+
+    @property
+    def command(self) -> str:
+        """Return the command that trains once."""
 
     def check(self, rule: Rule) -> None:
         """Raise StudyError if no pair can be trained under this rule."""
@@ -59,6 +60,8 @@ class Request:
     step: str = ""
     # the figure of a run that diverged; None: such a run is refused
     diverged: float | None = None
+    # the largest difference that two runs can have; None: noise is normal
+    bound: float | None = None
 
     @property
     def goal(self) -> Target | None:
@@ -83,11 +86,10 @@ class Request:
             raise StudyError(f"--metric {self.metric}: say whether lower or higher is better, such as val_loss:lower.")
         return name, direction == "higher"
 
-    def rule(self, alpha: float | None = None) -> Rule:
+    def rule(self) -> Rule:
         """Return what is asked."""
-        level = self.alpha if alpha is None else alpha
         try:
-            return Rule(margin=self.margin, alpha=level, budget=self.budget, higher=self.higher)
+            return Rule(margin=self.margin, alpha=self.alpha, budget=self.budget, higher=self.higher, bound=self.bound)
         except ValueError as error:
             raise StudyError(f"--{error}") from None
 
@@ -100,7 +102,7 @@ def run(request: Request) -> int:
         return _calibrate(request)
     if request.candidate == request.baseline:
         raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
-    decision = _judged(request) if request.ledger is None else _by_ledger(request, request.ledger)
+    decision = _judged(request, request.rule()) if request.ledger is None else _by_ledger(request, request.ledger)
     forms = {"line": line, "json": as_json, "markdown": markdown}
     print(forms[request.form](decision, request))
     return decision.code
@@ -122,12 +124,15 @@ def _check(request: Request) -> None:
         "--ledger": request.ledger,
         "--margin": request.margin,
         "--budget": request.budget,
+        "--bound": request.bound,
         "--json": request.form == "json",
         "--markdown": request.form == "markdown",
     }
     answered = [name for name, value in answers.items() if value]
     if request.calibrate and request.script is None and answered:
         raise StudyError(f"--calibrate measures the baseline and gives no answer: leave {answered[0]} out.")
+    if request.bound is not None and request.floor is not None:
+        raise StudyError("--bound needs pairs of runs, and --floor has none. Leave one of them out.")
     if request.diverged is not None and request.target is not None:
         raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
     if request.script is not None and given:
@@ -137,34 +142,17 @@ def _check(request: Request) -> None:
 def _by_ledger(request: Request, path: Path) -> Decision:
     from headwise_verdict.judging.ledger import Ledger
 
-    ledger = Ledger(path, request.metric if request.target is None else request.figure, request.baseline)
+    metric = request.metric if request.target is None else request.figure
+    ledger = Ledger(path, metric, request.baseline, "" if request.script is None else request.script.command)
     if request.script is not None:
-        return _script_by_ledger(request, request.script, ledger)
-    with ledger.held():
-        alpha = ledger.open(request.candidate, request.alpha)
-        return _entered(request, ledger, _judged(request, alpha))
+        request.script.check(request.rule())
+    return ledger.judged(
+        request.candidate, request.rule(), lambda rule: _judged(request, rule), trains=request.script is not None
+    )
 
 
-def _script_by_ledger(request: Request, script: Paired, ledger: Ledger) -> Decision:
-    """Judge a script's runs at a level reserved before them: other candidates are not kept waiting while it trains."""
-    script.check(request.rule())
-    with ledger.held():
-        alpha = ledger.open(request.candidate, request.alpha)
-        ledger.reserve(request.candidate, alpha, request.margin)
-    decision = _judged(request, alpha)
-    with ledger.held():
-        return _entered(request, ledger, decision)
-
-
-def _entered(request: Request, ledger: Ledger, decision: Decision) -> Decision:
-    doubts = ledger.write(request.candidate, decision)
-    level = f"level {decision.rule.alpha:.2g} of {request.alpha:g}"
-    return decision.noted(*doubts, level, ledger.best())
-
-
-def _judged(request: Request, alpha: float | None = None) -> Decision:
-    """Return the decision about a script's runs or a table's, at the request's level or another one."""
-    rule = request.rule(alpha)
+def _judged(request: Request, rule: Rule) -> Decision:
+    """Return the decision about a script's runs or a table's."""
     if request.script is not None:
         return request.script.judge(rule)
     pairs = _read(request, request.candidate, needs_both=request.floor is None)
@@ -283,6 +271,7 @@ def record(decision: Decision, request: Request) -> dict[str, Any]:
         "alpha": decision.rule.alpha,
         "margin": decision.rule.margin,
         "budget": decision.rule.budget,
+        "bound": decision.rule.bound,
         "more": decision.more,
         "notes": list(decision.notes),
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
+from headwise_verdict.judging.bounded import Bets
 from headwise_verdict.judging.evidence import Sample, autocorrelation, e_value, half_width, interval, paired
 
 ACCEPT, REJECT, EQUIVALENT, GO_ON, UNDECIDED = "accept", "reject", "equivalent", "go on", "undecided"
@@ -27,15 +28,19 @@ class Rule:
         alpha: probability of a wrong answer over all looks together.
         budget: the most pairs of runs; None: no limit.
         higher: whether a higher metric is better.
+        bound: largest size of a difference, in the unit of the metric: their noise may then have any distribution.
+            None: it is normal.
     """
 
     margin: float = 0.0
     alpha: float = 0.05
     budget: int | None = None
     higher: bool = False
+    bound: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("margin", "alpha", *(["budget"] if self.budget is not None else [])):
+        optional = [name for name in ("budget", "bound") if getattr(self, name) is not None]
+        for name in ("margin", "alpha", *optional):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral if name == "budget" else Real):
                 raise TypeError(f"{name} must be a number, got {value!r}")
@@ -45,6 +50,11 @@ class Rule:
             raise ValueError(f"alpha must be between 0 and 1, got {self.alpha!r}")
         if self.budget is not None and self.budget < 1:
             raise ValueError(f"budget must be at least 1, got {self.budget!r}")
+        if self.bound is not None and not self.margin < self.bound < math.inf:
+            raise ValueError(
+                f"bound must be a number above the margin, {self.margin:g}, got {self.bound!r}: it is the largest "
+                "difference that two runs can have"
+            )
 
 
 @dataclass(frozen=True)
@@ -87,19 +97,59 @@ def decide(samples: Sequence[Sample], pairs: int, rule: Rule) -> Decision:
     """Return the decision after the last of the samples, one for each look."""
     last = samples[-1]
     low, high = interval(samples, rule.alpha)
-    evidence = max(map(e_value, samples))
+    means = tuple(sample.mean for sample in samples)
+    return _decided(low, high, max(map(e_value, samples)), pairs, rule, means, lambda: _more(last, rule))
+
+
+def _decided(
+    low: float,
+    high: float,
+    evidence: float,
+    pairs: int,
+    rule: Rule,
+    means: tuple[float, ...],
+    forecast: Callable[[], int | None],
+) -> Decision:
     answer = _answer(low, high, rule)
-    more = None if answer != GO_ON else _more(last, rule)
+    more = forecast() if answer == GO_ON else None
     if answer == GO_ON and rule.budget is not None and pairs >= rule.budget:
         answer = UNDECIDED
-    means = tuple(sample.mean for sample in samples)
-    return Decision(answer, last.mean, low, high, pairs, evidence, more, rule, means=means)
+    return Decision(answer, means[-1], low, high, pairs, evidence, more, rule, means=means)
+
+
+class Looks:
+    """The differences so far, with a look after each."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.seen: list[float] = []
+        self._samples: list[Sample] = []
+        self._bets = None if rule.bound is None else Bets(rule.bound, rule.alpha)
+
+    def add(self, difference: float) -> None:
+        """Look at one more difference; raise StudyError if it is larger than the rule's bound."""
+        if self._bets is not None:
+            self._bets.add(difference)
+        self.seen.append(difference)
+        self._samples.append(paired(self.seen))
+
+    def decision(self) -> Decision:
+        """Return the decision after the last look."""
+        bets, pairs = self._bets, len(self.seen)
+        if bets is None:
+            return decide(self._samples, pairs, self.rule)
+        means = tuple(sample.mean for sample in self._samples)
+        return _decided(
+            bets.low, bets.high, bets.evidence, pairs, self.rule, means, lambda: _more_bets(bets, self.rule)
+        )
 
 
 def of_differences(differences: Sequence[float], rule: Rule) -> Decision:
     """Return the decision after these differences, looking after each."""
-    samples = [paired(differences[:count]) for count in range(1, len(differences) + 1)]
-    return decide(samples, len(differences), rule).noted(*order_notes(differences))
+    looks = Looks(rule)
+    for difference in differences:
+        looks.add(difference)
+    return looks.decision().noted(*order_notes(differences))
 
 
 def order_notes(differences: Sequence[float]) -> list[str]:
@@ -130,6 +180,7 @@ def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
 
     Raises:
         ValueError: if there is no difference, or one is not finite.
+        StudyError: if one is larger than the rule's bound.
 
     Example:
         >>> from headwise_verdict.judging.decision import Rule, judge
@@ -137,8 +188,7 @@ def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
         'accept'
     """
     rule = rule or Rule()
-    seen: list[float] = []
-    samples: list[Sample] = []
+    looks = Looks(rule)
     decision = None
     for number, difference in enumerate(differences, 1):
         if not math.isfinite(difference):
@@ -146,14 +196,13 @@ def judge(differences: Iterable[float], rule: Rule | None = None) -> Decision:
                 f"pair {number} has the difference {difference}: a run that diverged has no figure. Count it as the "
                 "metric of a model that has learned nothing, or judge the share of runs that diverge."
             )
-        seen.append(difference)
-        samples.append(paired(seen))
-        decision = decide(samples, number, rule)
+        looks.add(difference)
+        decision = looks.decision()
         if decision.answer != GO_ON:
             break
     if decision is None:
         raise ValueError("there is no pair of runs to judge")
-    return decision.noted(*order_notes(seen))
+    return decision.noted(*order_notes(looks.seen))
 
 
 def _answer(low: float, high: float, rule: Rule) -> str:
@@ -174,3 +223,11 @@ def _more(last: Sample, rule: Rule) -> int | None:
         if _answer(last.mean - half, last.mean + half, rule) != GO_ON:
             return more
     return None
+
+
+def _more_bets(bets: Bets, rule: Rule) -> int | None:
+    """Return the further pairs, like those before, after which the bets decide; None beyond what is foreseen."""
+    unequal = min(bets.more(0.0, FORESEEN), bets.more(0.0, FORESEEN, up=False))
+    within = max(bets.more(-rule.margin, FORESEEN), bets.more(rule.margin, FORESEEN, up=False))
+    more = min(unequal, within) if rule.margin else unequal
+    return more if more < FORESEEN else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ def judge(
     margin: float = 0.0,
     alpha: float = 0.05,
     budget: int | None = None,
+    bound: float | None = None,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> Decision:
     """Return whether a change is accepted after these paired runs; ask as often as you like, the error rate holds.
 
@@ -33,12 +35,16 @@ def judge(
     Args:
         source: path of a table with one row per run; or pairs (candidate, baseline), one for each seed; or their
             differences, candidate minus baseline.
-        metric: for a table, the column to judge.
-        candidate, baseline: for a table, the names of the two arms.
+        metric: for a table, the column to judge; with a ledger, the name of the figures.
+        candidate, baseline: for a table or a ledger, the names of the two arms.
         better: lower or higher.
         margin: in the unit of the metric; differences within it count as none. 0: no answer is "equivalent".
         alpha: probability of a wrong answer over all looks together.
         budget: the most pairs; None: no limit.
+        bound: largest difference that two runs can have, in the unit of the metric: the answer then holds for any
+            noise. None: differences are taken as normal.
+        ledger: file of all candidates, whose false discoveries are held at alpha, as by `headwise judge --ledger`; an
+            iterator gets its level before it trains. None: this candidate alone is judged at alpha.
 
     Returns:
         The decision: `answer`, `mean`, `low`, `high`, `pairs`, `evidence`, `more`, `notes` and the exit `code`.
@@ -46,7 +52,8 @@ def judge(
     Raises:
         ValueError: if there is no pair, a figure is not finite, or an argument is invalid.
         TypeError: for a mapping, whose keys would be read as differences.
-        StudyError: if a table lacks a column or an arm, or holds a seed twice.
+        StudyError: if a table lacks a column or an arm, or holds a seed twice, a difference is larger than the bound,
+            or the ledger was edited.
 
     Example:
         >>> import headwise
@@ -60,22 +67,42 @@ def judge(
             raise TypeError(f"{name} must be a name, got {value!r}")
     if better not in DIRECTIONS:
         raise ValueError(f"better must be lower or higher, got {better!r}")
-    rule = Rule(margin=margin, alpha=alpha, budget=budget, higher=better == "higher")
-    if not isinstance(source, (str, os.PathLike)):
-        if isinstance(source, Mapping):
-            raise TypeError("source is a mapping: give its differences, or pairs of figures, in the order of the runs")
-        if not isinstance(source, Iterable):
-            raise TypeError(f"source must be the path of a table, pairs of figures or differences, got {source!r}")
-        if not isinstance(source, Sized):
-            return judge_differences(_differences(source), rule)
-        return _of_all(list(_differences(source)), rule)
+    rule = Rule(margin=margin, alpha=alpha, budget=budget, higher=better == "higher", bound=bound)
+    if isinstance(source, (str, os.PathLike)):
+        decide = _of_table(Path(source), metric, candidate, baseline)
+    else:
+        decide = _of_figures(source)
+        if ledger is not None and (not metric or candidate == "candidate"):
+            raise ValueError("a ledger keeps each candidate by its name: give metric='val_loss', candidate='lr=3e-4'")
+    if ledger is None:
+        return decide(rule)
+    if not isinstance(ledger, (str, os.PathLike)):
+        raise TypeError(f"ledger must be the path of a file, got {ledger!r}")
+    from headwise_verdict.judging.ledger import Ledger
+
+    trains = not isinstance(source, (str, os.PathLike, Sized))
+    return Ledger(Path(ledger), f"{metric}:{better}", baseline).judged(candidate, rule, decide, trains=trains)
+
+
+def _of_table(path: Path, metric: str, candidate: str, baseline: str) -> Callable[[Rule], Decision]:
     if not metric:
         raise ValueError("metric must name the column of the table to judge, such as metric='val_loss'")
-    pairs = read_pairs(Path(source), metric, candidate, baseline)
+    pairs = read_pairs(path, metric, candidate, baseline)
     differences = pairs.differences()
     if not differences:
-        raise ValueError(f"{candidate} and {baseline} have no seed in common in {source}")
-    return _of_all(differences, rule).noted(*pairs.notes)
+        raise ValueError(f"{candidate} and {baseline} have no seed in common in {path}")
+    return lambda rule: _of_all(differences, rule).noted(*pairs.notes)
+
+
+def _of_figures(source: Any) -> Callable[[Rule], Decision]:
+    if isinstance(source, Mapping):
+        raise TypeError("source is a mapping: give its differences, or pairs of figures, in the order of the runs")
+    if not isinstance(source, Iterable):
+        raise TypeError(f"source must be the path of a table, pairs of figures or differences, got {source!r}")
+    if not isinstance(source, Sized):
+        return lambda rule: judge_differences(_differences(source), rule)
+    differences = list(_differences(source))
+    return lambda rule: _of_all(differences, rule)
 
 
 def _of_all(differences: list[float], rule: Rule) -> Decision:

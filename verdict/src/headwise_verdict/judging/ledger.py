@@ -8,7 +8,8 @@ with the candidates τ_j that were accepted before and w₀ = α/2. Any γ that 
 candidates this one gives each a higher level than that of the paper. The share of accepted candidates that are no
 better is then at most α on average, for independent candidates. A level is given to a candidate when it is first looked
 at, and stays. The p-value is 1 / (largest e-value), which looking does not spoil. A candidate that is judged by another
-metric or against another baseline is another entry: each question has its own chance of a false answer.
+metric, against another baseline or in another script is another entry: each question has its own chance of a false
+answer.
 
 Each line carries the SHA-256 of itself and of the line before it, so that a line that is edited, deleted or moved
 breaks the chain. A later look at a candidate is compared with what its earlier lines say of the same runs.
@@ -19,9 +20,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from filelock import FileLock
 
 from headwise_verdict.files.durable import append_lines, lines_of
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.judging.decision import ACCEPT, GO_ON, Decision
+from headwise_verdict.judging.decision import ACCEPT, GO_ON, Decision, Rule
 
 # what an entry is about
 QUESTION = ("candidate", "metric", "baseline")
@@ -40,17 +41,20 @@ FIELDS: dict[str, Any] = dict.fromkeys(QUESTION, str) | {
     "mean": float,
     "margin": float,
 }
+# what lines may lack that were written before there was such a thing
+LATER: dict[str, Any] = {"script": "", "bound": None, "of": None}
 # a mean that differs from the recorded one by less, in proportion, has only been rounded
 ROUNDED = 1e-9
 
 
 @dataclass(frozen=True)
 class Look:
-    """What an earlier look found: the mean difference over the first pairs, and the margin that was asked."""
+    """What an earlier look found: the mean difference over the first pairs, with the margin and bound of its rule."""
 
     pairs: int
     mean: float
     margin: float
+    bound: float | None
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,19 @@ class Entry:
                     "another name"
                 )
                 break
-        margins = {look.margin for look in self.looks} - {decision.rule.margin}
-        if margins:
-            found.append(
-                f"the margin was {', '.join(f'{one:g}' for one in sorted(margins))} at an earlier look, and is "
-                f"{decision.rule.margin:g} now: alpha no longer holds"
-            )
+        for name in ("margin", "bound"):
+            now = getattr(decision.rule, name)
+            before = dict.fromkeys(_told(then) for look in self.looks if (then := getattr(look, name)) != now)
+            if before:
+                found.append(
+                    f"the {name} was {', '.join(before)} at an earlier look, and is {_told(now)} now: alpha no longer "
+                    "holds"
+                )
         return found
+
+
+def _told(number: float | None) -> str:
+    return "none" if number is None else f"{number:g}"
 
 
 def levels(accepted: list[bool], alpha: float) -> float:
@@ -109,10 +119,39 @@ class Ledger:
     Args:
         path: of the file; it is made at the first answer.
         metric, baseline: by which and against which candidates are judged.
+        script: the command whose runs are judged; "": those of a table, or of a loop in Python.
     """
 
-    def __init__(self, path: Path, metric: str, baseline: str) -> None:
-        self.path, self.asked = path, (metric, baseline)
+    def __init__(self, path: Path, metric: str, baseline: str, script: str = "") -> None:
+        self.path, self.asked = path, (metric, baseline, script)
+
+    def judged(
+        self, candidate: str, rule: Rule, decide: Callable[[Rule], Decision], *, trains: bool = False
+    ) -> Decision:
+        """Return the decision about a candidate at its level, with notes on it and on the ledger, and keep it.
+
+        Args:
+            candidate: its name.
+            rule: whose alpha is that of the ledger.
+            decide: returns the decision by the rule that it is given.
+            trains: whether `decide` trains: the level is then written before, and others need not wait.
+        """
+        with self.held():
+            own = replace(rule, alpha=self.open(candidate, rule.alpha))
+            if not trains:
+                return self._entered(candidate, rule, decide(own))
+            self.reserve(candidate, own, rule.alpha)
+        decision = decide(own)
+        with self.held():
+            return self._entered(candidate, rule, decision)
+
+    def _entered(self, candidate: str, rule: Rule, decision: Decision) -> Decision:
+        others = {of for record in self._records() if (of := record["of"]) not in (None, rule.alpha)}
+        doubts = self.write(candidate, decision, rule.alpha)
+        if others:
+            before = ", ".join(f"{of:g}" for of in sorted(others))
+            doubts.append(f"alpha was {before} for earlier entries: what the ledger holds is at most the largest")
+        return decision.noted(*doubts, f"level {decision.rule.alpha:.2g} of {rule.alpha:g}", self.best())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -128,9 +167,10 @@ class Ledger:
         """
         found: dict[tuple[str, ...], Entry] = {}
         for record in self._records():
-            question = tuple(str(record[name]) for name in QUESTION)
+            question = tuple(str(record[name]) for name in (*QUESTION, "script"))
             entry = found.get(question, Entry(question[0], float(record["alpha"]), ""))
-            look = Look(int(record["pairs"]), float(record["mean"]), float(record["margin"]))
+            bound = None if record["bound"] is None else float(record["bound"])
+            look = Look(int(record["pairs"]), float(record["mean"]), float(record["margin"]), bound)
             looks = (*entry.looks, look) if look.pairs else entry.looks
             found[question] = Entry(entry.candidate, entry.alpha, str(record["answer"]), looks)
         return found
@@ -145,6 +185,8 @@ class Ledger:
                 digest = record.pop("digest")
                 for name, kind in FIELDS.items():
                     kind(record[name])
+                for name in ("bound", "of"):
+                    float(record.get(name) or 0)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 raise StudyError(
                     f"{self.path}, line {number}, is no line of a ledger. Restore it, or delete it if it was cut off."
@@ -155,7 +197,7 @@ class Ledger:
                     "that follow from it prove nothing. Restore the file."
                 )
             before = digest
-            records.append(record | {"digest": digest})
+            records.append(LATER | record | {"digest": digest})
         return records
 
     def open(self, candidate: str, alpha: float) -> float:
@@ -164,23 +206,22 @@ class Ledger:
         known = entries.get((candidate, *self.asked))
         return levels([entry.answer == ACCEPT for entry in entries.values()], alpha) if known is None else known.alpha
 
-    def reserve(self, candidate: str, alpha: float, margin: float) -> None:
+    def reserve(self, candidate: str, rule: Rule, of: float) -> None:
         """Write the place and the level of a candidate that is not in the ledger, before it has runs."""
         if (candidate, *self.asked) not in self.entries():
-            self._append(candidate, {"alpha": alpha, "answer": GO_ON, "pairs": 0, "mean": 0.0, "margin": margin})
+            self._append(candidate, rule, {"of": of, "answer": GO_ON, "pairs": 0, "mean": 0.0})
 
-    def write(self, candidate: str, decision: Decision) -> list[str]:
+    def write(self, candidate: str, decision: Decision, of: float) -> list[str]:
         """Add an answer and return how it contradicts earlier looks; one that repeats the last is not written again."""
         known = self.entries().get((candidate, *self.asked))
         if known is None or known.answer != decision.answer or not known.looks:
-            rule = {"alpha": decision.rule.alpha, "answer": decision.answer}
-            self._append(
-                candidate, rule | {"pairs": decision.pairs, "mean": decision.mean, "margin": decision.rule.margin}
-            )
+            found = {"of": of, "answer": decision.answer, "pairs": decision.pairs, "mean": decision.mean}
+            self._append(candidate, decision.rule, found)
         return [] if known is None else known.doubts(decision)
 
-    def _append(self, candidate: str, entry: dict[str, Any]) -> None:
-        record = dict(zip(QUESTION, (candidate, *self.asked))) | entry
+    def _append(self, candidate: str, rule: Rule, found: dict[str, Any]) -> None:
+        record: dict[str, Any] = dict(zip((*QUESTION, "script"), (candidate, *self.asked)))
+        record |= {"alpha": rule.alpha, "margin": rule.margin, "bound": rule.bound} | found
         before = self._records()
         append_lines(self.path, [record | {"digest": _chained(record, before[-1]["digest"] if before else "")}])
 
