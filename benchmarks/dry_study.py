@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
     pretend()
-    settings = [one for given in options.settings for one in given.split(",")]
-    print(headwise.compare(options.study, [options.method], seeds=2, settings=settings, out=options.out, device="cpu"))
+    settings, out = options.settings, options.out
+    print(headwise.compare(options.study, [options.method], seeds=2, settings=settings, out=out, device="cpu"))
 
 
 if __name__ == "__main__":

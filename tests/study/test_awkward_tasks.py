@@ -46,7 +46,7 @@ def test_costs_heads_and_maps_are_read_with_the_deciding_evaluations_own_batch(t
     ("task", "message"),
     [
         ("UndefinedBetween", "the metric 'odd' of 'test' is nan, while the loss is a number"),
-        ("UndefinedSummary", r"UndefinedSummary\.summary returned 'all/accuracy' as nan"),
+        ("UndefinedSummary", r"UndefinedSummary derived 'all/accuracy' as nan"),
     ],
 )
 def test_an_undefined_figure_of_a_phase_or_a_summary_fails_the_run_by_name(tmp_path, task, message):

@@ -147,6 +147,13 @@ class Task(Recipe, Subject, ABC):
         """
         return {}
 
+    def over_epochs(self, epochs: list[dict[str, float]]) -> dict[str, float]:
+        """Return further outcomes `<evaluation>/<metric>` computed from those after each epoch, the first one first.
+
+        For example, the figures at the epoch of the least validation loss.
+        """
+        return {}
+
 
 def has_mean_metric(task: Task) -> bool:
     """Return whether `metric` judges single batches; a task that counts is judged only on whole splits."""

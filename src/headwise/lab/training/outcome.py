@@ -153,7 +153,7 @@ def describe_result(
         divergence = judge(training, splits, measured)
         if divergence is None:
             metrics |= outcomes | measured
-            metrics |= _derived(training, outcomes | measured)
+            metrics |= _derived(training, outcomes | measured, history)
             if training.course is not None:
                 metrics |= training.course.outcomes()
             if order.configuration.purpose == "final":
@@ -220,8 +220,8 @@ def judge(training: Training, splits: Splits, measured: dict[str, float]) -> Div
     return divergence
 
 
-def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]:
-    """Return the gaps train − test, and the outcomes of the task's own summary."""
+def _derived(training: Training, outcomes: dict[str, float], history: list[EpochLine]) -> dict[str, float]:
+    """Return the gaps train − test, and the outcomes that the task derives itself."""
     task = training.task
     names = [metric.name for metric in task.all_metrics()]
     gaps = {
@@ -229,12 +229,12 @@ def _derived(training: Training, outcomes: dict[str, float]) -> dict[str, float]
         for name in names
         if f"train/{name}" in outcomes and f"test/{name}" in outcomes
     }
-    own = summarized(task, outcomes)
+    epochs = [{name: value for name, value in line.metrics.items() if value is not None} for line in history]
+    own = summarized(task, outcomes, epochs)
     undefined = [name for name, value in own.items() if not math.isfinite(value)]
     if undefined:
         raise StudyError(
-            f"{type(task).__name__}.summary returned {undefined[0]!r} as {own[undefined[0]]}. Let it define "
-            "what an undefined "
+            f"{type(task).__name__} derived {undefined[0]!r} as {own[undefined[0]]}. Let it define what an undefined "
             "figure counts as, or leave it out."
         )
     return gaps | own

@@ -153,13 +153,15 @@ def rehearse(part: Part, model: nn.Module, splits: Splits) -> dict[str, float]:
 
 
 def rehearse_summary(task: Task, outcomes: dict[str, float]) -> None:
-    """Run the task's summary on the outcomes of the rehearsal.
+    """Run the task's summaries of outcomes and of epochs on the outcomes of the rehearsal, as if after one epoch.
 
     Raises StudyError for invalid names; other failures are ignored, because the figures of an untrained model may allow
     no summary.
     """
+    each_epoch = {"train", *(evaluation.name for evaluation in evaluations_of(task) if evaluation.when == "epoch")}
+    epoch = {name: value for name, value in outcomes.items() if name.rpartition("/")[0] in each_epoch}
     try:
-        summarized(task, outcomes)
+        summarized(task, outcomes, [epoch])
     except StudyError as error:
         if error.__cause__ is None or isinstance(error.__cause__, MISTAKES):
             raise

@@ -49,22 +49,27 @@ def build_model(task: Task) -> nn.Module:
     return model
 
 
-def summarized(task: Task, outcomes: dict[str, float]) -> dict[str, float]:
-    """Return the outcomes of the task's `summary`.
+def summarized(task: Task, outcomes: dict[str, float], epochs: list[dict[str, float]]) -> dict[str, float]:
+    """Return the outcomes of the task's `summary`, and of its `over_epochs` from those of each epoch.
 
-    Raises StudyError if it fails, or returns a name that is not an outcome of a declared metric.
+    Raises StudyError if one of them fails, or returns a name that is not an outcome of a declared metric.
     """
-    owner, names = type(task).__name__, [metric.name for metric in task.all_metrics()]
+    return _derived(task, "summary", outcomes, dict(outcomes)) | _derived(
+        task, "over_epochs", epochs[-1] if epochs else {}, [dict(each) for each in epochs]
+    )
+
+
+def _derived(task: Task, function: str, known: dict[str, float], given: Any) -> dict[str, float]:
+    owner, names = f"{type(task).__name__}.{function}", [metric.name for metric in task.all_metrics()]
     try:
-        own = {name: float(value) for name, value in task.summary(dict(outcomes)).items()}
+        own = {name: float(value) for name, value in getattr(task, function)(given).items()}
     except Exception as error:
         raise StudyError(
-            f"{owner}.summary could not derive its outcomes from {', '.join(outcomes) or 'none'}: "
-            f"{at_fault(task, error)}"
+            f"{owner} could not derive its outcomes from {', '.join(known) or 'none'}: {at_fault(task, error)}"
         ) from error
     foreign = [name for name in own if name.rpartition("/")[2] not in names or "/" not in name]
     if foreign:
         raise StudyError(
-            f"{owner}.summary returned {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
+            f"{owner} returned {foreign[0]!r}; name it <evaluation>/<metric> with one of {', '.join(names)}."
         )
     return own
