@@ -1,9 +1,12 @@
 """The blog's studies: its block to the letter, who memorises, text with padding and in order, and each study end to
 end."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from headwise_papers.blog_stopped import StoppedBlogImages
 from headwise_papers.data import sst2, wikitext2
 from headwise_papers.tasks.blog_images import ACTING, BlogImages
 from headwise_papers.tasks.blog_text import CLASS, PAD, UNKNOWN, NextWord, Sentiment, WordModel
@@ -241,3 +244,46 @@ def test_every_number_of_images_is_trained_anew_and_measured_in_evaluation_mode(
     assert figures["40 images/test/accuracy"] == figures["test/accuracy"]
     assert 0 < figures["heads/head_redundancy/mean"] <= 1 + 1e-6
     assert dropped["metrics"]["40 images/train/loss"] != figures["40 images/train/loss"]
+
+
+def test_with_equal_steps_the_change_from_more_images_to_fewer_is_kept_for_each_pair_of_numbers(tmp_path, images):
+    settings = IMAGES[0].replace("epochs=12", "steps=6")
+    study = small("blog-steps", images, settings, "images=(8,20,40)", methods=("DropHead(p=0.9)",), seeds=1)
+    (plain, dropped) = carry(study, tmp_path / "out", data=images)
+    assert plain["steps"] == dropped["steps"] == 3 * 6
+    figures = plain["metrics"]
+    for few, many in ((8, 20), (8, 40), (20, 40)):
+        difference = figures[f"{few} images/test/accuracy"] - figures[f"{many} images/test/accuracy"]
+        assert figures[f"{few} less {many} images/change"] == pytest.approx(difference)
+
+
+def test_the_claim_on_limited_data_compares_gains_at_equal_steps():
+    study = choose_study(Request(study="blog-steps", studies=Installed(), device="cpu"))
+    (claim, *others) = study.claims
+    assert claim.text.startswith("Especially with limited data") and len(others) == 3
+    assert {(test.outcome, test.says) for test in claim.tests} == {("1000 less 10000 images/change", "higher")}
+    assert (study.task.steps, study.task.images, study.seeds, len(study.arms)) == (3000, (1000, 3000, 10_000), 8, 3)
+
+
+def test_early_stopping_takes_the_test_figures_of_the_least_validation_loss(tmp_path, images):
+    study = small(
+        "blog-stopped", images, IMAGES[0].replace("train_size=40", "train_size=20"), "validation_size=12", seeds=1
+    )
+    runs = carry(study, tmp_path / "out", data=images)
+    assert len(runs) == 2
+    for run in runs:
+        lines = (tmp_path / "out" / "runs" / run["hash"] / "metrics.jsonl").read_text().splitlines()
+        epochs = [json.loads(line)["metrics"] for line in lines]
+        losses = [epoch["validation/loss"] for epoch in epochs]
+        at = losses.index(min(losses))
+        assert run["metrics"]["test when stopped/epoch"] == at + 1 and len(epochs) == 12
+        for metric in ("accuracy", "loss"):
+            assert run["metrics"][f"test when stopped/{metric}"] == epochs[at][f"test/{metric}"]
+    assert {claim.verdict for claim in analyse(tmp_path / "out").claims} <= {"undecided", "not testable here"}
+
+
+def test_validation_images_are_in_no_training(images):
+    task = StoppedBlogImages(name="cifar10", validation_size=12).located(images)
+    parts = {split: task.data(split)[0] for split in ("train", "validation", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 28, "validation": 12, "test": 8}
+    assert torch.equal(torch.cat([parts["train"], parts["validation"]]), BlogImages.data(task, "train")[0])

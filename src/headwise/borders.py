@@ -130,8 +130,7 @@ def overwritable_library(namespace: str, name: str) -> torch.library.Library:
 # A context in which the transforms of torch.func do not see operators. Gone: importing this file fails.
 outside_transforms = torch._C._DisableFuncTorch
 
-# What a mode sees of `.item()`, and of `.to()` another device. Gone: an AttributeError names it.
-asks_for_a_number: Any = torch.ops.aten._local_scalar_dense.default
+# What a mode sees of `.to()` another device. Gone: an AttributeError names it.
 moves: Any = torch.ops.aten._to_copy.default
 
 

@@ -290,10 +290,8 @@ def loop() -> Iterator[Case]:
     yield "an epoch that is watched", watched_epochs
 
 
-@cache
-def epoch_waits(steps: int, every: int | None = None) -> list[str]:
-    from headwise.lab.training.train import Training as Phase
-    from headwise.lab.training.train import train_epoch
+def vectors(steps: int) -> Any:
+    """Return a task of random vectors with this many steps an epoch."""
     from headwise.study import Metric, Task
 
     class Vectors(Task):
@@ -316,7 +314,15 @@ def epoch_waits(steps: int, every: int | None = None) -> list[str]:
         def metric(self, output: Any, targets: Any) -> Tensor:
             return (output.mean(1).argmax(-1) == targets).float().mean()
 
-    task, cuda = Vectors(), FakeCuda()
+    return Vectors()
+
+
+@cache
+def epoch_waits(steps: int, every: int | None = None) -> list[str]:
+    from headwise.lab.training.train import Training as Phase
+    from headwise.lab.training.train import train_epoch
+
+    task, cuda = vectors(steps), FakeCuda()
     model = task.model()
     handle = headwise.regularize(
         model, headwise.DropHead(p=0.2), headwise.AttentionNormPenalty(), example=HOSTS["own"].example()
@@ -336,11 +342,61 @@ def epoch_waits(steps: int, every: int | None = None) -> list[str]:
     return cuda.forget()
 
 
+def evaluations() -> Iterator[Case]:
+    """Every method in the evaluation of a study, whose batches are captured."""
+    for name in shelf.__all__:
+        yield name, lambda name=name: evaluated(name)
+
+
+def evaluated(name: str) -> list[str]:
+    from headwise.lab.experiments.evaluation import Evaluation
+    from headwise.lab.training import step_graphs
+    from headwise.lab.training.evaluate import evaluate
+    from headwise.lab.training.evaluation_graphs import EvaluationGraphs
+    from headwise.lab.training.train import Training as Phase
+
+    class Classified(type(vectors(3))):  # type: ignore[misc]  # a class of the call
+        # so that the metric of each batch is counted
+        metrics: ClassVar[tuple[Any, ...]] = ()
+
+    task, cuda = Classified(evaluation_batch_size=3), FakeCuda()
+    model = task.model()
+    method = REGISTRY[name](**REGISTRY[name].strong)
+    handle = headwise.regularize(model, method, example=HOSTS["own"].example())
+    wrong: list[str] = []
+
+    def record(run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        cuda.forget()
+        kernels.HAS_CUDA = cuda.recording = True
+        torch.cuda.is_current_stream_capturing = lambda: True
+        try:
+            result = run()
+        finally:
+            kernels.HAS_CUDA = cuda.recording = False
+        wrong.extend(cuda.forget())
+        return result, lambda: None
+
+    step_graphs._aside = lambda device, run: run()
+    device = torch.device("cuda")
+    accelerator = SimpleNamespace(
+        num_processes=1, process_index=0, device=device, unwrap_model=lambda prepared: prepared
+    )
+    with cuda:
+        model.to("cuda")
+        examples = tuple(part.to("cuda") for part in task.data("test"))
+        phase = Phase(task, model, None, accelerator, 0, handle)
+        phase.evaluation_graphs = EvaluationGraphs(device, handle.fitted, record)
+        evaluate(phase, Evaluation("test"), examples)
+    told = phase.evaluation_graphs.told()
+    return wrong + [told] * (told != "test: captured as CUDA graphs")
+
+
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     **{f"{kind}-{dtype}": lambda at=(kind, dtype): methods(*at) for kind in WALKED for dtype in DTYPES},
     "kinds": lambda: methods("sdpa", "fp32", FIRST),
     "compiled": compiled,
     "captured": captured,
+    "evaluations": evaluations,
     "readings": readings,
     "penalties": penalties,
     "loop": loop,

@@ -271,16 +271,20 @@ def test_the_kernels_of_a_reading_give_the_figures_of_the_pytorch_form(causal, r
 
 
 @pytest.mark.parametrize("name", [None, *NAMES])
-def test_captured_steps_of_a_study_give_the_losses_of_the_plain_loop(name):
+def test_captured_steps_and_evaluations_of_a_study_give_the_losses_of_the_plain_loop(name):
     from accelerate import Accelerator
 
+    from headwise.lab.experiments.evaluation import Evaluation
     from headwise.lab.studies.vision_transformer import VisionTransformer
+    from headwise.lab.training.evaluate import evaluate
+    from headwise.lab.training.evaluation_graphs import EvaluationGraphs
     from headwise.lab.training.step_graphs import StepGraphs
     from headwise.lab.training.train import Training, train_epoch
     from headwise.study import Task
 
     class Bright(Task):
         batch_size: int = 8
+        evaluation_batch_size: int = 8
 
         def model(self):
             return VisionTransformer(
@@ -302,9 +306,14 @@ def test_captured_steps_of_a_study_give_the_losses_of_the_plain_loop(name):
         training = Training(task, model, optimizer, Accelerator(), 0, handle)
         training.clock.memory.peak = 1
         if captured:
-            training.graphs = StepGraphs(optimizer, torch.device("cuda"), handle.fitted if handle else [])
-        classes = torch.arange(64).cuda() % 4
-        losses = [train_epoch(training, (images, classes), epoch, lambda *_: None).loss for epoch in (1, 2)]
+            fitted = handle.fitted if handle else []
+            training.graphs = StepGraphs(optimizer, torch.device("cuda"), fitted)
+            training.evaluation_graphs = EvaluationGraphs(torch.device("cuda"), fitted)
+        examples, losses = (images, torch.arange(64).cuda() % 4), []
+        for epoch in (1, 2):
+            losses.append(train_epoch(training, examples, epoch, lambda *_: None).loss)
+            losses.append(evaluate(training, Evaluation("test"), examples)["loss"])
         found.append(torch.tensor(losses))
     assert training.graphs.told() == "captured as CUDA graphs"
+    assert training.evaluation_graphs.told() == "test: captured as CUDA graphs"
     torch.testing.assert_close(found[1], found[0], rtol=2e-3, atol=0)

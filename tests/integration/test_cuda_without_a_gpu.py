@@ -23,6 +23,7 @@ GROUPS = {
     "kinds": 8,
     "compiled": 40,
     "captured": 40,
+    "evaluations": 40,
     "readings": 6,
     "penalties": 3,
     "loop": 2,

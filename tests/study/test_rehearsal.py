@@ -36,6 +36,7 @@ def refused(study, out, message):
         ("count", r"Late fails in the evaluation 'fog' of \(float32 \(16, 1, 4, 4\).*in count_of_fog\)"),
         ("summary", r"Late\.summary could not derive its outcomes from .*fog/accuracy.*KeyError: 'fogg/accuracy'"),
         ("summary of phases", r"Late\.summary .*two/fog/accuracy.*KeyError: 'three/fog/accuracy'"),
+        ("epochs", r"Late\.over_epochs could not derive its outcomes from .*validation/accuracy.*'test/accuracy'"),
         ("learn", r"phase 'two' learns hed\.\*, which matches no parameter of the model: "),
         ("carry", r"phase 'two' cannot start from phase 'one': no weight of the model matches \('hed\.\*',\)"),
         ("missing weight", r"phase 'two' cannot start from phase 'one': its head\.\w+ is \(4,.*the model's \(3,"),

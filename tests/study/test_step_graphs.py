@@ -1,55 +1,23 @@
 """Captured training steps: replayed on a CPU operator by operator, they give every bit of the plain loop."""
 
 import copy
+import re
 
 import pytest
 import torch
 from accelerate import Accelerator
+from tape import on_tape
 from tiny_task import Tiny
-from torch.utils._pytree import tree_leaves
 
 import headwise
 from headwise.attend.core.held_keys import HeldKeys
 from headwise.attend.core.method import REGISTRY
-from headwise.borders import DispatchMode
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import WARM, Obstacles, StepGraphs, captures
 from headwise.lab.training.train import Training, train_epoch
 from headwise_verdict.files.errors import StudyError
 
 EPOCHS = 6
-
-
-class Tape(DispatchMode):
-    """Records the operators of a function, and runs them again on the same memory, as a CUDA graph does."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
-        return out
-
-    @torch.no_grad()
-    def replay(self):
-        for func, args, kwargs, out in self.calls:
-            again = func(*args, **kwargs)
-            given = {x.untyped_storage().data_ptr() for x in tensors((args, kwargs))}
-            for old, new in zip(tensors(out), tensors(again), strict=True):
-                if old.untyped_storage().data_ptr() not in given:
-                    old.copy_(new)
-
-
-def tensors(tree):
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def on_tape(run):
-    with Tape() as tape:
-        result = run()
-    return result, tape.replay
 
 
 def train(method, captured, *, before=lambda handle: None, watched=False, scheduled=False, **settings):
@@ -171,6 +139,23 @@ def test_a_number_that_steers_a_step_is_found():
         assert not found.reason
         assert float(other) == 1
     assert found.reason == "a number of the device is read in Python"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda x: torch.equal(x, x), "a number of the device is read in Python"),
+        (lambda x: x[x > 0], r"the size of what aten.index.Tensor gives depends on the device's numbers"),
+        (lambda x: x.nonzero(), r"the size of what aten.nonzero.default gives"),
+        (lambda x: x[torch.tensor([1, 0])], "$"),
+        (lambda x: x.repeat_interleave(torch.tensor([1, 1]), output_size=2), "$"),
+        (lambda x: x.to("meta"), "a tensor is copied to the meta"),
+    ],
+)
+def test_what_waits_for_numbers_of_the_device_is_found(run, said):
+    with Obstacles(torch.device("cpu")) as found:
+        run(torch.ones(2))
+    assert re.match(said, found.reason)
 
 
 def test_graphs_that_are_to_be_on_and_cannot_be_are_refused():

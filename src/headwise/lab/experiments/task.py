@@ -162,8 +162,8 @@ def has_mean_metric(task: Task) -> bool:
 
 def whole_total(mean: Tensor, weight: Tensor) -> Tensor:
     """Return mean · weight in double precision, rounded to an integer count if it equals one up to rounding errors."""
-    mean = torch.as_tensor(mean)
-    total = mean.double() * weight.to(mean.device).double()
+    # a weight on the CPU stays there: a copy to the device would keep an evaluation from being captured
+    total = torch.as_tensor(mean).double() * weight.double()
     near = (total - total.round()).abs() <= torch.finfo(torch.float32).eps * total.abs()
     return torch.where(near, total.round(), total)
 

@@ -18,11 +18,11 @@ BUILT_IN = {"digits": "headwise.lab.studies.digits"}
 
 # The studies of headwise-papers, to suggest this package if it is missing; a test of that package checks the list.
 PAPERS = (
-    "alarms blog-cifar10 blog-cifar100 blog-sizes blog-sweeps blog-text-sst2 blog-text-wikitext2 collapse-with-norms "
-    "decay-compress decay-decoupled decay-lm decay-pretrained decay-recall decay-vit entropy-collapse low-rank-toy "
-    "neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb neutreno-cifar neutreno-cost neutreno-depth "
-    "neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes neutreno-robust "
-    "neutreno-segmentation neutreno-segmentation-pretrained neutreno-theory optimizers-by-head "
+    "alarms blog-cifar10 blog-cifar100 blog-sizes blog-steps blog-stopped blog-sweeps blog-text-sst2 "
+    "blog-text-wikitext2 collapse-with-norms decay-compress decay-decoupled decay-lm decay-pretrained decay-recall "
+    "decay-vit entropy-collapse low-rank-toy neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb neutreno-cifar "
+    "neutreno-cost neutreno-depth neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes "
+    "neutreno-robust neutreno-segmentation neutreno-segmentation-pretrained neutreno-theory optimizers-by-head "
     "oversmoothing-at-init retrofit sigma-bound sigma-lm sigma-robust sigma-simclr sigma-speech sigma-temperature "
     "sigma-translation sigma-translation-deep sigma-translation-rates sigma-vit sigma-vit-shallow stability-map"
 ).split()

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from headwise.lab.experiments.evaluation import Evaluation, Rows, Sums
+from headwise.lab.experiments.evaluation import Batch, Evaluation, Rows, Sums
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import (
     Examples,
@@ -53,7 +53,7 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
     sums: dict[str, Any] = {}
     with explained(task, evaluation, examples):
         for index in parts:
-            for name, value in count_batch(task, evaluation, model, take(examples, index.to(device))).items():
+            for name, value in _counted(training, evaluation, model, take(examples, index.to(device))).items():
                 sums[name] = add(sums[name], value, name, task) if name in sums else value
     if accelerator.num_processes > 1:
         sums = _over_processes(task, sums, device)
@@ -79,9 +79,23 @@ def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterato
         ) from error
 
 
+def _counted(training: Training, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
+    """Return the sums over one batch, by a captured graph where the training has some and no reading is due."""
+    task, watch = training.task, training.watch
+    if training.evaluation_graphs is None or (watch is not None and watch.steps % watch.every == 0):
+        return count_batch(task, evaluation, model, examples)
+    batch = make_batch(task, examples, None, evaluation.batch)
+    return training.evaluation_graphs.sums(
+        evaluation.name, lambda batch: _sums_of(task, evaluation, model, batch), batch
+    )
+
+
 def count_batch(task: Task, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
     """Return the sums over one batch, loss included; floating-point sums are in double precision."""
-    batch = make_batch(task, examples, None, evaluation.batch)
+    return _sums_of(task, evaluation, model, make_batch(task, examples, None, evaluation.batch))
+
+
+def _sums_of(task: Task, evaluation: Evaluation, model: Any, batch: Batch) -> Sums:
     output = (evaluation.output or run_model)(model, batch.inputs)
     sums = (evaluation.count or task.count)(output, batch.targets)
     if not isinstance(sums, dict) or not all(isinstance(value, (Tensor, Rows)) for value in sums.values()):

@@ -29,6 +29,7 @@ from headwise.lab.training.checkpoint import (
     stands,
 )
 from headwise.lab.training.course import Course
+from headwise.lab.training.evaluation_graphs import EvaluationGraphs
 from headwise.lab.training.fit import fit, moved, parameters_of, starts_of
 from headwise.lab.training.heads import watch_run
 from headwise.lab.training.job import Order, is_first_process
@@ -331,7 +332,9 @@ def prepare(
         training.watch = watch_run(order, training, model, train, steps)
     training.model = accelerator.prepare(model)
     if captures(order.graphs, task, accelerator.device, accelerator.num_processes):
-        training.graphs = StepGraphs(optimizer, accelerator.device, [] if regularized is None else regularized.fitted)
+        fitted = [] if regularized is None else regularized.fitted
+        training.graphs = StepGraphs(optimizer, accelerator.device, fitted)
+        training.evaluation_graphs = EvaluationGraphs(accelerator.device, fitted)
     return training
 
 

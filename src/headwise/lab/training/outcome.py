@@ -185,6 +185,7 @@ def describe_result(
             **(order.environment.get("hardware") or {}),
             **device_hardware(training.accelerator.device),
             **({} if training.graphs is None else {"steps": training.graphs.told()}),
+            **({} if training.evaluation_graphs is None else {"evaluations": training.evaluation_graphs.told()}),
         },
     )
 

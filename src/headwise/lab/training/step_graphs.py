@@ -18,13 +18,14 @@ from torch import Tensor
 
 from headwise.attend import FittedLayer
 from headwise.attend.core.held_keys import HeldKeys
-from headwise.borders import DispatchMode, asks_for_a_number, moves, writes
+from headwise.borders import DispatchMode, moves, tree_leaves, writes
 from headwise.lab.experiments.evaluation import Batch
 from headwise.lab.experiments.recipe import Recipe
 from headwise.lab.training.batches import leaves
 from headwise_verdict.files.errors import StudyError
 
-Update = Callable[[list[Batch], list[Any]], list[tuple[Tensor, Any]]]
+# of batches and their shares, to what is measured on them
+Update = Callable[[list[Batch], list[Any]], Any]
 Replay = Callable[[], None]
 # steps of a shape before it is captured: the optimizer's state and the kernels are made in them
 WARM = 3
@@ -41,7 +42,7 @@ class Captured:
 
     keys: HeldKeys
     batches: list[Batch]
-    measured: list[tuple[Tensor, Any]]
+    measured: Any
     replay: Replay
 
 
@@ -49,7 +50,7 @@ class StepGraphs:
     """The captured steps of one phase, one for each shape of batches.
 
     Args:
-        optimizer: of the training.
+        optimizer: of the training; None for what moves no parameter.
         device: of the training.
         fitted: the layers that the methods act on.
         record: runs a function once, and returns its result and a function that repeats its kernels.
@@ -57,7 +58,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         device: torch.device,
         fitted: Sequence[FittedLayer] = (),
         record: Callable[[Callable[[], Any]], tuple[Any, Replay]] | None = None,
@@ -70,9 +71,10 @@ class StepGraphs:
         self.taken: Counter[Any] = Counter()
         # why no further step is captured
         self.reason = ""
-        _make_capturable(optimizer, device)
+        if optimizer is not None:
+            _make_capturable(optimizer, device)
 
-    def step(self, update: Update, batches: list[Batch], shares: list[Any]) -> list[tuple[Tensor, Any]]:
+    def step(self, update: Update, batches: list[Batch], shares: list[Any]) -> Any:
         """Take one optimizer step by `update(batches, shares)`, captured if it can be; return what it returns.
 
         While a schedule changes a strength, each step is of another kind, and none is captured.
@@ -110,7 +112,7 @@ class StepGraphs:
         strengths = [strength for state in states for strength in state.strengths.values()]
         return [strength for strength in strengths if strength.device.type == "cpu"]
 
-    def _take(self, kind: Any, update: Update, batches: list[Batch], shares: list[Any]) -> list[tuple[Tensor, Any]]:
+    def _take(self, kind: Any, update: Update, batches: list[Batch], shares: list[Any]) -> Any:
         """Take a step kernel by kernel: the last but one before a capture lists its passes, the last is looked at."""
         left = WARM - self.taken[kind]
         if self.reason or left not in (0, 1) or len(self.captured) >= MOST_SHAPES:
@@ -126,7 +128,7 @@ class StepGraphs:
         self.reason = found.reason
         return measured
 
-    def _capture(self, kind: Any, update: Update, batches: list[Batch], shares: list[Any]) -> list[tuple[Tensor, Any]]:
+    def _capture(self, kind: Any, update: Update, batches: list[Batch], shares: list[Any]) -> Any:
         static = [Batch(*_copied(tuple(batch))) for batch in batches]
         keys = self.keys[kind]
         keys.write(self.device)
@@ -178,10 +180,14 @@ class Obstacles(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and look at where it computes."""
         out = func(*args, **(kwargs or {}))
-        given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor)]
+        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
         here = [x for x in given if x.device == self.device and x.data_ptr() not in self.known]
-        if func is asks_for_a_number and here:
+        if here and torch.Tag.data_dependent_output in func.tags:
             self._note("a number of the device is read in Python")
+        elif here and _is_sized_by_numbers(func, args, kwargs or {}):
+            self._note(f"the size of what {func} gives depends on the device's numbers")
+        elif func in COPIES and here and isinstance(out, Tensor) and out.device != self.device:
+            self._note(f"a tensor is copied to the {out.device.type}")
         elif isinstance(out, Tensor) and out.device != self.device and _changes(func):
             self._note(f"{func} runs on the {out.device.type}")
         elif (
@@ -200,11 +206,19 @@ class Obstacles(DispatchMode):
 
 CPU = torch.device("cpu")
 COPIES = (moves, torch.ops.aten.copy_.default)
+by_index = torch.ops.aten.index.Tensor
 
 
 def _changes(func: Any) -> bool:
     """Return whether an operator gives another result each time: it writes into a tensor or draws."""
     return writes(func) or torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _is_sized_by_numbers(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator waits for numbers that say how large its result is, as a mask's True values do."""
+    if torch.Tag.dynamic_output_shape not in func.tags or kwargs.get("output_size") is not None:
+        return False
+    return func is not by_index or any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
 
 
 def on_cuda(run: Callable[[], Any]) -> tuple[Any, Replay]:

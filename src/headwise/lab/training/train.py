@@ -21,6 +21,7 @@ from headwise.lab.experiments.task import Task, has_mean_metric
 from headwise.lab.training.batches import Examples, describe, make_batch, place, run_model, size, take, training_batches
 from headwise.lab.training.course import Course
 from headwise.lab.training.divergence import Smoothed
+from headwise.lab.training.evaluation_graphs import EvaluationGraphs
 from headwise.lab.training.measuring import Clock, counted
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import StepGraphs
@@ -60,8 +61,9 @@ class Training:
     seed: int
     regularized: Any | None = None
     watch: Any | None = None
-    # captured steps, on a CUDA device
+    # captured steps and evaluations, on a CUDA device
     graphs: StepGraphs | None = None
+    evaluation_graphs: EvaluationGraphs | None = None
     rates: LearningRate | None = None
     # lengths of the training examples, if they differ
     lengths: Tensor | None = None
