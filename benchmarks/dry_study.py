@@ -24,7 +24,7 @@ import headwise
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .\n"
 
 
-def images(source: cifar.Source, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
+def images(source: cifar.CifarSource, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
     """Return images whose class is their brightness."""
     draws = torch.Generator().manual_seed(5 if split == "train" else 1)
     classes = torch.arange(240) % source.classes

@@ -11,7 +11,7 @@ import torch
 from headwise_papers import alarms
 from headwise_papers.alarms import faults, findings, models, one_run, scoring
 from headwise_papers.alarms.faults import FAULTS, HEALTHY, Fault, Injection, faults_of
-from headwise_papers.alarms.models import Attention, Digits, Size, rounded_up
+from headwise_papers.alarms.models import AlarmAttention, Digits, Size, rounded_up
 from headwise_papers.alarms.one_run import BEYOND, Cell, carry_out
 from headwise_papers.alarms.scoring import Crossings, Pair, best_pair, measured, scored, shown, thresholds
 from headwise_papers.alarms.signals import DEVIATION, SLOPE, rules, signals
@@ -65,7 +65,7 @@ def test_rounding_to_eight_bits_is_bf16_rounded_up():
 
 def test_faulty_attention_is_attention_at_that_temperature_with_those_weights():
     torch.manual_seed(0)
-    layer, x = Attention(8, 2, causal=True), torch.randn(2, 5, 8)
+    layer, x = AlarmAttention(8, 2, causal=True), torch.randn(2, 5, 8)
     layer.temperature, layer.bits = 0.5, 2
     q, k, v = (part(x).unflatten(2, (2, 4)).transpose(1, 2) for part in (layer.query, layer.key, layer.value))
     logits = (q @ k.mT / 2 / 0.5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
@@ -81,7 +81,7 @@ def test_each_fault_changes_a_training_from_its_onset_on(fault, family, monkeypa
     def weights(one):
         torch.manual_seed(0)
         model = family.model(TINY)
-        for layer in (module for module in model.modules() if isinstance(module, Attention)):
+        for layer in (module for module in model.modules() if isinstance(module, AlarmAttention)):
             layer.causal = fault.kind.startswith("causal mask")
         injection, draw = Injection(one, family, model, 0), torch.Generator().manual_seed(1)
         seen = [model.head.weight.detach().clone()]
@@ -107,7 +107,7 @@ def test_faults_that_a_model_cannot_have_are_left_out(family):
 
 
 def test_a_lost_causal_mask_is_back_where_the_model_is_evaluated():
-    model = torch.nn.Sequential(*(Attention(8, 2, causal=True) for _ in range(3)))
+    model = torch.nn.Sequential(*(AlarmAttention(8, 2, causal=True) for _ in range(3)))
     faults.lose_causal_mask(model, 0.3)
     model(torch.randn(1, 4, 8))
     assert [layer.causal for layer in model] == [False, True, True]

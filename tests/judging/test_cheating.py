@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from headwise.lab.comparing.judged_script import Script, judge_script
+from headwise.lab.comparing.judged_script import JudgedScript, judge_script
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.command import Request, run
 from headwise_verdict.judging.decision import ACCEPT, GO_ON, Rule, judge
@@ -177,7 +177,7 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
 
     judged = scripts.judge_script
     monkeypatch.setattr(scripts, "judge_script", spied)
-    script = Script(command, "rate=2", METRIC)
+    script = JudgedScript(command, "rate=2", METRIC)
     options = {"budget": 2, "script": script, "ledger": path}
     assert run(Request(None, METRIC, "rate=2", **options)) == 4
     assert seen[0]["answer"] == GO_ON and seen[0]["pairs"] == 0
@@ -191,9 +191,9 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
 
 def test_a_diverged_run_of_a_script_counts_as_declared(command, capsys):
     with pytest.raises(StudyError, match="Pass --diverged with the metric of a model that has learned nothing"):
-        judge_script(Script(command, "rate=9", METRIC), Rule(budget=2))
-    decision = judge_script(Script(command, "rate=9", METRIC, diverged=7.5), Rule(budget=4))
+        judge_script(JudgedScript(command, "rate=9", METRIC), Rule(budget=2))
+    decision = judge_script(JudgedScript(command, "rate=9", METRIC, diverged=7.5), Rule(budget=4))
     assert decision.pairs == 4 and decision.mean > 1
     assert "diverged, and counted as 7.5: candidate with seed 1, candidate with seed 3" in decision.notes
     with pytest.raises(StudyError, match="to diverge would pay"):
-        judge_script(Script(command, "rate=9", METRIC, diverged=0.0), Rule(budget=4))
+        judge_script(JudgedScript(command, "rate=9", METRIC, diverged=0.0), Rule(budget=4))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from headwise.lab.comparing.judged_script import Script, judge_script, pairs_of
+from headwise.lab.comparing.judged_script import JudgedScript, judge_script, pairs_of
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.command import Request, run
 from headwise_verdict.judging.decision import ACCEPT, Rule
@@ -45,7 +45,7 @@ def started(tmp_path):
 
 def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys):
     def request(form):
-        script = Script(command, "gain=0.08", "val_loss:lower")
+        script = JudgedScript(command, "gain=0.08", "val_loss:lower")
         return Request(None, "val_loss:lower", "gain=0.08", budget=10, form=form, script=script)
 
     assert run(request("line")) == 0
@@ -69,7 +69,7 @@ def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys)
 
 
 def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
-    script = Script(command, "gain=1e-9", "val_loss:lower")
+    script = JudgedScript(command, "gain=1e-9", "val_loss:lower")
     assert run(Request(None, "val_loss:lower", "gain=1e-9", budget=3, script=script)) == 4
     assert "the budget of 3 is spent" in capsys.readouterr().out
 
@@ -83,13 +83,13 @@ def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
     ],
 )
 def test_runs_that_are_no_pairs_are_refused(command, wrong, message):
-    script = Script(f"{command} --wrong {wrong}", "gain=0.08", "val_loss:lower")
+    script = JudgedScript(f"{command} --wrong {wrong}", "gain=0.08", "val_loss:lower")
     with pytest.raises(StudyError, match=message):
         judge_script(script, Rule(budget=4))
 
 
 def test_arms_that_see_other_data_are_told(command):
-    decision = judge_script(Script(f"{command} --wrong data", "gain=0.5", "val_loss:lower"), Rule(budget=6))
+    decision = judge_script(JudgedScript(f"{command} --wrong data", "gain=0.5", "val_loss:lower"), Rule(budget=6))
     assert decision.answer == ACCEPT and "first weights or batches differ" in decision.notes[0]
 
 
@@ -103,11 +103,11 @@ def test_arms_that_see_other_data_are_told(command):
 )
 def test_a_change_that_is_none_is_refused(command, change, message):
     with pytest.raises(StudyError, match=message):
-        next(pairs_of(Script(command, change, "val_loss:lower")))
+        next(pairs_of(JudgedScript(command, change, "val_loss:lower")))
 
 
 def test_options_that_contradict_each_other_are_refused(command, tmp_path):
-    script = Script(command, "gain=0.1", "val_loss:lower")
+    script = JudgedScript(command, "gain=0.1", "val_loss:lower")
     with pytest.raises(StudyError, match="--script needs --budget"):
         run(Request(None, "val_loss:lower", "gain=0.1", script=script))
     with pytest.raises(StudyError, match="--floor belongs to a table"):

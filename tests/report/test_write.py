@@ -13,7 +13,7 @@ import pytest
 from report.synthetic_study import NINE, write_study
 
 import headwise_verdict.reporting
-from headwise_verdict.pages.shell import Cell, Column, Section, figure, page, table
+from headwise_verdict.pages.shell import Column, Section, TableCell, figure, page, table
 from headwise_verdict.reporting.export import figures_in
 from headwise_verdict.results.stored import read_whole_json
 
@@ -193,7 +193,7 @@ def test_a_table_refuses_rows_of_another_width():
 @pytest.mark.parametrize("target", ["https://example.org", "//example.org", "javascript:alert(1)"])
 def test_a_link_that_leaves_the_folder_is_refused(target):
     with pytest.raises(ValueError, match="must be a relative path"):
-        Cell("x", href=target)
+        TableCell("x", href=target)
 
 
 def test_a_page_without_charts_carries_no_chart_library():

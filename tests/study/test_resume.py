@@ -16,7 +16,7 @@ import torch
 from grids import part_of_grid
 from small_studies import all_numbers, carry, numbers, orders, tiny_study
 
-from headwise.lab.training.checkpoint import PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+from headwise.lab.training.checkpoint import PREVIOUS, RunCheckpoint, load_checkpoint, save_checkpoint
 from headwise.lab.training.execution import execute
 from headwise_verdict.files import durable
 from headwise_verdict.files.errors import StudyError
@@ -196,7 +196,7 @@ def test_without_any_whole_checkpoint_a_run_starts_again(tmp_path, monkeypatch):
 
 
 def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    first, second = (Checkpoint({"x": torch.full((3,), float(n))}, {"n": n}) for n in (1, 2))
+    first, second = (RunCheckpoint({"x": torch.full((3,), float(n))}, {"n": n}) for n in (1, 2))
     save_checkpoint(tmp_path, first)
     for fails_at in ("fsync", "replace"):
         with monkeypatch.context() as patch:
@@ -227,7 +227,7 @@ def test_the_checkpoint_before_stays_until_the_new_one_is_whole(tmp_path, monkey
 def test_a_checkpoint_that_another_process_puts_in_its_place_meanwhile_is_read_there(tmp_path, monkeypatch):
     import headwise.lab.training.checkpoint as checkpoint
 
-    save_checkpoint(tmp_path, Checkpoint({}, {"n": 1}))
+    save_checkpoint(tmp_path, RunCheckpoint({}, {"n": 1}))
     coming, read = tmp_path / checkpoint.COMING, checkpoint.read_checkpoint
     os.replace(tmp_path / CHECKPOINT, coming)
 
@@ -249,7 +249,7 @@ def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):
         "half": torch.randn(3).bfloat16(),
         "none": torch.empty(0, 2),
     }
-    save_checkpoint(tmp_path, Checkpoint(tensors, {"history": [{"loss": 0.1}]}))
+    save_checkpoint(tmp_path, RunCheckpoint(tensors, {"history": [{"loss": 0.1}]}))
     found = load_checkpoint(tmp_path, pytest.fail)
     assert found.state == {"history": [{"loss": 0.1}]}
     assert all(

@@ -116,12 +116,12 @@ def build(seed: int, device: str = "cpu") -> tuple[nn.Sequential, Tensor]:
     import torch
     from torch import nn
 
-    from headwise.lab.studies.vision_transformer import Block
+    from headwise.lab.studies.vision_transformer import ImageBlock
 
     generator = torch.Generator().manual_seed(seed)
     # Building layers would advance torch's global generator, which belongs to the caller.
     with torch.random.fork_rng(devices=[]):
-        model = nn.Sequential(*(Block(WIDTH, HEADS, WIDTH // HEADS, 4 * WIDTH) for _ in range(DEPTH))).eval()
+        model = nn.Sequential(*(ImageBlock(WIDTH, HEADS, WIDTH // HEADS, 4 * WIDTH) for _ in range(DEPTH))).eval()
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=WIDTH**-0.5, generator=generator)

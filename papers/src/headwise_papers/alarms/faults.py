@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from headwise_papers.alarms.models import Attention, Family, Size
+from headwise_papers.alarms.models import AlarmAttention, Family, Size
 
 # steps of every run and of its warm-up; a fault during training begins at half of the run
 STEPS, WARMUP = 256, 40
@@ -80,7 +80,7 @@ RATES = (0.3, 0.6, 1.0)
 
 def faults_of(family: Family, size: Size) -> Iterator[Fault]:
     """Yield the faults that can be injected into a model."""
-    can_round = any(isinstance(module, Attention) for module in family.model(size).modules())
+    can_round = any(isinstance(module, AlarmAttention) for module in family.model(size).modules())
     for fault in FAULTS:
         if fault.kind.startswith("no warm-up") and size.norm != "post":
             continue
@@ -130,7 +130,7 @@ class Injection:
             self.family.set_temperature(self.model, 1 + progress * (self.severity - 1))
         if active and self.kind.startswith("weights rounded"):
             for module in self.model.modules():
-                if isinstance(module, Attention):
+                if isinstance(module, AlarmAttention):
                     module.bits = int(self.severity)
         if self.kind.startswith("causal mask") and step == self.fault.onset:
             lose_causal_mask(self.model, self.severity)

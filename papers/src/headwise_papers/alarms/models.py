@@ -21,7 +21,7 @@ CONTEXT, RANDOM_LABELS = 32, 0.2
 EVALUATED = 64
 
 
-class Attention(nn.Module):
+class AlarmAttention(nn.Module):
     """Fused scaled dot-product attention with an adjustable temperature and rounding of its weights.
 
     Attributes:
@@ -68,7 +68,7 @@ class Block(nn.Module):
         super().__init__()
         self.post = norm == "post"
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn = Attention(dim, heads, causal)
+        self.attn = AlarmAttention(dim, heads, causal)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Size:
     norm: NormOrder = "pre"
 
 
-class CharacterLM(nn.Module):
+class AlarmLM(nn.Module):
     """A language model that returns the logits (B, T, symbols) of each next character."""
 
     def __init__(self, symbols: int, size: Size) -> None:
@@ -176,7 +176,7 @@ class Family(ABC):
     def set_temperature(self, model: nn.Module, value: float) -> None:
         """Set the temperature of every softmax."""
         for module in model.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, AlarmAttention):
                 module.temperature = value
 
 
@@ -229,8 +229,8 @@ class Shakespeare(Text):
     def text(self) -> str:
         return tinyshakespeare.read(self.folder)
 
-    def model(self, size: Size) -> CharacterLM:
-        return CharacterLM(self.classes, size)
+    def model(self, size: Size) -> AlarmLM:
+        return AlarmLM(self.classes, size)
 
 
 class Captions(Text):

@@ -38,7 +38,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Source:
+class CifarSource:
     """The address of a data set, its number of classes, and the two forms in which it can be read.
 
     `binary` is downloaded. `python` is read if a folder already contains it; the images and their order are the same.
@@ -64,7 +64,7 @@ class Source:
 
 
 SOURCES = {
-    "cifar10": Source(
+    "cifar10": CifarSource(
         address="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         archive_md5="c32a1d4ab5d03f1284b67883e8d87530",
         classes=10,
@@ -94,7 +94,7 @@ SOURCES = {
             test={"test_batch": "40351d587109b95175f43aff81a1287e"},
         ),
     ),
-    "cifar100": Source(
+    "cifar100": CifarSource(
         address="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         archive_md5="03b5dce01913d631647c71ecec9e9cb8",
         classes=100,
@@ -116,7 +116,7 @@ SOURCES = {
 }
 
 
-def described(source: Source) -> DataSet:
+def described(source: CifarSource) -> DataSet:
     """Return the description of the data set."""
     binary, python = source.binary, source.python
     forms = tuple(tuple(f"{form.folder}/{name}" for name in form.files) for form in (binary, python))
@@ -124,19 +124,19 @@ def described(source: Source) -> DataSet:
     return DataSet(binary.folder, forms + bare, megabytes=184)
 
 
-def prepare(source: Source, given: Path | None, tell: Callable[[str], None]) -> None:
+def prepare(source: CifarSource, given: Path | None, tell: Callable[[str], None]) -> None:
     """Download missing files, and check every file against the official MD5."""
     form, folder = source.held(given)
     source.origin(form).prepare(folder, tell)
 
 
-def files(source: Source, given: Path | None) -> list[Path]:
+def files(source: CifarSource, given: Path | None) -> list[Path]:
     """Return the files of the form in the user's folder."""
     form, folder = source.held(given)
     return [folder / name for name in form.files]
 
 
-def read(source: Source, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
+def read(source: CifarSource, split: str, given: Path | None) -> tuple[Tensor, Tensor]:
     """Return images (N, 3, 32, 32) uint8 and classes (N,) int64 of "train" or "test".
 
     Raises StudyError naming an invalid file.

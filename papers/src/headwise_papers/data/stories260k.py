@@ -43,7 +43,7 @@ HEADER = struct.Struct("7i")
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class StoryAttention:
     """The weights of one layer in the layout of llama2.c: rotary positions rotate neighbouring rows of queries and
     keys.
 
@@ -75,7 +75,7 @@ def files(folder: Path | None) -> list[Path]:
     return SOURCE.paths(folder)
 
 
-def read(folder: Path | None) -> list[Attention]:
+def read(folder: Path | None) -> list[StoryAttention]:
     """Return the attention layers in order; raise StudyError if the file is not such a model or is incomplete."""
     path = SOURCE.find_folder(folder) / NAME
     try:
@@ -109,4 +109,4 @@ def read(folder: Path | None) -> list[Attention]:
             if name == "o"
             else block.view(layers, number, size, width)
         )
-    return [Attention(**{name: block[layer] for name, block in parts.items()}) for layer in range(layers)]
+    return [StoryAttention(**{name: block[layer] for name, block in parts.items()}) for layer in range(layers)]

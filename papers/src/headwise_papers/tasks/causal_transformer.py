@@ -12,7 +12,7 @@ from torch.nn import functional as F
 NormOrder = Literal["pre", "post"]
 
 
-class CausalAttention(nn.Module):
+class FusedCausalAttention(nn.Module):
     """Causal self-attention by fused scaled dot-product attention."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -32,7 +32,7 @@ class CausalBlock(nn.Module):
         super().__init__()
         self.post = norm == "post"
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn = CausalAttention(dim, heads)
+        self.attn = FusedCausalAttention(dim, heads)
         self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
         self.dropout = nn.Dropout(dropout)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.lab.studies.vision_transformer import Block
+from headwise.lab.studies.vision_transformer import ImageBlock
 
 
 class Encoder(nn.Module):
@@ -18,7 +18,7 @@ class Encoder(nn.Module):
             raise ValueError(f"patch {patch} does not divide the image size {size}; choose a patch that divides both")
         self.patches = nn.Conv2d(3, dim, kernel_size=patch, stride=patch)
         self.positions = nn.Parameter(0.02 * torch.randn(1, dim, size[0] // patch, size[1] // patch))
-        self.blocks = nn.Sequential(*(Block(dim, heads, dim // heads, 4 * dim) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ImageBlock(dim, heads, dim // heads, 4 * dim) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class MaskDecoder(nn.Module):
         super().__init__()
         self.project = nn.Linear(dim, dim)
         self.class_tokens = nn.Parameter(0.02 * torch.randn(1, classes, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, dim // heads, 4 * dim) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(ImageBlock(dim, heads, dim // heads, 4 * dim) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim)
         self.to_patch, self.to_class = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.mask_norm = nn.LayerNorm(classes)

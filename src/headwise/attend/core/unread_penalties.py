@@ -16,7 +16,7 @@ from headwise.attend.core.call import Call
 from headwise.borders import MODULE_CALL, sequence_number, tree_leaves
 
 
-class Run:
+class AwaitedForward:
     """A training forward, of the whole model or of parts that are called apart, whose penalties wait for `loss()`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Run:
 
 
 class _Listener:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AwaitedForward) -> None:
         self.run = run
 
     def __call__(self, *_: Any) -> None:
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
     again: bool | Tensor
     strength: Tensor | None
     layer: object
-    run: Run | None
+    run: AwaitedForward | None
     alive: weakref.ref[_Alive] | None
 
     @property
@@ -95,7 +95,7 @@ class Penalties:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self._parts = Run()
+        self._parts = AwaitedForward()
         self._mine = threading.local()
 
     def __len__(self) -> int:
@@ -108,9 +108,9 @@ class Penalties:
     def __reduce__(self) -> tuple[type[Penalties], tuple[()]]:
         return Penalties, ()
 
-    def _running(self) -> list[Run]:
+    def _running(self) -> list[AwaitedForward]:
         """Return the forwards of the whole model that run in this thread; a model may call itself."""
-        running: list[Run] | None = getattr(self._mine, "running", None)
+        running: list[AwaitedForward] | None = getattr(self._mine, "running", None)
         if running is None:
             running = self._mine.running = []
         return running
@@ -124,14 +124,14 @@ class Penalties:
             running.clear()
         if trains:
             self._sweep(keep=None)
-        running.append(Run(running=True))
+        running.append(AwaitedForward(running=True))
 
     def end(self, output: Any, *, failed: bool) -> None:
         """End it, with its output; drop its penalties if it failed."""
         if not (running := self._running()):
             return
         run = running.pop()
-        run.running, self._parts = False, Run()
+        run.running, self._parts = False, AwaitedForward()
         if failed:
             self._drop([run])
             return
@@ -142,7 +142,7 @@ class Penalties:
             for node in nodes:
                 run.listen(node)
 
-    def _adopt(self, run: Run, nodes: list[Any]) -> None:
+    def _adopt(self, run: AwaitedForward, nodes: list[Any]) -> None:
         """Let the penalties of layers that are compiled one by one belong to the forward that has ended.
 
         A compiled graph is one node, which its penalties hold. What was made after the last of them does not lie on the
@@ -178,18 +178,18 @@ class Penalties:
         self.entries += [Entry(total, weight, again, root, call.layer, run, alive) for total, weight, root in parts]
         return out
 
-    def _run_of(self, layer: object) -> Run:
+    def _run_of(self, layer: object) -> AwaitedForward:
         if running := self._running():
             return running[-1]
         if id(layer) in self._parts.layers:
             self._sweep(keep=None)
-            self._parts = Run()
+            self._parts = AwaitedForward()
         return self._parts
 
-    def _drop(self, runs: Collection[Run]) -> None:
+    def _drop(self, runs: Collection[AwaitedForward]) -> None:
         self.entries = [e for e in self.entries if e.run not in runs]
 
-    def _sweep(self, keep: Run | None) -> None:
+    def _sweep(self, keep: AwaitedForward | None) -> None:
         """Drop the penalties of calls whose output leads to nothing any more, but for the forward `keep`."""
         left, kept = self.entries, []
         self.entries = []
@@ -222,19 +222,19 @@ class Penalties:
 
 def _tell_compiled_runs_apart(entries: list[Entry]) -> list[Entry]:
     """Return the entries; those of models that are compiled as a whole, in forwards that call each layer once."""
-    run = Run()
+    run = AwaitedForward()
     told: list[Entry] = []
     for e in entries:
         if e.run is None:
             # The penalties of one call follow each other.
             if id(e.layer) in run.layers and told[-1].layer is not e.layer:
-                run = Run()
+                run = AwaitedForward()
             run.layers.add(id(e.layer))
         told.append(e if e.run is not None else e._replace(run=run))
     return told
 
 
-def _not_finite(entries: list[Entry]) -> set[Run]:
+def _not_finite(entries: list[Entry]) -> set[AwaitedForward]:
     """Return the forwards with a penalty that is not finite, in one wait for the device."""
     if not entries:
         return set()

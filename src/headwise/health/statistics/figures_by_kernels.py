@@ -122,7 +122,7 @@ def read_rows(
     """Return the figures `OF_ROWS` of each row, (9, B, H, R) in fp32: see `triton_figures.figures`."""
     from headwise.health.statistics import triton_figures
 
-    rows = triton_figures.Rows(q, k, mask, positions, counts, valid, causal, scale, ordered)
+    rows = triton_figures.FigureRows(q, k, mask, positions, counts, valid, causal, scale, ordered)
     return triton_figures.figures(rows, v, real, slice(*text) if text else None, centred=centred, descent=descent)
 
 
@@ -143,7 +143,7 @@ def read_columns(
     from headwise.health.statistics import triton_figures
 
     return triton_figures.columns(
-        triton_figures.Rows(q, k, mask, positions, counts, valid, causal, scale, ordered), lse
+        triton_figures.FigureRows(q, k, mask, positions, counts, valid, causal, scale, ordered), lse
     )
 
 
@@ -167,11 +167,11 @@ def read_products(
     """
     from headwise.health.statistics import triton_figures, triton_products
 
-    rows = triton_figures.Rows(q, k, mask, positions, counts, valid, causal, scale, ordered)
+    rows = triton_figures.FigureRows(q, k, mask, positions, counts, valid, causal, scale, ordered)
     if not before:
         return triton_products.head_products(rows, lse, None, None)
     q, k, lse_before, valid = before
-    other = triton_figures.Rows(q, k, mask_before, positions, counts, valid, causal, scale_before, ordered)
+    other = triton_figures.FigureRows(q, k, mask_before, positions, counts, valid, causal, scale_before, ordered)
     return triton_products.head_products(rows, lse, other, lse_before)
 
 

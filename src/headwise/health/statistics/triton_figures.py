@@ -361,7 +361,7 @@ def columns_kernel(
 
 
 @dataclass(frozen=True)
-class Rows:
+class FigureRows:
     """The queries, keys and masks that the kernels read.
 
     Attributes:
@@ -412,7 +412,7 @@ def settings(dtype: torch.dtype, size: int) -> dict[str, int]:
     return {"BT": 64, "BN": keys, "num_warps": warps, "num_stages": stages}
 
 
-def _middles(rows: Rows, v: Tensor | None, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _middles(rows: FigureRows, v: Tensor | None, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the mean key of each head (B, Hkv, D); with `v`, its values about their mean (B, Hkv, N, Dv) in their unit
     (B, Hkv), rounded as products take them, and their squared lengths (B, Hkv, N)."""
     k = rows.k
@@ -434,7 +434,7 @@ def _middles(rows: Rows, v: Tensor | None, real: Tensor | None) -> tuple[Tensor,
 
 
 def figures(
-    rows: Rows, v: Tensor | None, real: Tensor | None, text: slice | None, *, centred: bool, descent: bool
+    rows: FigureRows, v: Tensor | None, real: Tensor | None, text: slice | None, *, centred: bool, descent: bool
 ) -> Tensor:
     """Return the figures `WRITTEN` of each row, (9, B, H, R) in fp32; those that were not asked for hold anything.
 
@@ -472,7 +472,7 @@ def figures(
     return out
 
 
-def columns(rows: Rows, lse: Tensor) -> Tensor:
+def columns(rows: FigureRows, lse: Tensor) -> Tensor:
     """Return the mean over valid queries of the weights of each key, (B, H, N) in fp32, from `lse` (B, H, R)."""
     q, k = rows.q, rows.k
     mask, strides, (heads, groups, queries, keys, factor), constants = rows.arguments()

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.health.statistics.triton_figures import Rows, rows_at, seen_logits
+from headwise.health.statistics.triton_figures import FigureRows, rows_at, seen_logits
 from headwise.numerics.triton_tiles import head_of, padded, tile
 
 # Programs: about three for each multiprocessor of a large GPU, each with tiles of its own.
@@ -104,7 +104,7 @@ def settings(dtype: torch.dtype, size: int) -> dict[str, int]:
     return {"BT": rows, "BN": keys, "BC": 128 if dtype == torch.float32 else 256, "num_warps": 4, "num_stages": 1}
 
 
-def head_products(rows: Rows, lse: Tensor, before: Rows | None, lse_before: Tensor | None) -> Tensor:
+def head_products(rows: FigureRows, lse: Tensor, before: FigureRows | None, lse_before: Tensor | None) -> Tensor:
     """Return the inner products of flattened maps over valid queries, (B, H + H', H + H') in fp32.
 
     Args:

@@ -51,7 +51,7 @@ class Writer(Logger):
         self.target.flush()
 
 
-class Run(Logger):
+class RunLogger(Logger):
     """Logger for any object with `log(dict, step)`: a run of wandb or trackio, one of these modules, or your own class.
 
     A wandb run gets its figures at its own current step: wandb drops figures of older steps, and a later step would
@@ -88,7 +88,7 @@ class Run(Logger):
             self.target.log(values, step)
 
 
-class Tracked(Run):
+class Tracked(RunLogger):
     """Logger for an Accelerator: figures go through its `log`, pictures and alerts to its trackers."""
 
     def maps(self, named: dict[str, Tensor], step: int) -> None:
@@ -217,7 +217,7 @@ def logger_of(target: Any) -> Logger | None:
             f"{type(target).__name__}.log(name, value) takes one figure at a time: pass its loggers instead, for "
             "example log=trainer.loggers"
         )
-    return Tracked(target) if isinstance(getattr(target, "trackers", None), list) else Run(target)
+    return Tracked(target) if isinstance(getattr(target, "trackers", None), list) else RunLogger(target)
 
 
 def step_of_wandb(target: Any) -> int | None:

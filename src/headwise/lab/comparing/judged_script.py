@@ -28,7 +28,7 @@ TABLE = "judged.csv"
 
 
 @dataclass(frozen=True)
-class Script:
+class JudgedScript:
     """A training command, one change of it, and where the runs are kept.
 
     Attributes:
@@ -102,7 +102,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairOfRuns:
     """The two runs of one seed."""
 
     seed: int
@@ -114,7 +114,7 @@ class Pair:
     diverged: tuple[str, ...] = ()
 
 
-def pairs_of(script: Script) -> Iterator[Pair]:
+def pairs_of(script: JudgedScript) -> Iterator[PairOfRuns]:
     """Run a pair for one seed after another, from 0; which arm runs first is drawn from the seed. Kept runs are reused.
 
     Raises:
@@ -133,7 +133,7 @@ def pairs_of(script: Script) -> Iterator[Pair]:
         alike = all(evidence[0][name] == evidence[1][name] for name in evidence[0].keys() & evidence[1].keys())
         named = {"candidate": candidate, "baseline": BASELINE}
         diverged = tuple(name for name, arm in named.items() if runs[arm].metrics.get(study.task.primary()) is None)
-        pair = Pair(seed, figures[candidate], figures[BASELINE], alike, diverged)
+        pair = PairOfRuns(seed, figures[candidate], figures[BASELINE], alike, diverged)
         # pairs in which both diverged are alike, whatever their seeds
         same = known.setdefault((pair.candidate, pair.baseline), seed) if len(diverged) < len(runs) else seed
         if same != seed:
@@ -144,7 +144,7 @@ def pairs_of(script: Script) -> Iterator[Pair]:
         yield pair
 
 
-def _run(script: Script, study: Study, arm: str, seed: int) -> RunResult:
+def _run(script: JudgedScript, study: Study, arm: str, seed: int) -> RunResult:
     from headwise.lab.training.job import ScriptOrder
     from headwise.lab.training.script_process import carry_script
 
@@ -179,7 +179,7 @@ def _figure(study: Study, run: RunResult, diverged: float | None) -> float:
     return diverged if figure is None else figure  # type: ignore[return-value]
 
 
-def judge_script(script: Script, rule: Rule) -> Decision:
+def judge_script(script: JudgedScript, rule: Rule) -> Decision:
     """Run pairs until they decide or the rule's budget is spent, and write them as a table; return the decision.
 
     Raises:
@@ -187,7 +187,7 @@ def judge_script(script: Script, rule: Rule) -> Decision:
     """
     script.check(rule)
     claim(script.folder, (TABLE,), shared=True)
-    seen: list[Pair] = []
+    seen: list[PairOfRuns] = []
     ended: list[float] = []
     for pair in pairs_of(script):
         seen.append(pair)
@@ -211,7 +211,7 @@ def judge_script(script: Script, rule: Rule) -> Decision:
     return decision
 
 
-def _write(script: Script, seen: list[Pair]) -> None:
+def _write(script: JudgedScript, seen: list[PairOfRuns]) -> None:
     name = script.metric.rpartition(":")[0]
     rows = [(arm, one.seed, value) for one in seen for arm, value in _values(script, one)]
     text = io.StringIO()
@@ -219,5 +219,5 @@ def _write(script: Script, seen: list[Pair]) -> None:
     write_bytes(script.folder / TABLE, text.getvalue().encode())
 
 
-def _values(script: Script, pair: Pair) -> tuple[tuple[str, float], tuple[str, float]]:
+def _values(script: JudgedScript, pair: PairOfRuns) -> tuple[tuple[str, float], tuple[str, float]]:
     return (script.change, pair.candidate), (BASELINE, pair.baseline)

@@ -62,7 +62,7 @@ class Space(Protocol):
         """Return the arm and the learning rate at a point."""
 
 
-class Factors:
+class SearchFactors:
     """A search space of factors for the learning rate and the strengths of an arm's methods."""
 
     name = ""
@@ -110,7 +110,7 @@ class Search:
         self.text, self._comparison, self._storage = text, comparison, storage
         task = comparison.study.task
         arm = comparison.study.arm(text)
-        self._space = Factors(arm, task) if space is None else space
+        self._space = SearchFactors(arm, task) if space is None else space
         self.rate_name, rate = rate_of(arm.task(task))
         # another task, other data or other settings make another search
         self._name = f"{text} {self._configuration(Choice(text, rate)).identity}{self._space.name}"

@@ -54,7 +54,7 @@ def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
 
 
 @dataclass
-class _Running:
+class _RayRun:
     order: Order
     heartbeat: Heartbeat
 
@@ -72,7 +72,7 @@ class RayEngine:
             raise StudyError("--engine ray needs Ray, which is not installed: pip install 'headwise[ray]'.") from error
         self._ray = ray
         self._connect(address)
-        self._running: dict[Any, _Running] = {}
+        self._running: dict[Any, _RayRun] = {}
         self._losses: Counter[str] = Counter()
         self._streams = MetricStreams()
         self._heartbeats: set[Path] = set()
@@ -88,7 +88,7 @@ class RayEngine:
             max_retries=0,
         )
         heartbeat = Heartbeat(path)
-        self._running[task.remote(order, os.getcwd())] = _Running(order, heartbeat)
+        self._running[task.remote(order, os.getcwd())] = _RayRun(order, heartbeat)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield events until no run is waiting or running; progress is read from the metric streams."""
@@ -146,7 +146,7 @@ class RayEngine:
             message = str(error).strip().partition("\n")[0]
             return [self._resubmit(order, f"{type(error).__name__}: {message}")]
 
-    def _why_lost(self, running: _Running) -> str | None:
+    def _why_lost(self, running: _RayRun) -> str | None:
         """Return why a run counts as lost, or None; a run that waits for its turn on a busy cluster does not."""
         heartbeat = running.heartbeat
         if heartbeat.silence() < SILENCE:

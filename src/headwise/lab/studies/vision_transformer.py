@@ -12,7 +12,7 @@ from torch.nn import functional as F
 NormPlace = Literal["pre", "mlp", "none"]
 
 
-class Attention(nn.Module):
+class ImageAttention(nn.Module):
     """Fused scaled dot-product attention whose head size does not depend on the width."""
 
     def __init__(self, dim: int, heads: int, head_dim: int, bias: bool = True) -> None:
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, -1))
 
 
-class Block(nn.Module):
+class ImageBlock(nn.Module):
     """A residual layer of attention and an MLP; `norm` chooses which of them has a norm before it."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
-        self.attn = Attention(dim, heads, head_dim, bias)
+        self.attn = ImageAttention(dim, heads, head_dim, bias)
         self.norm2 = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
 
@@ -83,7 +83,7 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(std * torch.randn(1, 1, dim))
         self.positions = nn.Parameter(std * torch.randn(1, (image_size // patch) ** 2 + extra, dim))
         self.blocks = nn.Sequential(
-            *(Block(dim, heads, head_dim, mlp_dim, norm, bias=not is_blog) for _ in range(depth))
+            *(ImageBlock(dim, heads, head_dim, mlp_dim, norm, bias=not is_blog) for _ in range(depth))
         )
         self.norm = nn.Identity() if norm == "none" else nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)

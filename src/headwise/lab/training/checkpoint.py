@@ -23,10 +23,10 @@ from torch import Tensor
 from headwise.lab.training.job import Order
 from headwise_verdict.files.durable import read_lines, restore_lines, write_bytes
 from headwise_verdict.results.digests import CHECKPOINT, HEALTH, RESULT
-from headwise_verdict.results.records import Record
+from headwise_verdict.results.records import StoredRecord
 
 
-class Mark(Record):
+class Mark(StoredRecord):
     """The size and digest of the file of readings at the time a checkpoint was written."""
 
     size: int
@@ -75,14 +75,14 @@ COMING = "checkpoint.new.safetensors"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """The tensors of a run and its plain state (epoch, history, draws) at the end of an epoch."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+def save_checkpoint(folder: Path, checkpoint: RunCheckpoint) -> None:
     """Write a checkpoint; the previous one stays until the new one is complete on disk."""
     # copies, because tied weights share storage, which the format refuses
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in checkpoint.tensors.items()}
@@ -96,7 +96,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     os.replace(unfinished, current)
 
 
-def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> Checkpoint | None:
+def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> RunCheckpoint | None:
     """Return the newest complete checkpoint of a run, or None; call `note` for each that is damaged or foreign."""
     for name in (COMING, CHECKPOINT, PREVIOUS):
         path = folder / name
@@ -131,12 +131,12 @@ def drop_all(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _refuse_other(checkpoint: Checkpoint, run: str) -> None:
+def _refuse_other(checkpoint: RunCheckpoint, run: str) -> None:
     if run and checkpoint.state["run"] != run:
         raise ValueError(f"it is of the run {checkpoint.state['run']}")
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> RunCheckpoint:
     """Return the checkpoint in one file; raise SafetensorError, ValueError or KeyError if it is damaged."""
     content = path.read_bytes()
     tensors = load(content)
@@ -147,7 +147,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     whole = json.loads(metadata[WHOLE])
     if whole["crc32"] != _checksum(tensors, whole["state"]):
         raise ValueError("its checksum does not match its content")
-    return Checkpoint(tensors, json.loads(whole["state"]))
+    return RunCheckpoint(tensors, json.loads(whole["state"]))
 
 
 def _checksum(tensors: dict[str, Tensor], state: str) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 from headwise_verdict.results.records import Divergence
 
 
-class Rule(Protocol):
+class DivergenceRule(Protocol):
     """The settings of a task or script that define when a loss has risen too far."""
 
     @property
@@ -27,7 +27,7 @@ class Smoothed:
     mean: float | None = None
     least: float = math.inf
 
-    def first_bad(self, task: Rule, losses: list[float], step: int) -> Divergence | None:
+    def first_bad(self, task: DivergenceRule, losses: list[float], step: int) -> Divergence | None:
         """Add the losses of the steps after `step`, counted from 1 over the run; return the first divergence."""
         factor, weight = task.divergence_factor, task.divergence_smoothing
         for at, loss in enumerate(losses, step + 1):

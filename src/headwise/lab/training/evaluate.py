@@ -24,7 +24,7 @@ from headwise.lab.training.batches import (
     size,
     take,
 )
-from headwise.lab.training.phases import Part
+from headwise.lab.training.phases import RunPart
 from headwise.lab.training.task_code import at_fault
 from headwise.lab.training.train import Training
 from headwise_verdict.files.errors import StudyError
@@ -60,7 +60,7 @@ def evaluate(training: Training, evaluation: Evaluation, examples: Examples) -> 
     return finished(task, evaluation, sums)
 
 
-def made_in(part: Part, evaluations: list[Evaluation]) -> list[Evaluation]:
+def made_in(part: RunPart, evaluations: list[Evaluation]) -> list[Evaluation]:
     """Return the evaluations made in a phase: all of them in the last phase."""
     return [each for each in evaluations if part.following is None or each.when in ("phase", "epoch")]
 

@@ -36,7 +36,7 @@ from headwise.lab.training.job import Order, is_first_process
 from headwise.lab.training.measuring import Clock
 from headwise.lab.training.optimizer import LearningRate, build_optimizer
 from headwise.lab.training.outcome import describe_epoch, describe_result, judge, measure
-from headwise.lab.training.phases import Part, carry_over, check_learned, matches, part_of, read_start
+from headwise.lab.training.phases import RunPart, carry_over, check_learned, matches, part_of, read_start
 from headwise.lab.training.preflight import check_first_batch, evaluations_of
 from headwise.lab.training.rehearsal import is_due, of_phase, passed, rehearse, rehearse_later, rehearse_summary
 from headwise.lab.training.splits import Splits, training_examples
@@ -120,7 +120,7 @@ def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str
 
 def _phase(
     order: Order,
-    part: Part,
+    part: RunPart,
     state: RunState,
     tensors: dict[str, torch.Tensor] | None,
     before: Carried | None,
@@ -160,7 +160,7 @@ def _phase(
             training.regularized.remove(discard=True)
 
 
-def _rehearse(order: Order, part: Part, model: nn.Module, splits: Splits) -> None:
+def _rehearse(order: Order, part: RunPart, model: nn.Module, splits: Splits) -> None:
     """Try the evaluations and later phases before training, so that a mistake in them is not found hours later."""
     outcomes = rehearse(part, model, splits)
     if part.following is None:
@@ -171,7 +171,7 @@ def _rehearse(order: Order, part: Part, model: nn.Module, splits: Splits) -> Non
 
 
 def _train(
-    order: Order, part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
+    order: Order, part: RunPart, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> tuple[RunState, Divergence | None]:
     """Train a phase epoch by epoch, from the state to its end or its divergence."""
     while not _is_over(training, state):
@@ -199,7 +199,7 @@ def _is_over(training: Training, state: RunState) -> bool:
     return state.done >= training.task.epochs
 
 
-def _of_phase(training: Training, splits: Splits, part: Part) -> tuple[dict[str, float], Divergence | None]:
+def _of_phase(training: Training, splits: Splits, part: RunPart) -> tuple[dict[str, float], Divergence | None]:
     """Return the outcomes at a phase's end, and the divergence if a loss among them is not finite.
 
     Outcomes are named <phase>/<evaluation>/<metric>.
@@ -232,7 +232,7 @@ def _keep(order: Order, training: Training, state: RunState) -> RunState:
 
 
 def _progress(
-    part: Part, training: Training, splits: Splits, state: RunState, tell: Tell
+    part: RunPart, training: Training, splits: Splits, state: RunState, tell: Tell
 ) -> Callable[[int, float, float], None]:
     task = training.task
     per_epoch = epoch_steps(task, size(splits.train), training.lengths, training.seed)
@@ -282,7 +282,7 @@ def accelerator_of(order: Order, task: Task) -> Accelerator:
 
 def prepare(
     order: Order,
-    part: Part,
+    part: RunPart,
     accelerator: Accelerator,
     train: Examples,
     before: Carried | None,
@@ -338,7 +338,7 @@ def prepare(
     return training
 
 
-def leave(training: Training, part: Part) -> Carried:
+def leave(training: Training, part: RunPart) -> Carried:
     """Return what a phase hands to the next: its weights, with the methods' parameters if they act there too."""
     model = training.accelerator.unwrap_model(training.model)
     stays = training.regularized is not None and part.following is not None and part.following.methods

@@ -20,7 +20,7 @@ from headwise_verdict.results.digests import CHECKPOINT
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """A phase, the task with its changes, its number (from 0), the number of phases, and the phase that follows."""
 
     task: Task
@@ -30,7 +30,7 @@ class Part:
     following: Phase | None
 
 
-def part_of(task: Task, number: int) -> Part:
+def part_of(task: Task, number: int) -> RunPart:
     """Return part `number` of a run."""
     phases = task.phases()
     phase = phases[number]
@@ -38,7 +38,7 @@ def part_of(task: Task, number: int) -> Part:
     changed = task
     if phase.changes:
         changed = build_task(type(task), task.model_dump() | phase.changes).located(task.folder)
-    return Part(changed, phase, number, len(phases), following)
+    return RunPart(changed, phase, number, len(phases), following)
 
 
 Shapes = dict[str, tuple[int, ...]]

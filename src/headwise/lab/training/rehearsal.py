@@ -18,7 +18,7 @@ from headwise.lab.training.fit import fit, parameters_of
 from headwise.lab.training.job import Order, Rehearsal
 from headwise.lab.training.measuring import now
 from headwise.lab.training.optimizer import build_optimizer
-from headwise.lab.training.phases import Part, check_carried, check_learned, part_of, shapes_of, start_shapes
+from headwise.lab.training.phases import RunPart, check_carried, check_learned, part_of, shapes_of, start_shapes
 from headwise.lab.training.preflight import FIRST, check_first_batch, devices_of, evaluations_of
 from headwise.lab.training.splits import Splits, training_examples
 from headwise.lab.training.task_code import build_model, summarized
@@ -66,7 +66,7 @@ def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:
     return entries
 
 
-def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *, trains: bool) -> dict[str, Any]:
+def try_arm(part: RunPart, configuration: RunConfiguration, device: torch.device, *, trains: bool) -> dict[str, Any]:
     """Fit an arm onto a fresh model of one phase, train it for two batches if `trains`, and return its costs."""
     task = part.task
     arm = read_arm(configuration.arm, task)
@@ -91,7 +91,7 @@ def try_arm(part: Part, configuration: RunConfiguration, device: torch.device, *
     return {"arm": configuration.arm, **reach, **cost}
 
 
-def _steps(part: Part, configuration: RunConfiguration, train: Any = None) -> int:
+def _steps(part: RunPart, configuration: RunConfiguration, train: Any = None) -> int:
     """Return the optimizer steps of a phase; its training examples are read unless they are passed."""
     task = part.task
     if task.steps:
@@ -102,7 +102,7 @@ def _steps(part: Part, configuration: RunConfiguration, train: Any = None) -> in
 
 
 def _step_seconds(
-    part: Part, model: nn.Module, handle: Any, examples: Any, example: Any, added: list[nn.Parameter]
+    part: RunPart, model: nn.Module, handle: Any, examples: Any, example: Any, added: list[nn.Parameter]
 ) -> float:
     """Train two steps on one batch and return the seconds of the second; the first is a warm-up."""
     task = part.task
@@ -134,7 +134,7 @@ def passed(order: Order) -> None:
     _passed.add(_key(order))
 
 
-def rehearse(part: Part, model: nn.Module, splits: Splits) -> dict[str, float]:
+def rehearse(part: RunPart, model: nn.Module, splits: Splits) -> dict[str, float]:
     """Make the evaluations of a phase on a few examples with the plain model; return the outcomes by name.
 
     Raises StudyError naming the evaluation if a split, batch, count or finish fails.
@@ -187,14 +187,18 @@ def rehearse_later(order: Order, plain: nn.Module, outcomes: dict[str, float]) -
     rehearse_summary(part_of(task, len(task.phases()) - 1).task, known)
 
 
-def of_phase(part: Part, outcomes: dict[str, float]) -> dict[str, float]:
+def of_phase(part: RunPart, outcomes: dict[str, float]) -> dict[str, float]:
     """Return the outcomes of a phase's end under the names <phase>/<evaluation>/<metric>."""
     names = [evaluation.name for evaluation in evaluations_of(part.task) if evaluation.when == "phase"]
     return {f"{part.phase.name}/{name}": value for name, value in outcomes.items() if name.rpartition("/")[0] in names}
 
 
 def _try_phase(
-    part: Part, configuration: RunConfiguration, device: torch.device, shapes: dict[str, tuple[int, ...]], before: str
+    part: RunPart,
+    configuration: RunConfiguration,
+    device: torch.device,
+    shapes: dict[str, tuple[int, ...]],
+    before: str,
 ) -> tuple[nn.Module, dict[str, float]]:
     task, phase = part.task, part.phase
     train, validation = training_examples(task, configuration, phase.data)

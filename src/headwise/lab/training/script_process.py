@@ -24,7 +24,7 @@ from headwise.lab.experiments.configuration import SAME
 from headwise.lab.experiments.task_source import source_file
 from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.job import ScriptOrder
-from headwise.lab.training.script_result import Judge, Telling, result_of, told_nothing
+from headwise.lab.training.script_result import DivergenceCheck, Telling, result_of, told_nothing
 from headwise_verdict.files.durable import as_record, clear_partials, open_to_append, read_json, write_all, write_json
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.files.ownership import claim, plain_folder, refuse_link
@@ -287,7 +287,7 @@ class Follower:
         self.point: dict[str, Any] | None = None
         self._order, self._stream = order, attempt.with_suffix(".jsonl")
         self._read, self._rest, self._points, self._steps, self._closed = 0, b"", 0, 0, False
-        self._judge: Judge | None = None
+        self._judge: DivergenceCheck | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -331,7 +331,7 @@ class Follower:
                 for point in Telling(self._order.folder, leave_out=self._stream).logs()
                 if point["step"] < line["step"]
             ]
-            self._judge = Judge(self._order.configuration.settings)
+            self._judge = DivergenceCheck(self._order.configuration.settings)
             self._judge.hear(earlier)
         self.point, self._points = line, self._points + 1
         self.divergence = self.divergence or self._judge.hear([line])

@@ -68,7 +68,7 @@ class Telling:
         return next((line for lines in self.starts for line in lines if line["told"] == kind), None)
 
 
-class Judge:
+class DivergenceCheck:
     """A check of a run's logged losses, in their order, by the study's divergence rule."""
 
     def __init__(self, settings: dict[str, Any]) -> None:

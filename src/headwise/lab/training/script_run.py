@@ -35,7 +35,7 @@ def of_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class Order:
+class BatchDigest:
     """The digest of batches in their order: after each batch, it covers all batches so far.
 
     Each digest covers the one before and the new batch, so that a resumed process continues from a number and a text.
@@ -145,7 +145,7 @@ class Run:
         self._fitted = False
         # an earlier process of this run may have trained to the end
         self._acted = bool(terms.get("acted"))
-        self._order = Order(known=terms.get("counts", True)) if told.writes else None
+        self._order = BatchDigest(known=terms.get("counts", True)) if told.writes else None
         self._watch: Watch | None = None
         self._steps: Any = None
         told.tell("begin")

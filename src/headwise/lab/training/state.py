@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.lab.training.checkpoint import Checkpoint, Mark, flatten_optimizer, load_checkpoint, restore_optimizer
+from headwise.lab.training.checkpoint import Mark, RunCheckpoint, flatten_optimizer, load_checkpoint, restore_optimizer
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.train import Training
 from headwise_verdict.files.durable import as_line, read_json, write_bytes
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.results.digests import HEALTH
 from headwise_verdict.results.health_records import read_health
-from headwise_verdict.results.records import Apart, EpochLine, Record
+from headwise_verdict.results.records import Apart, EpochLine, StoredRecord
 
 TIMES = "times.json"
 
@@ -57,7 +57,7 @@ def _timed(line: EpochLine, epochs: dict[str, Any]) -> EpochLine:
 MODEL, OPTIMIZER, START = "model.", "optimizer.", "start."
 
 
-class RunState(Record):
+class RunState(StoredRecord):
     """The plain part of a checkpoint: position of the run, its measurements, and the state of its parts."""
 
     run: str = ""
@@ -99,7 +99,7 @@ def load_state(folder: Path, run: str, note: Callable[[str], None]) -> tuple[Run
     return (RunState(run=run), None) if saved is None else (RunState.model_validate(saved.state), saved.tensors)
 
 
-def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
+def checkpoint_of(state: RunState, training: Training) -> RunCheckpoint:
     """Return the checkpoint of a training: everything needed to resume it, and nothing else."""
     moments, plain = flatten_optimizer(training.optimizer)
     model = training.accelerator.unwrap_model(training.model).state_dict()
@@ -113,7 +113,7 @@ def checkpoint_of(state: RunState, training: Training) -> Checkpoint:
         "smoothed": (training.smoothed.mean, training.smoothed.least),
         "course": training.course.state() if training.course is not None else None,
     }
-    return Checkpoint(tensors, state.model_copy(update=parts).model_dump())
+    return RunCheckpoint(tensors, state.model_copy(update=parts).model_dump())
 
 
 def _names(training: Training) -> list[str]:

@@ -165,7 +165,9 @@ def numbered_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             record = as_record(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}, is no record ({error}). Restore the file, or delete the line.") from error
+            raise ValueError(
+                f"{path}, line {number}, is no record ({error}). Restore the file, or delete the line."
+            ) from error
         if record is not None:
             records.append((number, record))
     return records

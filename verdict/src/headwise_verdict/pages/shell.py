@@ -110,7 +110,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell: its text, the number it is sorted by, a tone (`better`, `worse`, ...), small print and a link.
 
     `brief` is a row's heading on paper. `href` is a path relative to the report; a scheme or a host is refused.
@@ -193,8 +193,8 @@ def table(
 ) -> Markup:
     """Return a table that is sorted by click or keyboard and scrolls in its own box.
 
-    A row is a list of `Cell`, string, number or None (shown as "missing" and sorted last); its first cell is the row's
-    heading. `marked` are the numbers of rows to highlight (the baseline).
+    A row is a list of `TableCell`, string, number or None (shown as "missing" and sorted last); its first cell is the
+    row's heading. `marked` are the numbers of rows to highlight (the baseline).
     """
     prepared = [[_cell(item) for item in row] for row in rows]
     widths = {len(row) for row in prepared} - {len(columns)}
@@ -264,14 +264,14 @@ def preformatted(text: str) -> Markup:
     return _macro("preformatted", text)
 
 
-def _cell(item: Any) -> Cell:
-    if isinstance(item, Cell):
+def _cell(item: Any) -> TableCell:
+    if isinstance(item, TableCell):
         return item
     if item is None or (isinstance(item, float) and math.isnan(item)):
-        return Cell(None)
+        return TableCell(None)
     if isinstance(item, (int, float)) and not isinstance(item, bool):
-        return Cell(f"{item:,}" if isinstance(item, int) else f"{item:.4g}", float(item))
-    return Cell(item)
+        return TableCell(f"{item:,}" if isinstance(item, int) else f"{item:.4g}", float(item))
+    return TableCell(item)
 
 
 def _plain(value: object) -> str:

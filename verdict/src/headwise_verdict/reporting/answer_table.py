@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headwise_verdict.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
-from headwise_verdict.pages.shell import Cell, Column, prose, table
+from headwise_verdict.pages.shell import Column, TableCell, prose, table
 from headwise_verdict.reporting.outcome_texts import SIGNS, brief_names, by_effect, label_of, unit_of
 from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
 from headwise_verdict.results.records import Outcome
@@ -51,7 +51,13 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
     base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
     names = brief_names(analysis)
     rows = [
-        _row(arm, analysis, unit, gap, Cell(arm.label, small=(tuned or {}).get(arm.label, ""), brief=names[arm.label]))
+        _row(
+            arm,
+            analysis,
+            unit,
+            gap,
+            TableCell(arm.label, small=(tuned or {}).get(arm.label, ""), brief=names[arm.label]),
+        )
         for arm in (*base, *by_effect(analysis))
     ]
     return table(columns, rows, marked=[0], caption="Every arm against the baseline")
@@ -74,7 +80,7 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
         entry = arm.differences.get(outcome.name)
         rows.append(
             [
-                Cell(arm.label, brief=names[arm.label]),
+                TableCell(arm.label, brief=names[arm.label]),
                 *difference_cells(entry, unit, arm.all_diverged, detectable),
                 cell,
             ]
@@ -101,17 +107,17 @@ def difference_columns(unit: Unit, detectable: bool = False) -> list[Column]:
 
 def difference_cells(
     entry: Difference | None, unit: Unit, diverged: bool = False, detectable: bool = False
-) -> list[Cell]:
+) -> list[TableCell]:
     """Return the cells of a paired difference, as `difference_columns` names them; dashes for the baseline."""
     if entry is None:
-        return [Cell("–", value=None), Cell("–"), *([Cell("–")] if detectable else []), Cell("–")]
+        return [TableCell("–", value=None), TableCell("–"), *([TableCell("–")] if detectable else []), TableCell("–")]
     size = _detectable(entry)
-    power = [Cell(unit.number(size) or "–", size)] if detectable else []
+    power = [TableCell(unit.number(size) or "–", size)] if detectable else []
     tone = entry.verdict if entry.verdict in ("better", "worse", "equivalent") else "wrapped"
     interval = unit.interval(entry.low, entry.high, signed=True)
     return [
         figure_cell(unit.number(entry.mean, signed=True), entry.mean, diverged, interval),
-        Cell(SIGNS.get(entry.verdict, "") + plain_verdict(entry, unit), tone=tone),
+        TableCell(SIGNS.get(entry.verdict, "") + plain_verdict(entry, unit), tone=tone),
         *power,
         figure_cell(p_value(entry.p_corrected), entry.p_corrected, diverged),
     ]
@@ -124,9 +130,9 @@ def plain_verdict(entry: Difference, unit: Unit) -> str:
     return entry.verdict_text
 
 
-def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> Cell:
+def figure_cell(text: str | None, value: float | None, diverged: bool, small: str = "") -> TableCell:
     """Return the cell of a figure, or "diverged" if there is none because every run diverged."""
-    return Cell("diverged", tone="diverged") if text is None and diverged else Cell(text, value, small=small)
+    return TableCell("diverged", tone="diverged") if text is None and diverged else TableCell(text, value, small=small)
 
 
 def run_counts(runs: RunCounts) -> tuple[str, list[str]]:
@@ -171,7 +177,7 @@ def _cost_column(name: str, analysis: Analysis) -> Column:
     return Column(heading, note + indicative, number=True)
 
 
-def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, heading: Cell) -> list[Cell]:
+def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, heading: TableCell) -> list[TableCell]:
     mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
     counts, steps = run_counts(arm.runs)
     outcome_cell = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
@@ -183,4 +189,4 @@ def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, 
     cells += [
         figure_cell(COSTS[name][2](costs.get(name)), costs.get(name), diverged) for name in measured_costs(analysis)
     ]
-    return [*cells, Cell(counts, small="; ".join(steps))]
+    return [*cells, TableCell(counts, small="; ".join(steps))]

@@ -10,7 +10,7 @@ from headwise_verdict.pages.charts import chart_of, specification
 from headwise_verdict.pages.formats import p_value
 from headwise_verdict.pages.label_columns import label_column, text_column
 from headwise_verdict.pages.line_charts import dose
-from headwise_verdict.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
+from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, table
 from headwise_verdict.reporting.answer_table import INTERVAL, outcome_table
 from headwise_verdict.reporting.outcome_texts import (
     brief_names,
@@ -218,9 +218,10 @@ def _learned(analysis: Analysis) -> Any:
     for arm in arms:
         means = [(arm.metrics[one.name], unit_of(one)) for one in outcomes]
         cells = [
-            Cell(unit.number(one.mean) or "–", one.mean, small=unit.interval(one.low, one.high)) for one, unit in means
+            TableCell(unit.number(one.mean) or "–", one.mean, small=unit.interval(one.low, one.high))
+            for one, unit in means
         ]
-        rows.append([Cell(arm.label), *cells])
+        rows.append([TableCell(arm.label), *cells])
     return fold("own parameters of the methods", table(columns, rows, caption="How far own parameters moved"))
 
 
@@ -266,11 +267,11 @@ def _critical_section(analysis: Analysis) -> list[Section]:
     ]
     rows = [
         [
-            Cell(one.axis),
-            Cell(powers(one.mean, one.low, one.high) or None, one.mean),
-            Cell(powers(one.difference, one.difference_low, one.difference_high) or None, one.difference),
-            Cell(p_value(one.p), one.p),
-            Cell(str(one.n), one.n),
+            TableCell(one.axis),
+            TableCell(powers(one.mean, one.low, one.high) or None, one.mean),
+            TableCell(powers(one.difference, one.difference_low, one.difference_high) or None, one.difference),
+            TableCell(p_value(one.p), one.p),
+            TableCell(str(one.n), one.n),
         ]
         for one in analysis.critical_rates
     ]
@@ -340,14 +341,14 @@ def _table(analysis: Analysis, trends: list[TrendRecord]):  # type: ignore[no-un
         unit = unit_of(outcome)
         step = unit.number(trend.step, signed=True)
         best = (
-            Cell("–")
+            TableCell("–")
             if trend.best is None
-            else Cell(f"{trend.best:g}", trend.best, small="inside" if trend.inside else "at an end")
+            else TableCell(f"{trend.best:g}", trend.best, small="inside" if trend.inside else "at an end")
         )
         cells = [
-            Cell(label_of(outcome)),
-            Cell(None if step is None else f"{step} {unit.difference}".strip(), trend.step),
+            TableCell(label_of(outcome)),
+            TableCell(None if step is None else f"{step} {unit.difference}".strip(), trend.step),
         ]
-        cells += [Cell(p_value(trend.p), trend.p), Cell(p_value(trend.page), trend.page)]
-        rows.append([*cells, best, Cell(str(trend.seeds), trend.seeds)])
+        cells += [TableCell(p_value(trend.p), trend.p), TableCell(p_value(trend.page), trend.page)]
+        rows.append([*cells, best, TableCell(str(trend.seeds), trend.seeds)])
     return table(columns, rows, caption=f"Trends along {trends[0].axis}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from headwise_verdict.pages.charts import heat_map
 from headwise_verdict.pages.line_charts import lines
-from headwise_verdict.pages.shell import Cell, Column, Section, figure, fold, grid, join, prose, table
+from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, prose, table
 from headwise_verdict.reporting.units import UNITS
 from headwise_verdict.results.answer import count
 from headwise_verdict.results.folder import RunFolder, StudyFolder
@@ -163,9 +163,9 @@ def _alerts(alerts: list[tuple[RunFolder, Alert]], watched: int) -> Any:
     return fold(raised + left_out, table(columns, rows, caption="Alerts"), opened=len(alerts) <= FEW)
 
 
-def _words(alert: Alert) -> Cell:
+def _words(alert: Alert) -> TableCell:
     parts = [words for words in (alert["sentence"], alert["remedy"]) if words]
-    return Cell("; ".join(parts) or None, small=alert["source"])
+    return TableCell("; ".join(parts) or None, small=alert["source"])
 
 
 def _overview(readings: Readings, study: StudyFolder) -> Any:

@@ -46,7 +46,7 @@ HASH = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableRun:
     """A run read from a table: its row, arm, seed, state, and its figures by outcome, None if it did not finish."""
 
     row: Row
@@ -132,7 +132,7 @@ def _cells(
     columns: dict[str, str],
     figure_columns: dict[str, str],
     states: Sequence[RunState],
-) -> list[Cell]:
+) -> list[TableRun]:
     cells, wrong = [], []
     for row, state in zip(rows, states):
         arm, seed = str(row.values.get(columns["arm"], "")).strip(), seed_of(row.values.get(columns["seed"]))
@@ -151,12 +151,12 @@ def _cells(
                 if figure_of(value) is None and not is_missing(value)
             ]
             figures = {name: figure_of(value) if state.kind == "finished" else None for name, value in values.items()}
-            cells.append(Cell(row, arm, seed, figures, state))
+            cells.append(TableRun(row, arm, seed, figures, state))
     _refuse(path, wrong, "Repair the rows.")
     return cells
 
 
-def _refuse_percents(path: Path, cells: list[Cell], metrics: Sequence[MetricRecord]) -> None:
+def _refuse_percents(path: Path, cells: list[TableRun], metrics: Sequence[MetricRecord]) -> None:
     """Raise StudyError if figures that are declared as shares are percents: 52.5 would be shown as 5,250 %."""
     for metric in metrics:
         direction = "higher" if metric.higher_is_better else "lower"
@@ -185,7 +185,7 @@ def _stored(name: str) -> str:
     return name if "/" in name else f"test/{name}"
 
 
-def _refuse_repeated_cells(path: Path, cells: list[Cell]) -> None:
+def _refuse_repeated_cells(path: Path, cells: list[TableRun]) -> None:
     by_cell: dict[tuple[str, int], list[int]] = defaultdict(list)
     for cell in cells:
         by_cell[cell.arm, cell.seed].append(cell.row.line)
@@ -197,7 +197,7 @@ def _refuse_repeated_cells(path: Path, cells: list[Cell]) -> None:
     _refuse(path, wrong, "A pair needs one run of each arm: remove the others.")
 
 
-def _refuse_mixed_settings(path: Path, cells: list[Cell], settings: Iterable[str]) -> None:
+def _refuse_mixed_settings(path: Path, cells: list[TableRun], settings: Iterable[str]) -> None:
     """Raise StudyError if rows of one arm differ in a setting."""
     wrong = []
     for name in settings:
@@ -219,8 +219,8 @@ def _refuse_mixed_settings(path: Path, cells: list[Cell], settings: Iterable[str
     )
 
 
-def _by_arm(cells: list[Cell]) -> dict[str, list[Cell]]:
-    by_arm: dict[str, list[Cell]] = {}
+def _by_arm(cells: list[TableRun]) -> dict[str, list[TableRun]]:
+    by_arm: dict[str, list[TableRun]] = {}
     for cell in cells:
         by_arm.setdefault(cell.arm, []).append(cell)
     return by_arm
@@ -230,7 +230,7 @@ def _shown(value: Any) -> str:
     return "empty" if value in ("", None) else str(value)
 
 
-def _question(cells: list[Cell], names: Iterable[str]) -> list[str]:
+def _question(cells: list[TableRun], names: Iterable[str]) -> list[str]:
     """Return the note that asks which of the columns that differ within an arm are settings."""
     arms = _by_arm(cells).values()
     open_ = [
@@ -247,7 +247,7 @@ def _question(cells: list[Cell], names: Iterable[str]) -> list[str]:
     ]
 
 
-def _unknown_states(cells: list[Cell]) -> list[str]:
+def _unknown_states(cells: list[TableRun]) -> list[str]:
     """Return the notes on states that are not known, each with its rows."""
     rows: dict[str, list[int]] = {}
     for cell in cells:
@@ -265,7 +265,7 @@ def _rows(lines: list[int]) -> str:
     return f"row{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:LISTED]))}{more}"
 
 
-def _gaps(cells: list[Cell], arms: list[str], outcome: str) -> list[str]:
+def _gaps(cells: list[TableRun], arms: list[str], outcome: str) -> list[str]:
     by_cell = {(cell.arm, cell.seed): cell for cell in cells}
     notes = []
     for arm in arms:
@@ -292,7 +292,7 @@ def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
 
 
 def _write(
-    path: Path, cells: list[Cell], metrics: list[MetricRecord], baseline: str, out: Path, notes: list[str]
+    path: Path, cells: list[TableRun], metrics: list[MetricRecord], baseline: str, out: Path, notes: list[str]
 ) -> None:
     """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
     study_file = out / "study.json"

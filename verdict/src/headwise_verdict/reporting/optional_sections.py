@@ -10,7 +10,7 @@ from typing import Any
 from headwise_verdict.pages.charts import attention_maps, heat_map
 from headwise_verdict.pages.formats import mebibytes, milliseconds, p_value
 from headwise_verdict.pages.line_charts import against_cost
-from headwise_verdict.pages.shell import Cell, Column, Section, figure, fold, grid, join, table
+from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, table
 from headwise_verdict.reporting.answer_table import figure_cell, outcome_table
 from headwise_verdict.reporting.outcome_texts import brief_names, label_of, shown, unit_of
 from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, JudgedClaim, JudgedPremise
@@ -72,18 +72,18 @@ def divergence_section(analysis: Analysis) -> list[Section]:
     return [Section("Divergence", table(columns, rows, marked=marked, caption="Runs that diverged"), intro)]
 
 
-def _row(arm: ArmAnalysis, seeds: int) -> list[Cell]:
+def _row(arm: ArmAnalysis, seeds: int) -> list[TableCell]:
     count, test = len(arm.runs.diverged), arm.divergence
     places = [f"seed {run.seed} at step {'?' if run.step is None else run.step}" for run in arm.runs.diverged]
     reasons = dict.fromkeys(run.why for run in arm.runs.diverged if run.why)
-    share = Cell(f"{count} of {seeds}", count, tone="diverged" if count else "")
-    last = Cell(", ".join(places) or "–", small="; ".join(reasons))
+    share = TableCell(f"{count} of {seeds}", count, tone="diverged" if count else "")
+    last = TableCell(", ".join(places) or "–", small="; ".join(reasons))
     if test is None:
-        return [Cell(arm.label), share, Cell("–"), Cell("–"), Cell("–"), Cell("–"), last]
+        return [TableCell(arm.label), share, TableCell("–"), TableCell("–"), TableCell("–"), TableCell("–"), last]
     tone = {"more often": "worse", "less often": "better"}.get(test.verdict, "plain")
-    verdict = Cell(test.verdict, tone=tone)
-    counts = [Cell(str(test.only_arm), test.only_arm), Cell(str(test.only_baseline), test.only_baseline)]
-    return [Cell(arm.label), share, verdict, Cell(p_value(test.p_corrected), test.p_corrected), *counts, last]
+    verdict = TableCell(test.verdict, tone=tone)
+    counts = [TableCell(str(test.only_arm), test.only_arm), TableCell(str(test.only_baseline), test.only_baseline)]
+    return [TableCell(arm.label), share, verdict, TableCell(p_value(test.p_corrected), test.p_corrected), *counts, last]
 
 
 MAPS_INTRO = (
@@ -225,12 +225,12 @@ def claims_section(claims: list[JudgedClaim], premises: list[JudgedPremise] | No
     rows = [
         [
             claim.text,
-            Cell(
+            TableCell(
                 claim.verdict_words,
                 tone=TONES.get(claim.verdict, "plain"),
                 small="; ".join(filter(None, [claim.why, claim.history_words])),
             ),
-            Cell(claim.published_words or "–", small=claim.source),
+            TableCell(claim.published_words or "–", small=claim.source),
             claim.ours or "–",
         ]
         for claim in claims
@@ -314,14 +314,14 @@ def _table(analysis: Analysis, measured: list[tuple[str, str, float]]):  # type:
     rows = []
     for arm in analysis.arms:
         mean = arm.metrics[analysis.primary].mean
-        cells = [Cell(arm.label), figure_cell(unit.number(mean), mean, arm.all_diverged)]
+        cells = [TableCell(arm.label), figure_cell(unit.number(mean), mean, arm.all_diverged)]
         rows.append([*cells, *(_cost(name, arm.costs.get(name), arm.all_diverged) for name, _, _ in measured)])
     return table(columns, rows, caption="What every arm costs")
 
 
-def _cost(name: str, value: float | None, diverged: bool) -> Cell:
+def _cost(name: str, value: float | None, diverged: bool) -> TableCell:
     if value is None:
         return figure_cell(None, None, diverged)
     if "seconds" in name:
-        return Cell(milliseconds(value), value)
-    return Cell(mebibytes(value) if name.endswith("bytes") else f"{value:,.0f}", value)
+        return TableCell(milliseconds(value), value)
+    return TableCell(mebibytes(value) if name.endswith("bytes") else f"{value:,.0f}", value)

@@ -12,9 +12,9 @@ from typing import Any
 from headwise_verdict.pages.formats import Unit, milliseconds, unit_named
 from headwise_verdict.pages.line_charts import curves
 from headwise_verdict.pages.shell import (
-    Cell,
     Column,
     Section,
+    TableCell,
     figure,
     fold,
     grid,
@@ -189,28 +189,28 @@ def runs_table(study: StudyFolder, analysis: Analysis) -> Any:
                 cells.append(figure_cell(unit_of(one).number(value), value, diverged))
             time = run.metric("cost/seconds_per_step") if run else None
             spent = [figure_cell(milliseconds(time), time, diverged)] if is_timed else []
-            rows.append([arm, Cell(str(seed), seed), _source(run), _run_state(run), *cells, *spent])
+            rows.append([arm, TableCell(str(seed), seed), _source(run), _run_state(run), *cells, *spent])
     return table(columns, rows, caption="Every run")
 
 
-def _run_state(run: RunFolder | None) -> Cell:
+def _run_state(run: RunFolder | None) -> TableCell:
     if run is None:
-        return Cell("not started", tone="plain")
+        return TableCell("not started", tone="plain")
     if run.result is not None and run.status == "diverged":
         divergence = run.result.divergence
-        return Cell(
+        return TableCell(
             f"diverged at step {divergence.step if divergence else '?'}",
             tone="diverged",
             small=divergence.why if divergence else "",
         )
-    return Cell(run.status)
+    return TableCell(run.status)
 
 
-def _source(run: RunFolder | None) -> Cell:
+def _source(run: RunFolder | None) -> TableCell:
     if run is None:
-        return Cell(None)
+        return TableCell(None)
     name = "result.json" if run.result else "metrics.jsonl"
-    return Cell(run.path.name, href=f"runs/{run.path.name}/{name}")
+    return TableCell(run.path.name, href=f"runs/{run.path.name}/{name}")
 
 
 def repeat(described: StudyRecord | FindingsRecord, environments: Sequence[EnvironmentRecord] = ()) -> Any:

@@ -11,7 +11,7 @@ from headwise_verdict.results.records import (
     EarlierVerdict,
     EnvironmentRecord,
     Outcome,
-    Record,
+    StoredRecord,
 )
 
 Verdict = Literal[
@@ -86,7 +86,7 @@ class JudgedTest(ClaimTest):
         return self.mean / published, low, high
 
 
-class JudgedPremise(Record):
+class JudgedPremise(StoredRecord):
     """A premise of a study's claims, and whether it holds."""
 
     name: str
@@ -107,7 +107,7 @@ class JudgedPremise(Record):
         return "not shown" if all(test.verdict == "undecided" and not test.by_share for test in unshown) else "fails"
 
 
-class JudgedClaim(Record):
+class JudgedClaim(StoredRecord):
     """A claim, its published figures, the figures measured here, and the verdict that compares them."""
 
     text: str
@@ -167,7 +167,7 @@ KINDS_COUNTED: dict[str, str] = {
 }
 
 
-class ClaimsRecord(Record):
+class ClaimsRecord(StoredRecord):
     """The judged claims of one study, as stored with its results."""
 
     study: str
@@ -177,7 +177,7 @@ class ClaimsRecord(Record):
     claims: list[JudgedClaim]
 
 
-class TableRecord(Record):
+class TableRecord(StoredRecord):
     """One table of findings."""
 
     title: str
@@ -185,7 +185,7 @@ class TableRecord(Record):
     rows: list[list[Any]]
 
 
-class ChartRecord(Record):
+class ChartRecord(StoredRecord):
     """One chart of findings: its rows, the fields of its axes, and its style."""
 
     title: str
@@ -199,7 +199,7 @@ class ChartRecord(Record):
     points: bool = False
 
 
-class FindingsRecord(Record):
+class FindingsRecord(StoredRecord):
     """The content of findings.json; the first paragraph is the answer."""
 
     name: str = ""
@@ -224,7 +224,7 @@ class FindingsRecord(Record):
 ArmVerdict = Literal["better", "worse", "higher", "lower", "equivalent", "no evidence", "undecided"]
 
 
-class Interval(Record):
+class Interval(StoredRecord):
     """A mean over seeds with its 95 % interval and the interval's method; None where there are too few values."""
 
     mean: float | None = None
@@ -261,7 +261,7 @@ class Difference(Interval):
     verdict_text: str = ""
 
 
-class DivergedRun(Record):
+class DivergedRun(StoredRecord):
     """A run that diverged, with its step and the reason."""
 
     seed: int
@@ -270,7 +270,7 @@ class DivergedRun(Record):
     run: str
 
 
-class DivergenceTest(Record):
+class DivergenceTest(StoredRecord):
     """McNemar's exact test of an arm against the baseline, from the seeds in which only one of both diverged."""
 
     only_arm: int
@@ -280,7 +280,7 @@ class DivergenceTest(Record):
     verdict: Literal["more often", "less often", "no evidence"]
 
 
-class RunCounts(Record):
+class RunCounts(StoredRecord):
     """The numbers of an arm's runs; `missing` lists the seeds without a result."""
 
     asked: int
@@ -289,7 +289,7 @@ class RunCounts(Record):
     missing: list[int] = []
 
 
-class ArmAnalysis(Record):
+class ArmAnalysis(StoredRecord):
     """The analysis of one arm: its runs, every outcome over seeds, its costs, and its differences from the baseline."""
 
     label: str
@@ -306,7 +306,7 @@ class ArmAnalysis(Record):
         return bool(self.runs.diverged) and not self.runs.finished
 
 
-class TrendRecord(Record):
+class TrendRecord(StoredRecord):
     """The change of an outcome along an axis: the mean over seeds from one value to the next, with its tests."""
 
     axis: str
@@ -342,14 +342,14 @@ class CriticalRate(Interval):
     pairs: int = 0
 
 
-class Cell(Record):
+class Cell(StoredRecord):
     """An arm and a seed."""
 
     arm: str
     seed: int
 
 
-class DamagedRun(Record):
+class DamagedRun(StoredRecord):
     """A finished run whose files were changed afterwards, with a phrase about each such file."""
 
     arm: str
@@ -368,7 +368,7 @@ def stranger_words(name: str) -> str:
     return f"runs/{name} is not a run of this study and is omitted"
 
 
-class Analysis(Record):
+class Analysis(StoredRecord):
     """The whole analysis of a study: its answer, arms, trends and claims, and descriptions of its statistics."""
 
     format: Literal[2] = 2

@@ -121,7 +121,7 @@ class Estimate(NamedTuple):
         return _half(self.inner_low, self.inner_high) / self.error if self.error else 0.0
 
 
-class Decision(NamedTuple):
+class ClaimDecision(NamedTuple):
     """The verdict of a test with its reason, power, and the number of seeds for a power of 80 %."""
 
     verdict: Verdict
@@ -143,7 +143,7 @@ class Criteria(NamedTuple):
         return f"{self.unit.number(value)} {self.unit.difference}".rstrip()
 
 
-def directed(estimate: Estimate, sign: int, criteria: Criteria) -> Decision:
+def directed(estimate: Estimate, sign: int, criteria: Criteria) -> ClaimDecision:
     """Judge the claim that a difference is above (`sign` 1) or below (−1) 0."""
     if (undecidable := _undecidable(estimate, criteria)) or estimate.low is None or estimate.high is None:
         return undecidable or _few(estimate, criteria)
@@ -153,26 +153,26 @@ def directed(estimate: Estimate, sign: int, criteria: Criteria) -> Decision:
     if low > 0:
         return _sized(low, high, effect, criteria, power)
     if high < 0:
-        return Decision("contrary", "the difference is of the other sign", power)
+        return ClaimDecision("contrary", "the difference is of the other sign", power)
     if criteria.margin is not None and _largest(estimate) < criteria.margin:
-        return Decision("no effect", f"within ±{criteria.words(criteria.margin)}", power)
+        return ClaimDecision("no effect", f"within ±{criteria.words(criteria.margin)}", power)
     return _open("the interval holds 0", estimate, effect if power is None or power < POWER else None, criteria, power)
 
 
-def _sized(low: float, high: float, effect: float | None, criteria: Criteria, power: float | None) -> Decision:
+def _sized(low: float, high: float, effect: float | None, criteria: Criteria, power: float | None) -> ClaimDecision:
     """Judge an interval on the published side of 0 by the size of the published effect."""
     # tolerance for rounding, for a difference equal to the published one
     slack = 0.0 if effect is None else 1e-9 * effect
     if effect is None or low - slack <= effect <= high + slack:
-        return Decision("as published", "", power)
+        return ClaimDecision("as published", "", power)
     verdict: Verdict = "same direction, smaller" if high < effect else "same direction, larger"
-    return Decision(verdict, f"{verdict.rpartition(' ')[2]} than the published {criteria.words(effect)}", power)
+    return ClaimDecision(verdict, f"{verdict.rpartition(' ')[2]} than the published {criteria.words(effect)}", power)
 
 
-def same(estimate: Estimate, criteria: Criteria) -> Decision:
+def same(estimate: Estimate, criteria: Criteria) -> ClaimDecision:
     """Judge the claim that a difference is within ±margin, by two one-sided tests."""
     if (undecidable := _undecidable(estimate, criteria)) or criteria.margin is None:
-        return undecidable or Decision("undecided", "no margin is declared")
+        return undecidable or ClaimDecision("undecided", "no margin is declared")
     assert estimate.low is not None and estimate.high is not None
     margin, words = criteria.margin, f"±{criteria.words(criteria.margin)}"
     power = (
@@ -181,12 +181,12 @@ def same(estimate: Estimate, criteria: Criteria) -> Decision:
         else power_of_sameness(0.0, margin / estimate.spread, estimate.pairs, estimate.inner_critical)
     )
     if _largest(estimate) < margin:
-        return Decision("as published", f"within {words}", power)
+        return ClaimDecision("as published", f"within {words}", power)
     if estimate.low > margin or estimate.high < -margin:
-        return Decision("contrary", f"the interval lies outside {words}", power)
+        return ClaimDecision("contrary", f"the interval lies outside {words}", power)
     why, mean = f"the interval crosses {words}", abs(estimate.mean or 0.0)
     if mean >= margin or not estimate.error:
-        return Decision("undecided", why, power)
+        return ClaimDecision("undecided", why, power)
     needed = seeds_needed(
         lambda seeds, critical: power_of_sameness(mean / estimate.spread, margin / estimate.spread, seeds, critical),
         estimate.inner_critical,
@@ -196,7 +196,7 @@ def same(estimate: Estimate, criteria: Criteria) -> Decision:
     return _with_seeds(why, needed, "to show it at the difference measured", estimate.pairs, power)
 
 
-def inside(first: Sequence[Estimate], last: Sequence[Estimate], criteria: Criteria) -> Decision:
+def inside(first: Sequence[Estimate], last: Sequence[Estimate], criteria: Criteria) -> ClaimDecision:
     """Judge the claim that the best value is inside an axis, from each inner value's gains over the first and last."""
     columns = [*first, *last]
     for one in columns:
@@ -205,50 +205,50 @@ def inside(first: Sequence[Estimate], last: Sequence[Estimate], criteria: Criter
     if any(
         low.low is not None and high.low is not None and min(low.low, high.low) > 0 for low, high in zip(first, last)
     ):
-        return Decision("as published")
+        return ClaimDecision("as published")
     for gains, name in ((first, "first"), (last, "last")):
         if all(one.high is not None and one.high < 0 for one in gains):
-            return Decision("contrary", f"the {name} value is better than every inner one")
+            return ClaimDecision("contrary", f"the {name} value is better than every inner one")
     best = max(range(len(first)), key=lambda at: min(first[at].mean or 0.0, last[at].mean or 0.0))
     pair = first[best], last[best]
     if min(one.mean or 0.0 for one in pair) <= 0:
-        return Decision("undecided", "no inner value is better than both ends in the mean")
+        return ClaimDecision("undecided", "no inner value is better than both ends in the mean")
     why = "no inner value is demonstrably better than both ends"
     # a gain that is shown already needs no more seeds
     needed = [_open("", one, None, criteria, None).seeds for one in pair if one.low is None or one.low <= 0]
     if None in needed or not needed:
-        return Decision("undecided", why)
+        return ClaimDecision("undecided", why)
     most = max(one for one in needed if one is not None)
     words = _seeds(most if most <= MOST_SEEDS else None, "at the gains measured")
-    return Decision("undecided", f"{why}; {words}", None, most)
+    return ClaimDecision("undecided", f"{why}; {words}", None, most)
 
 
-def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, criteria: Criteria) -> tuple[Decision, float]:
+def diverged(ours: Sequence[bool], other: Sequence[bool], sign: int, criteria: Criteria) -> tuple[ClaimDecision, float]:
     """Judge the claim that an arm diverges more (`sign` 1) or less often (−1); return McNemar's exact p too."""
     p, pairs = mcnemar(ours, other), len(ours)
     difference = sign * (sum(ours) - sum(other)) / pairs if pairs else 0.0
     effect = abs(criteria.effect) if criteria.effect is not None else None
     power = None if effect is None else _power_of_pairs(effect, pairs, criteria.alpha)
     if not pairs:
-        return Decision("undecided", "no seed in which both runs ended"), p
+        return ClaimDecision("undecided", "no seed in which both runs ended"), p
     if p < criteria.alpha and difference:
         if difference > 0:
-            return Decision("as published", "", power), p
-        return Decision("contrary", "the difference is of the other sign", power), p
+            return ClaimDecision("as published", "", power), p
+        return ClaimDecision("contrary", "the difference is of the other sign", power), p
     margin = criteria.margin if criteria.margin is not None else effect / 2 if effect is not None else None
     if margin is not None and _share_within(ours, other, criteria.alpha) < margin:
-        return Decision("no effect", f"within ±{criteria.words(margin)}", power), p
+        return ClaimDecision("no effect", f"within ±{criteria.words(margin)}", power), p
     missed = effect is not None and (power is None or power < POWER)
     size, at = (
         (effect, "at the published difference") if missed and effect else (difference, "at the difference measured")
     )
     why = "the test decides nothing"
     if size <= 0:
-        return Decision("undecided", why, power), p
+        return ClaimDecision("undecided", why, power), p
     return _with_seeds(why, _seeds_of_pairs(size, criteria.alpha), at, pairs, power), p
 
 
-def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], criteria: Criteria) -> tuple[Decision, float]:
+def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], criteria: Criteria) -> tuple[ClaimDecision, float]:
     """Judge the claim that an arm diverges as often as another, within a margin on the share of seeds.
 
     Return McNemar's p too. The claim holds if the exact one-sided upper bounds on the share of seeds in which only the
@@ -256,13 +256,13 @@ def diverged_as_often(ours: Sequence[bool], other: Sequence[bool], criteria: Cri
     """
     p, pairs = mcnemar(ours, other), len(ours)
     if not pairs or criteria.margin is None:
-        return Decision("undecided", "no margin is declared" if pairs else "no seed in which both runs ended"), p
+        return ClaimDecision("undecided", "no margin is declared" if pairs else "no seed in which both runs ended"), p
     within = f"±{criteria.words(criteria.margin)}"
     if _share_within(ours, other, criteria.alpha) < criteria.margin:
-        return Decision("as published", f"within {within}"), p
+        return ClaimDecision("as published", f"within {within}"), p
     if p < criteria.alpha and abs(sum(ours) - sum(other)) > criteria.margin * pairs:
-        return Decision("contrary", f"the difference is larger than {within}"), p
-    return Decision("undecided", f"{count(pairs, 'pair')} do not exclude a difference of {within}"), p
+        return ClaimDecision("contrary", f"the difference is larger than {within}"), p
+    return ClaimDecision("undecided", f"{count(pairs, 'pair')} do not exclude a difference of {within}"), p
 
 
 def _share_within(ours: Sequence[bool], other: Sequence[bool], alpha: float) -> float:
@@ -281,9 +281,9 @@ def power_to_see(effect: float, estimate: Estimate) -> float:
     return power_of(effect / estimate.spread, estimate.pairs, estimate.critical) if estimate.error else 1.0
 
 
-def _undecidable(estimate: Estimate, criteria: Criteria) -> Decision | None:
+def _undecidable(estimate: Estimate, criteria: Criteria) -> ClaimDecision | None:
     if estimate.pairs == 0:
-        return Decision("undecided", "no pair of finished runs")
+        return ClaimDecision("undecided", "no pair of finished runs")
     return (
         _few(estimate, criteria)
         if estimate.pairs < seeds_for_a_verdict(criteria.alpha) or estimate.low is None
@@ -291,19 +291,21 @@ def _undecidable(estimate: Estimate, criteria: Criteria) -> Decision | None:
     )
 
 
-def _few(estimate: Estimate, criteria: Criteria) -> Decision:
+def _few(estimate: Estimate, criteria: Criteria) -> ClaimDecision:
     least = seeds_for_a_verdict(criteria.alpha)
     estimable = criteria.effect is not None and estimate.error and estimate.pairs > 1
     decision = _open("", estimate, abs(criteria.effect), criteria, None) if estimable and criteria.effect else None
     needed = max(least, decision.seeds or least) if decision else least
-    return Decision("undecided", f"{count(estimate.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed)
+    return ClaimDecision(
+        "undecided", f"{count(estimate.pairs, 'pair')}; {_seeds(needed, 'for a verdict')}", None, needed
+    )
 
 
-def _open(why: str, estimate: Estimate, effect: float | None, criteria: Criteria, power: float | None) -> Decision:
+def _open(why: str, estimate: Estimate, effect: float | None, criteria: Criteria, power: float | None) -> ClaimDecision:
     """Return an undecided verdict with the number of seeds that the published effect, else the measured one, needs."""
     size, at = (effect, "at the published effect") if effect else (abs(estimate.mean or 0.0), "at the effect measured")
     if not size or not estimate.error or not estimate.critical:
-        return Decision("undecided", why, power)
+        return ClaimDecision("undecided", why, power)
     needed = seeds_needed(
         lambda seeds, critical: power_of(size / estimate.spread, seeds, critical),
         estimate.critical,
@@ -313,12 +315,12 @@ def _open(why: str, estimate: Estimate, effect: float | None, criteria: Criteria
     return _with_seeds(why, needed, at, estimate.pairs, power)
 
 
-def _with_seeds(why: str, needed: int | None, at: str, pairs: int, power: float | None) -> Decision:
+def _with_seeds(why: str, needed: int | None, at: str, pairs: int, power: float | None) -> ClaimDecision:
     """Return an undecided verdict with the number of seeds needed, or without where at least as many were run."""
     if needed is not None and needed <= pairs:
         at = at.removeprefix("to show it ")
-        return Decision("undecided", f"{why}, although these seeds have a power of at least 80 % {at}", power)
-    return Decision("undecided", f"{why}; {_seeds(needed, at)}", power, _seeds_or_more(needed))
+        return ClaimDecision("undecided", f"{why}, although these seeds have a power of at least 80 % {at}", power)
+    return ClaimDecision("undecided", f"{why}; {_seeds(needed, at)}", power, _seeds_or_more(needed))
 
 
 def _seeds(needed: int | None, at: str) -> str:

@@ -24,8 +24,8 @@ from headwise_verdict.results.analysis_record import (
 from headwise_verdict.results.answer import count
 from headwise_verdict.results.claim_figures import Figures, diverged_pairs, gather
 from headwise_verdict.results.claim_tests import (
+    ClaimDecision,
     Criteria,
-    Decision,
     Estimate,
     directed,
     diverged,
@@ -99,7 +99,7 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], effects: dict[s
         if one is None:
             judged.append(_divergence(study, test, len(tests)))
         elif isinstance(one, str):
-            judged.append(_judged(test, Decision("not testable here", one)))
+            judged.append(_judged(test, ClaimDecision("not testable here", one)))
         else:
             judged.append(_judged_number(study, test, outcome, one, *next(estimates), alpha, effects.get(test.outcome)))
     return judged
@@ -227,7 +227,7 @@ def _judged_number(
     effect: Effect | None,
 ) -> JudgedTest:
     if test.scale not in ("", study.study.scale):
-        why = Decision("not testable here", f"it is judged at the scale {test.scale!r} alone")
+        why = ClaimDecision("not testable here", f"it is judged at the scale {test.scale!r} alone")
         if test.says == "inside":
             return _judged(test, why)
         one = _on_scale(estimated[0], figures)
@@ -252,7 +252,7 @@ def _judged_number(
         elif same(one, criteria).verdict == "as published":
             one = _on_scale(one, figures)
             ours = _ours(test, outcome, figures, one)
-            return _judged(test, Decision("margin too wide", wide), one, ours=ours, margin=criteria.margin)
+            return _judged(test, ClaimDecision("margin too wide", wide), one, ours=ours, margin=criteria.margin)
     if test.says == "same":
         decision, jointly = same(one, criteria), same(other, criteria._replace(alpha=alpha))
         if decision.verdict == "undecided" and margin_note:
@@ -285,7 +285,7 @@ def _on_scale(estimate: Estimate, figures: Figures) -> Estimate:
     return estimate._replace(low=low, high=high, inner_low=inner_low, inner_high=inner_high)
 
 
-def by_amount(test: ClaimTest, decision: Decision) -> Decision:
+def by_amount(test: ClaimTest, decision: ClaimDecision) -> ClaimDecision:
     """Return the decision on a difference that must exceed an amount, in words that speak of the amount."""
     missed = "reaches beyond what is allowed" if (test.by or 0.0) < 0 else "does not reach the amount"
     why = decision.why.replace("the difference is of the other sign", f"the interval {missed}")
@@ -293,8 +293,8 @@ def by_amount(test: ClaimTest, decision: Decision) -> Decision:
 
 
 def within_allowance(
-    test: ClaimTest, shifted: Estimate, decision: Decision, effect: Effect | None, criteria: Criteria
-) -> Decision:
+    test: ClaimTest, shifted: Estimate, decision: ClaimDecision, effect: Effect | None, criteria: Criteria
+) -> ClaimDecision:
     """Return the decision; an amount by which an arm may be worse is not used if an effect reported here is smaller."""
     allowance = -(test.by or 0.0)
     if effect is None or allowance <= effect.size or decision.verdict != "as published":
@@ -304,7 +304,7 @@ def within_allowance(
     if end is not None and abs(end) > allowance:
         return decision
     words = criteria.words
-    return Decision(
+    return ClaimDecision(
         "margin too wide",
         f"the {words(allowance)} allowed are more than the {words(effect.size)} of {effect.arm}, reported as an effect "
         "here",
@@ -342,7 +342,7 @@ def _ends(first: list[Estimate], last: list[Estimate], best: int, figures: Figur
 def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
     pairs = diverged_pairs(study, test)
     if isinstance(pairs, str):
-        return _judged(test, Decision("not testable here", pairs))
+        return _judged(test, ClaimDecision("not testable here", pairs))
     ours, other = pairs
     decision, p = _by_divergence(test, ours, other, ALPHA)
     p_words = p_value(p) or ""
@@ -356,7 +356,7 @@ def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
     return _judged(test, decision, ours=words, p=p, mean=mean, n=len(ours), refutes=refutes)
 
 
-def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: float) -> tuple[Decision, float]:
+def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: float) -> tuple[ClaimDecision, float]:
     criteria = Criteria(alpha, unit_named("%"), test.effect, test.margin)
     return (
         diverged_as_often(ours, other, criteria)
@@ -365,7 +365,7 @@ def _by_divergence(test: ClaimTest, ours: list[bool], other: list[bool], alpha: 
     )
 
 
-def _judged(test: ClaimTest, decision: Decision, estimate: Estimate | None = None, **fields: Any) -> JudgedTest:
+def _judged(test: ClaimTest, decision: ClaimDecision, estimate: Estimate | None = None, **fields: Any) -> JudgedTest:
     if estimate is not None:
         fields |= {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.pairs}
         fields |= {"inner_low": estimate.inner_low, "inner_high": estimate.inner_high, "p": estimate.p}

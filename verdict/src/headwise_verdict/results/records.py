@@ -41,13 +41,13 @@ def words_of_rate(name: str) -> str:
     return f"exponential rate of {words}, e-folds per 1,000 steps"
 
 
-class Record(BaseModel):
+class StoredRecord(BaseModel):
     """A record read from disk; fields that a later version added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
 
 
-class MetricRecord(Record):
+class MetricRecord(StoredRecord):
     """A metric: its name in outcomes, label, unit ("%" for a share in [0, 1]) and good direction."""
 
     name: str
@@ -58,7 +58,7 @@ class MetricRecord(Record):
     failure: float | None = None
 
 
-class Outcome(Record):
+class Outcome(StoredRecord):
     """The description of one figure of a run; `higher_is_better` is None when neither direction is good."""
 
     name: str
@@ -68,7 +68,7 @@ class Outcome(Record):
     kind: Literal["metric", "gap", "heads", "watched", "alerts", "cost", "methods"] = "metric"
 
 
-class EnvironmentRecord(Record):
+class EnvironmentRecord(StoredRecord):
     """The code and hardware that results came from, and how many runs share them."""
 
     runs: int = 0
@@ -77,7 +77,7 @@ class EnvironmentRecord(Record):
     hardware: dict[str, Any] | None = None
 
 
-class RunEntry(Record):
+class RunEntry(StoredRecord):
     """One run of a study: the name of its folder, its arm and its seed."""
 
     hash: str
@@ -85,7 +85,7 @@ class RunEntry(Record):
     seed: int
 
 
-class AxisRecord(Record):
+class AxisRecord(StoredRecord):
     """The arms that one `--sweep` made, in the order of the swept values."""
 
     name: str
@@ -95,7 +95,7 @@ class AxisRecord(Record):
     text: str = ""
 
 
-class ClaimTest(Record):
+class ClaimTest(StoredRecord):
     """What a claim predicts for one outcome of an arm or of a sweep.
 
     "higher" and "lower" refer to the number itself, whichever direction is better. "rises", "falls" and "inside" (the
@@ -180,7 +180,7 @@ class ClaimTest(Record):
         return self.says in ("rises", "falls", "inside")
 
 
-class EarlierVerdict(Record):
+class EarlierVerdict(StoredRecord):
     """A verdict that a claim had until a premise, a margin or a setting was stated after its runs.
 
     It is kept next to the present verdict and counted: a premise that comes after the figures hides nothing.
@@ -195,7 +195,7 @@ class EarlierVerdict(Record):
 ClaimKind = Literal["measured", "calculation", "by construction", "figures known"]
 
 
-class Claim(Record):
+class Claim(StoredRecord):
     """A published statement that a study tests, with its source, its published figures and the tests that decide it.
 
     `kind` tells how much its verdict can show. "measured": stated before its figures were known, and judged from runs.
@@ -227,7 +227,7 @@ class Claim(Record):
         return tuple(value) if isinstance(value, list) else value
 
 
-class Premise(Record):
+class Premise(StoredRecord):
     """A condition that must hold before claims are judged, such as that the baseline learned; its tests are a claim's.
 
     A test of the outcome "diverged" with a level is decided by the share of these runs that diverged; every other test
@@ -247,7 +247,7 @@ class Premise(Record):
     _of_json = field_validator("tests", mode="before")(lambda value: tuple(value) if isinstance(value, list) else value)
 
 
-class StudyRecord(Record):
+class StudyRecord(StoredRecord):
     """The content of study.json: question, arms, seeds, metrics, runs, and the origin of the results."""
 
     format: Literal[2] = 2
@@ -347,7 +347,7 @@ class StudyRecord(Record):
         return next((metric.failure for metric in self.metrics if metric.name == kind), None)
 
 
-class CellRecord(Record):
+class CellRecord(StoredRecord):
     """The entries of a run's config.json that place the run in a study; `purpose` is "final" for a final run."""
 
     arm: str
@@ -355,7 +355,7 @@ class CellRecord(Record):
     purpose: str = "final"
 
 
-class Divergence(Record):
+class Divergence(StoredRecord):
     """The step, counted from 1 over the whole run, at which a run diverged, and the reason."""
 
     step: int
@@ -363,14 +363,14 @@ class Divergence(Record):
     detail: str = ""
 
 
-class Apart(Record):
+class Apart(StoredRecord):
     """The number and the seconds of the steps whose time includes other work than training."""
 
     steps: int = 0
     seconds: float = 0.0
 
 
-class EpochLine(Record):
+class EpochLine(StoredRecord):
     """One line of metrics.jsonl: the measurements of one epoch (or block of steps) of a phase."""
 
     # counted from 1 over the whole run
@@ -386,7 +386,7 @@ class EpochLine(Record):
     metrics: dict[str, float | None] = {}
 
 
-class RunResult(Record):
+class RunResult(StoredRecord):
     """The content of result.json: how a run ended, its outcomes by name, its configuration and its origin."""
 
     format: Literal[2] = 2
@@ -419,7 +419,7 @@ class RunResult(Record):
 MAPS = "maps.json"
 
 
-class LayerMaps(Record):
+class LayerMaps(StoredRecord):
     """The attention weights of one layer on one example, by head, query and key, rounded for a picture."""
 
     layer: str
@@ -427,7 +427,7 @@ class LayerMaps(Record):
     heads: list[list[list[float]]]
 
 
-class MapsRecord(Record):
+class MapsRecord(StoredRecord):
     """The attention maps of a trained model's first and last layer on the first held-out example."""
 
     # number of tokens in the example; only the first of them are stored

@@ -14,9 +14,9 @@ from headwise_verdict.files.durable import numbered_lines
 from headwise_verdict.files.foreign_text import printable, read_as_json
 from headwise_verdict.results.analysis_record import Analysis, FindingsRecord
 from headwise_verdict.results.digests import digest_of
-from headwise_verdict.results.records import CellRecord, EpochLine, MapsRecord, Record, RunResult, StudyRecord
+from headwise_verdict.results.records import CellRecord, EpochLine, MapsRecord, RunResult, StoredRecord, StudyRecord
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StoredRecord)
 
 AGAIN = "Delete it and run the study again, which continues where it stopped."
 
