@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 # From typing_extensions, which torch requires: pydantic supports typing's own only from Python 3.12 on.
 from typing_extensions import TypedDict
@@ -73,9 +73,45 @@ class WorstHead(TypedDict):
     reasons: list[str]
 
 
+class FiguresOfStatistic(TypedDict):
+    """One statistic in short form: whether it is per "head", "group" or "layer", and per site its values in order."""
+
+    per: str
+    values: dict[str, list[float]]
+
+
 # Records and alerts are of the weights or of data.
 AuditRecord = WeightRecord | DataRecord
 AuditAlert = WeightAlert | Alert
+
+
+class AuditContent(TypedDict):
+    """What `headwise audit --json` prints and audit.json holds; audit.schema.json is its JSON Schema.
+
+    A number that is not finite is null. The fields are those of `AuditResult`; `figures` has the records by statistic.
+    """
+
+    # its version: another one if a field changes its meaning or goes
+    schema: Literal["headwise.audit/1"]
+    checkpoint: str
+    kind: str
+    model: str
+    alerts: list[AuditAlert]
+    layers: list[Layer]
+    unused: list[str]
+    remarks: list[str]
+    data: str | None
+    reasons: dict[str, dict[str, str]]
+    command: str
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, Any]
+    seconds: float
+    worst: list[WorstHead]
+    notes: list[str]
+    figures: dict[str, FiguresOfStatistic]
+    spectra: dict[str, list[float]]
+    balances: dict[str, BalanceRecord]
 
 
 def group_of(record: Mapping[str, Any]) -> int | None:

@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from typing_extensions import TypedDict
-
-from headwise.health.auditing.records import AuditAlert, AuditRecord, BalanceRecord, Layer, WorstHead
+from headwise.health.auditing.records import (
+    AuditAlert,
+    AuditRecord,
+    BalanceRecord,
+    FiguresOfStatistic,
+    Layer,
+    WorstHead,
+)
 from headwise.health.auditing.weights import PRODUCTS, in_words
 from headwise.health.statistics import STATISTICS
 from headwise.health.statistics.alert_remedies import HARMLESS
 from headwise.health.statistics.weights import WEIGHT_STATISTICS
 
+# The name of the JSON, increased when a field changes its meaning or goes; see `AuditContent`.
+SCHEMA = "headwise.audit/1"
 # The smallest relative spread between heads.
 LEAST = 0.05
 # The most that a figure or an alert adds to a head's score: one broken figure must not hide all others.
@@ -92,13 +99,6 @@ def distances(values: list[float]) -> tuple[float, list[float]]:
     return statistics.median(finite), [(v - middle) / spread if math.isfinite(v) else 0.0 for v in scaled]
 
 
-class FiguresOfStatistic(TypedDict):
-    """One statistic in short form: whether it is per "head", "group" or "layer", and per site its values in order."""
-
-    per: str
-    values: dict[str, list[float]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
     """The health of a checkpoint's heads.
@@ -172,9 +172,8 @@ class AuditResult:
 
     def to_json(self) -> str:
         """Return the result as JSON, with records in the short form of `figures` and null for non-finite numbers."""
-        content = {
-            field: value for field, value in asdict(self).items() if field not in ("records", "spectra", "balances")
-        }
+        short = ("records", "spectra", "balances")
+        content = {"schema": SCHEMA} | {name: value for name, value in asdict(self).items() if name not in short}
         content |= {"worst": self.worst(), "notes": self.notes(), "figures": self.figures()}
         content["spectra"] = {place: [_short(x, 4) for x in values] for place, values in self.spectra.items()}
         content["balances"] = {place: _shortened(record) for place, record in self.balances.items()}

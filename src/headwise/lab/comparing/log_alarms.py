@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
 
 from headwise.files.arguments import is_a, is_path
 from headwise.files.durable import finite
@@ -36,6 +38,20 @@ EVENTS = "events.out.tfevents"
 # in the CSV of a chart of Weights & Biases, the run stands before the column, and bounds behind it
 OF_CHART, BOUNDS = " - ", ("__MIN", "__MAX")
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
+
+
+class AlarmsContent(TypedDict):
+    """What `headwise alarms --json` prints; alarms.schema.json is its JSON Schema.
+
+    A number that is not finite is null.
+    """
+
+    schema: Literal["headwise.alarms/1"]
+    source: str
+    # the exit code: 0 no alert, 3 an alert
+    code: int
+    notes: list[str]
+    runs: list[LoggedRun]
 
 
 @dataclass(frozen=True)
