@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.attention.row_statistics import blocks, masked
 from headwise.attend.attention.second_derivatives import dropped_by_matrix, gradients
-from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics.kernels import kernels_run_on, plain
 from headwise.numerics.masked import allowed_keys
 from headwise.numerics.operators import AttentionOperator, rows_like, without_autocast
 from headwise.numerics.precision import at_least_fp32
@@ -118,11 +118,11 @@ def _gradients_of(
 
 def _kernels(q: Tensor, k: Tensor, v: Tensor) -> ModuleType | None:
     """Return the module of Triton kernels if it can compute this call, or None for the blocks in Python."""
-    if not kernels_run_on(q.device):
+    if not kernels_run_on(q.device) or not plain(q, k, v) or k.shape[1] != q.shape[1]:
         return None
     from headwise.attend.attention import triton_dropped
 
-    return triton_dropped if triton_dropped.supports(q, k, v) else None
+    return triton_dropped
 
 
 def _again(

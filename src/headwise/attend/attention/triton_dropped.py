@@ -18,15 +18,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
 
 from headwise.attend.attention.element_draw import Drawn
 from headwise.attend.core.triton_draws import element_hash, hashed, key_of, signed
 from headwise.numerics.kernels import as_hosts
-
-# The kinds of mask: none, bool, additive.
-NO_MASK, ALLOWED, ADDED = 0, 1, 2
-LARGEST = 256
+from headwise.numerics.triton_tiles import blocks_of, padded, place, precision, readable
 
 
 @triton.jit
@@ -51,13 +47,6 @@ def _kept(row_hash, key, least, WINDOW: tl.constexpr):
     for step in tl.static_range(1, WINDOW):
         keep = keep & ((element_hash(row_hash, key - step) >= least) | (key < step))
     return keep
-
-
-@triton.jit
-def _place(blocks, heads):
-    """Return the block of rows, the sample and the head of this program; blocks of the same head are adjacent."""
-    place = tl.program_id(0) // blocks
-    return tl.program_id(0) % blocks, (place // heads).to(tl.int64), (place % heads).to(tl.int64)
 
 
 @triton.jit
@@ -149,7 +138,8 @@ def forward_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """Compute the output (B, H, T, DV), the log-sum-exps and the keys that come back, of one block of queries."""
-    block, b, h = _place(tl.cdiv(T, BT), H)
+    block, b, h = place(tl.cdiv(T, BT), H)
+    b, h = b.to(tl.int64), h.to(tl.int64)
     query = block * BT + tl.arange(0, BT)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     q = _rows(q_at + b * qb + h * qh, query.to(tl.int64), d, qt, qd, T, D, False, EVEN, UPCAST)
@@ -275,7 +265,8 @@ def queries_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of one block of queries, a sum over the keys."""
-    block, b, h = _place(tl.cdiv(T, BT), H)
+    block, b, h = place(tl.cdiv(T, BT), H)
+    b, h = b.to(tl.int64), h.to(tl.int64)
     query = block * BT + tl.arange(0, BT)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     inside, row = query < T, (b * H + h) * T + query
@@ -359,7 +350,8 @@ def keys_kernel(
     BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one block of keys and values, sums over the queries."""
-    block, b, h = _place(tl.cdiv(N, BN), H)
+    block, b, h = place(tl.cdiv(N, BN), H)
+    b, h = b.to(tl.int64), h.to(tl.int64)
     key = block * BN + tl.arange(0, BN)
     d, dv = tl.arange(0, BD), tl.arange(0, BDV)
     k = _rows(k_at + b * kb + h * kh, key.to(tl.int64), d, kn, kd, N, D, False, EVEN, UPCAST)
@@ -399,13 +391,6 @@ def keys_kernel(
     tl.store(at, dvalue.to(dv_at.dtype.element_ty), mask=inside & (dv[None, :] < DV))
 
 
-def supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether the kernels support this call: one dtype of fp32, fp16 and bf16, and head sizes up to 256."""
-    kinds = {q.dtype, k.dtype, v.dtype}
-    plain = len(kinds) == 1 and kinds <= {torch.float32, torch.float16, torch.bfloat16}
-    return plain and max(q.shape[-1], v.shape[-1]) <= LARGEST and q.numel() > 0 < k.numel()
-
-
 def settings(dtype: torch.dtype, size: int, size_v: int, kernel: str) -> dict[str, Any]:
     """Return block sizes whose tiles fit the registers and the shared memory of sm_80 (163 KiB) and sm_90."""
     wide = padded(max(size, size_v))
@@ -419,22 +404,17 @@ def settings(dtype: torch.dtype, size: int, size_v: int, kernel: str) -> dict[st
     return {**rows, "BD": padded(size), "BDV": padded(size_v)}
 
 
-def padded(size: int) -> int:
-    """Return the head size of the tiles: a power of two and at least 16, as Triton's matrix product requires."""
-    return max(16, triton.next_power_of_2(size))
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, drawn: Drawn, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `dropped_elements.attend_dropped` for a call that `supports` accepts."""
+    """Return the result of `dropped_elements.attend_dropped` for a call that its `_kernels` accepts."""
     out = as_hosts(v, q.shape[1], q.shape[2])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     first = torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
     blocks = settings(q.dtype, q.shape[-1], v.shape[-1], "forward")
     tensors, strides, tail, constants = _common(q, k, v, mask, causal, scale, drawn, renormalize, blocks)
     with torch.cuda.device_of(q):
-        grid = _grid(q, blocks["BT"])
+        grid = blocks_of(q, blocks["BT"])
         forward_kernel[grid](*tensors, out, lse, first, *strides, *out.stride(), *tail, **constants, **blocks)
     return out, lse, first
 
@@ -461,16 +441,9 @@ def backward(
         for kernel, made, of, side in ((queries_kernel, (dq,), q, "BT"), (keys_kernel, (dk, dv), k, "BN")):
             blocks = settings(q.dtype, q.shape[-1], v.shape[-1], "queries" if side == "BT" else "keys")
             tensors, strides, tail, constants = _common(q, k, v, mask, causal, scale, drawn, renormalize, blocks)
-            grid = _grid(of, blocks[side])
+            grid = blocks_of(of, blocks[side])
             kernel[grid](*tensors, *rows, *made, *strides, *g_out.stride(), *tail, **constants, **blocks)
     return dq, dk, dv
-
-
-def _grid(x: Tensor, rows: int) -> tuple[int]:
-    """Return one program for each block of rows of each head and sample of x (B, H, T, D)."""
-    # On the first axis, where CUDA allows 2^31 - 1 programs: windowed models have more windows than the 65,535 of the
-    # others.
-    return (triton.cdiv(x.shape[2], rows) * x.shape[0] * x.shape[1],)
 
 
 def _common(
@@ -485,28 +458,21 @@ def _common(
     blocks: dict[str, Any],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
     """Return the tensors, strides, sizes and constants that all three kernels take."""
-    kind = NO_MASK if mask is None else ALLOWED if mask.dtype == torch.bool else ADDED
-    # Without a mask the address is never read.
-    readable = q if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-    of_mask = (0, 0, 0, 0) if mask is None else readable.expand(*q.shape[:3], k.shape[2]).stride()
+    seen, of_mask, kind = readable(mask, q, k)
     # Both are on the host, where reading them waits for nothing, or both on the device.
     keyed = drawn.key.device.type == drawn.p.device.type == "cuda"
     key, p = (drawn.key, drawn.p) if keyed else (q, q)
     numbers = (0, 0.0) if keyed else (signed(int(drawn.key)), float(drawn.p))
     shared = drawn.q.shape[0] // drawn.samples
-    interpreted = bool(knobs.runtime.interpret)
     constants = {
         "MASK": kind,
         "CAUSAL": causal,
         "RENORMALIZE": renormalize,
         "WINDOW": min(drawn.window, k.shape[2]),
         "KEYED": keyed,
-        # Tensor cores round fp32 to TF32; allowed only if the user allows it for matrix products.
-        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-        # Triton's interpreter computes bf16 products incorrectly.
-        "UPCAST": interpreted and q.dtype == torch.bfloat16,
+        **precision(q.dtype),
         "EVEN": blocks["BD"] == q.shape[3] and blocks["BDV"] == v.shape[3],
     }
     sizes = (q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], scale)
     tail = (*sizes, numbers[0], signed(drawn.salt), numbers[1], shared)
-    return (q, k, v, readable, key, p), (*q.stride(), *k.stride(), *v.stride(), *of_mask), tail, constants
+    return (q, k, v, seen, key, p), (*q.stride(), *k.stride(), *v.stride(), *of_mask), tail, constants
