@@ -250,7 +250,7 @@ class FiveTasks(Task):
             images, labels = images[chosen], labels[chosen]
         return images, labels
 
-    def batch(self, inputs, generator):
+    def transform(self, inputs, generator):
         return inputs
 
     def count(self, output, targets):

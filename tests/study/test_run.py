@@ -46,7 +46,7 @@ def test_the_loss_of_the_stream_is_the_loss_of_a_bare_loop(tmp_path):
         torch.manual_seed(derive(0, "model", epoch, 0))
         total = 0.0
         for index in order.split(8):
-            loss = task.loss(model(task.batch(inputs[index], augment)), targets[index])
+            loss = task.loss(model(task.transform(inputs[index], augment)), targets[index])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

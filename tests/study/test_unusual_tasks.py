@@ -12,6 +12,7 @@ from headwise.lab.comparing.plan import check_arms
 from headwise.lab.comparing.request import Request
 from headwise.lab.experiments.arm import read_arm
 from headwise.lab.experiments.arm_settings import read_settings
+from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task, load_task
 from headwise.lab.studies.registry import Installed, load_study, study_names
 from headwise.lab.training.execution import execute
@@ -125,9 +126,17 @@ def test_what_only_the_end_would_show_is_told_before_the_first_step(tmp_path, ta
     assert not (order.folder / "metrics.jsonl").exists()
 
 
-def test_a_batch_that_takes_inputs_gets_those_of_a_dict(tmp_path):
+def test_a_transform_gets_the_inputs_of_a_dict(tmp_path):
     (result,) = carry(study_of(f"{PLACE}:Named"), tmp_path)
     assert result["status"] == "finished"
+
+
+def test_a_batch_of_inputs_alone_as_0_2_had_it_is_refused_with_its_new_name():
+    with pytest.raises(TypeError, match=r"Old\.batch\(inputs, generator\).*: call it transform\(inputs, generator\)"):
+
+        class Old(Task):
+            def batch(self, inputs, generator):
+                return inputs
 
 
 def test_arms_and_phases_may_differ_in_their_precision(tmp_path):

@@ -30,7 +30,7 @@ class Tiny(Task):
         images = torch.randn(sizes[split], 1, 4, 4, generator=generator)
         return images, nn.functional.avg_pool2d(images, 2).flatten(1).argmax(1)
 
-    def batch(self, inputs, generator):
+    def transform(self, inputs, generator):
         if generator is None:
             return inputs
         if self.pause:
@@ -52,7 +52,7 @@ class Exploding(Tiny.__base__):
     def data(self, split):
         return torch.randn(32, 1, 4, 4), torch.arange(32) % 4
 
-    def batch(self, inputs, generator):
+    def transform(self, inputs, generator):
         return inputs
 
     def loss(self, output, targets):
@@ -69,7 +69,7 @@ class Unseen(Tiny.__base__):
     epochs: int = 1
     held_out: int = 8
 
-    model, batch = Tiny.model, lambda self, inputs, generator: inputs
+    model, transform = Tiny.model, lambda self, inputs, generator: inputs
 
     def data(self, split):
         if split == "validation":
@@ -85,7 +85,7 @@ class Slow(Tiny.__base__):
     pause: float = 0.05
     log: str | None = None
 
-    model, data, batch = Tiny.model, Tiny.data, Tiny.batch
+    model, data, transform = Tiny.model, Tiny.data, Tiny.transform
 
 
 class Broken(Tiny.__base__):

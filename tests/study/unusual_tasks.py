@@ -99,7 +99,7 @@ class Named(Unusual):
         images, labels = super().data(split)
         return {"images": images, "labels": labels}
 
-    def batch(self, inputs, generator):
+    def transform(self, inputs, generator):
         assert set(inputs) == {"images"}
         return (inputs["images"],)
 

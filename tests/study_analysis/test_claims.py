@@ -75,11 +75,8 @@ def paired(mean: float, spread: float, seeds: int = 10, **settings) -> StudyFold
     return study({"baseline": list(base), "A()": list(base + mean + spread * noise(seeds))}, **settings)
 
 
-def test_of(says, **more) -> ClaimTest:
+def claimed(says, **more) -> ClaimTest:
     return ClaimTest(**{"arm": "A()", "outcome": "test/accuracy", "says": says} | more)
-
-
-test_of.__test__ = False
 
 
 def judged(found: StudyFolder, *tests: ClaimTest):
@@ -109,14 +106,14 @@ def judged(found: StudyFolder, *tests: ClaimTest):
     ],
 )
 def test_a_direction_is_judged_by_its_interval_and_its_power(mean, spread, says, effect, verdict, why):
-    found = judged(paired(mean, spread), test_of(says, effect=effect))
+    found = judged(paired(mean, spread), claimed(says, effect=effect))
     assert found.verdict == verdict and why in found.why
     assert found.tests[0].mean == pytest.approx(mean) and found.tests[0].n == 10
     assert (found.seeds_needed is not None) == (verdict == "undecided")
 
 
 def test_the_seeds_needed_are_those_of_the_t_test():
-    (test,) = judged(paired(0.001, 0.01), test_of("higher", effect=0.002)).tests
+    (test,) = judged(paired(0.001, 0.01), claimed("higher", effect=0.002)).tests
     # of an effect of 0.2 standard deviations: 199 pairs, by the noncentral t distribution
     needed = next(n for n in range(10, 999) if _power(0.2, n) >= 0.8)
     assert needed == 199
@@ -141,10 +138,10 @@ def _power(effect, n):
     ],
 )
 def test_sameness_is_shown_within_a_margin_alone(mean, spread, verdict, why):
-    own = judged(paired(mean, spread), test_of("same", margin=0.01))
-    by_study = judged(paired(mean, spread, margin=0.01), test_of("same"))
+    own = judged(paired(mean, spread), claimed("same", margin=0.01))
+    by_study = judged(paired(mean, spread, margin=0.01), claimed("same"))
     assert own.verdict == by_study.verdict == verdict and why in own.why
-    assert judged(paired(mean, spread), test_of("same")).why == "no margin is declared"
+    assert judged(paired(mean, spread), claimed("same")).why == "no margin is declared"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +160,7 @@ def test_sameness_is_shown_within_a_margin_alone(mean, spread, verdict, why):
     ],
 )
 def test_a_direction_can_ask_for_an_amount(mean, says, by, verdict):
-    ours = judge(paired(mean, 0.005), Claim(text="", source="", tests=(test_of(says, by=by),)))
+    ours = judge(paired(mean, 0.005), Claim(text="", source="", tests=(claimed(says, by=by),)))
     assert ours.verdict == verdict
     assert f"{100 * mean:+.2f} points".replace("-", "\N{MINUS SIGN}") in ours.ours
     assert ("to exceed " if says == "higher" else "to lie below ") in ours.ours
@@ -173,7 +170,7 @@ def test_a_direction_can_ask_for_an_amount(mean, says, by, verdict):
 
 def test_no_number_of_seeds_is_named_where_as_many_were_run():
     # seven of eight runs: a t-test would have shown it, the exact one does not
-    level = test_of("higher", level=0.5)
+    level = claimed("higher", level=0.5)
     found = judge(study({"baseline": [0.0] * 8, "A()": [1.0] * 7 + [0.0]}), Claim(text="", source="", tests=(level,)))
     assert found.verdict == "undecided" and found.seeds_needed is None and "seeds would be needed" not in found.why
     # best inside an axis: the gain over the first value is shown, that over the last is not
@@ -190,7 +187,7 @@ def test_no_number_of_seeds_is_named_where_as_many_were_run():
 def test_a_claim_is_not_undone_by_an_effect_of_its_own():
     made = paired(-0.02, 0.002)
     record = made.study.model_copy(
-        update={"claims": [Claim(text="", source="", tests=(test_of("lower"), test_of("higher", by=-0.05)))]}
+        update={"claims": [Claim(text="", source="", tests=(claimed("lower"), claimed("higher", by=-0.05)))]}
     )
     [found] = judged_claims(dataclasses.replace(made, study=record))
     assert found.verdict == "as published"
@@ -198,7 +195,7 @@ def test_a_claim_is_not_undone_by_an_effect_of_its_own():
 
 @pytest.mark.parametrize(("mean", "verdict"), [(-0.02, "margin too wide"), (0.005, "as published"), (-0.1, "contrary")])
 def test_what_an_arm_may_be_worse_by_is_not_used_where_a_smaller_effect_is_reported(mean, verdict):
-    claim = Claim(text="", source="", tests=(test_of("higher", by=-0.05),))
+    claim = Claim(text="", source="", tests=(claimed("higher", by=-0.05),))
     assert judge(paired(mean, 0.005), claim).verdict == ("contrary" if mean < -0.05 else "as published")
     told = {"test/accuracy": Effect(0.01, "B()")}
     assert judge(paired(mean, 0.005), claim, effects=told).verdict == verdict
@@ -208,14 +205,14 @@ def test_what_an_arm_may_be_worse_by_is_not_used_where_a_smaller_effect_is_repor
     ("mean", "verdict"), [(0.001, "margin too wide"), (0.04, "margin too wide"), (0.10, "contrary")]
 )
 def test_a_margin_wider_than_a_reported_effect_cannot_show_sameness_but_can_refute_it(mean, verdict):
-    claim = Claim(text="", source="", tests=(test_of("same", margin=0.05),))
+    claim = Claim(text="", source="", tests=(claimed("same", margin=0.05),))
     assert judge(paired(mean, 0.005), claim).verdict == ("as published" if mean < 0.05 else "contrary")
     told = {"test/accuracy": Effect(0.02, "B()")}
     assert judge(paired(mean, 0.005), claim, effects=told).verdict == verdict
 
 
 def test_sameness_needs_as_many_seeds_as_its_simulation_says():
-    (test,) = judged(paired(0.003, 0.02), test_of("same", margin=0.01)).tests
+    (test,) = judged(paired(0.003, 0.02), claimed("same", margin=0.01)).tests
     drawn = np.random.default_rng(1).normal(0.003, 0.02, (4000, test.seeds_needed))
     half = stats.t.ppf(0.95, test.seeds_needed - 1) * drawn.std(axis=1, ddof=1) / test.seeds_needed**0.5
     shown = (abs(drawn.mean(axis=1)) + half < 0.01).mean()
@@ -238,7 +235,7 @@ def test_sameness_needs_as_many_seeds_as_its_simulation_says():
 def test_an_axis_rises_falls_or_has_its_best_inside(levels, says, verdict):
     rng = np.random.default_rng(3)
     arms = {arm: list(level + 0.01 * rng.normal(size=10)) for arm, level in zip(AXIS.arms, levels)}
-    found = judged(study({"baseline": [0.5] * 10} | arms, axes=[AXIS]), test_of(says, arm=AXIS.text))
+    found = judged(study({"baseline": [0.5] * 10} | arms, axes=[AXIS]), claimed(says, arm=AXIS.text))
     assert found.verdict == verdict, found.why
     assert found.ours
 
@@ -247,17 +244,17 @@ def test_an_effect_along_an_axis_is_from_its_first_value_to_its_last():
     rng = np.random.default_rng(3)
     arms = {arm: list(0.5 + 0.01 * rng.normal(size=10)) for arm in AXIS.arms}
     made = study({"baseline": [0.5] * 10} | arms, axes=[AXIS])
-    (much,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.10)).tests
-    (little,) = judged(made, test_of("rises", arm=AXIS.text, effect=0.01)).tests
+    (much,) = judged(made, claimed("rises", arm=AXIS.text, effect=0.10)).tests
+    (little,) = judged(made, claimed("rises", arm=AXIS.text, effect=0.01)).tests
     assert much.verdict == "no effect" and little.verdict == "undecided"
 
 
 def test_who_diverges_is_told_by_mcnemar():
     base = ["diverged"] * 8 + [0.5, 0.6]
     made = study({"baseline": base, "A()": [0.5] * 10, "B()": base[:6] + [0.5] * 4})
-    less = judged(made, test_of("lower", outcome="diverged"))
-    more = judged(made, test_of("higher", outcome="diverged"))
-    open_ = judged(made, test_of("lower", arm="B()", outcome="diverged"))
+    less = judged(made, claimed("lower", outcome="diverged"))
+    more = judged(made, claimed("higher", outcome="diverged"))
+    open_ = judged(made, claimed("lower", arm="B()", outcome="diverged"))
     assert (less.verdict, more.verdict, open_.verdict) == ("as published", "contrary", "undecided")
     assert less.ours == "A() diverged in 0 of 10 seeds, baseline in 8 (exact p = 0.0078)"
     # two of ten seeds: six of a kind in four of five studies take 38
@@ -267,8 +264,8 @@ def test_who_diverges_is_told_by_mcnemar():
 
 def test_a_diverged_run_counts_as_failure_where_the_task_declares_it():
     figures = {"baseline": [0.5 + 0.01 * x for x in noise(10)], "A()": ["diverged"] * 10}
-    assert judged(study(figures, failure=0.1), test_of("lower")).verdict == "as published"
-    without = judged(study(figures), test_of("lower"))
+    assert judged(study(figures, failure=0.1), claimed("lower")).verdict == "as published"
+    without = judged(study(figures), claimed("lower"))
     assert (without.verdict, without.why) == ("undecided", "no pair of finished runs")
 
 
@@ -276,7 +273,7 @@ def test_a_claim_agrees_only_whole_and_one_contradiction_is_enough():
     base = list(0.5 + 0.001 * noise(10))
     arms = {"A()": 0.02 + 0.01 * noise(10), "B()": 0.001 + 0.01 * noise(10)[::-1], "C()": -0.02 + 0.01 * noise(10)}
     made = study({"baseline": base} | {arm: list(base + by) for arm, by in arms.items()})
-    up, open_, down = (test_of("higher", arm=arm) for arm in arms)
+    up, open_, down = (claimed("higher", arm=arm) for arm in arms)
     assert judged(made, up).verdict == "as published"
     partly = judged(made, up, open_)
     assert partly.verdict == "undecided" and partly.why.startswith("B() in test/accuracy: ")
@@ -326,8 +323,8 @@ def test_an_outcome_can_be_held_against_a_number(says, level, more, verdict):
 def test_another_arm_than_the_baseline_can_be_the_reference():
     base = np.linspace(0.5, 0.6, 10)
     made = study({"baseline": list(base), "A()": list(base + 0.05), "B()": list(base + 0.04 + 0.002 * noise(10))})
-    assert judged(made, test_of("higher", against="B()")).verdict == "as published"
-    assert judged(made, test_of("higher", arm="B()", against="A()")).verdict == "contrary"
+    assert judged(made, claimed("higher", against="B()")).verdict == "as published"
+    assert judged(made, claimed("higher", arm="B()", against="A()")).verdict == "contrary"
 
 
 @pytest.mark.parametrize(
@@ -341,19 +338,19 @@ def test_another_arm_than_the_baseline_can_be_the_reference():
     ],
 )
 def test_what_was_not_run_or_recorded_is_told_and_crashes_nothing(change, why):
-    found = judged(paired(0.02, 0.01), test_of("higher", **change) if "says" not in change else test_of(**change))
+    found = judged(paired(0.02, 0.01), claimed("higher", **change) if "says" not in change else claimed(**change))
     assert (found.verdict, found.why, found.seeds_needed) == ("not testable here", why, None)
 
 
 def test_figures_that_are_nan_or_absent_make_no_pair():
     figures = {"baseline": [0.5] * 8 + [math.nan, None], "A()": [0.6 + 0.01 * x for x in noise(10)]}
-    (test,) = judged(study(figures), test_of("higher")).tests
+    (test,) = judged(study(figures), claimed("higher")).tests
     assert (test.verdict, test.n) == ("as published", 8)
     nothing = judged(
-        study({"baseline": [math.nan] * 8, "A()": [0.5] * 8}), test_of("higher"), test_of("same", margin=1)
+        study({"baseline": [math.nan] * 8, "A()": [0.5] * 8}), claimed("higher"), claimed("same", margin=1)
     )
     assert nothing.verdict == "undecided" and "no pair of finished runs" in nothing.why
-    every = judged(study({"baseline": [math.nan] * 8, "A()": [math.nan] * 8}), test_of("higher"))
+    every = judged(study({"baseline": [math.nan] * 8, "A()": [math.nan] * 8}), claimed("higher"))
     assert every.why == "outcome test/accuracy was not recorded"
 
 
@@ -361,7 +358,7 @@ def test_figures_that_are_nan_or_absent_make_no_pair():
 def test_too_few_seeds_tell_nothing_however_equal_the_differences(seeds):
     base = list(np.linspace(0.5, 0.6, seeds))
     made = study({"baseline": base, "A()": [one + 0.1 for one in base]}, margin=0.2)
-    for test in (test_of("higher"), test_of("lower", effect=0.1), test_of("same")):
+    for test in (claimed("higher"), claimed("lower", effect=0.1), claimed("same")):
         found = judged(made, test)
         assert found.verdict == "undecided" and found.seeds_needed == 6, found.why
 
@@ -382,7 +379,7 @@ def test_an_arm_is_held_against_a_published_level_at_its_own_scale_alone(level, 
     found = study({"baseline": [0.9] * 10, "A()": list(0.56 + 0.01 * noise(10))})
     found = dataclasses.replace(found, study=found.study.model_copy(update={"scale": "small"}))
     margin = 0.03 if says == "same" else None
-    test = judged(found, test_of(says, level=level, scale=scale, margin=margin)).tests[0]
+    test = judged(found, claimed(says, level=level, scale=scale, margin=margin)).tests[0]
     assert test.verdict == verdict and test.mean == pytest.approx(0.56 - level)
     assert f"accuracy of A() 56.00, compared with {100 * level:.2f} %" in test.ours
     assert ("judged at the scale 'paper' alone" in test.why) == (scale == "paper")
@@ -397,13 +394,13 @@ def test_divergence_and_numbers_are_each_judged_by_themselves():
     base = ["diverged"] * 6 + [0.5 + 0.01 * x for x in noise(10)[:4]]
     made = study({"baseline": base, "A()": [0.6] * 10}, failure=0.1)
     # six seeds decide (p 0.031), whatever else the claim says
-    both = judged(made, test_of("lower", outcome="diverged"), test_of("higher"))
+    both = judged(made, claimed("lower", outcome="diverged"), claimed("higher"))
     assert [test.verdict for test in both.tests] == ["as published"] * 2 and both.verdict == "as published"
     # against the claim they do not, beside another test: either could have been wrong
-    against = judged(made, test_of("higher", outcome="diverged"), test_of("higher"))
+    against = judged(made, claimed("higher", outcome="diverged"), claimed("higher"))
     assert against.tests[0].verdict == "contrary" and against.verdict == "undecided"
     assert "not in the joint intervals of 2 tests" in against.why
-    assert judged(made, test_of("higher", outcome="diverged")).verdict == "contrary"
+    assert judged(made, claimed("higher", outcome="diverged")).verdict == "contrary"
 
 
 @pytest.mark.parametrize(
@@ -412,7 +409,7 @@ def test_divergence_and_numbers_are_each_judged_by_themselves():
 )
 def test_as_many_diverged_runs_are_shown_by_exact_bounds(diverged, margin, verdict):
     made = study({"baseline": [0.5] * 10, "A()": ["diverged"] * diverged + [0.5] * (10 - diverged)}, failure=0.1)
-    found = judged(made, test_of("same", outcome="diverged", margin=margin))
+    found = judged(made, claimed("same", outcome="diverged", margin=margin))
     assert found.verdict == verdict
     # no more than a quarter of the seeds, where none of ten diverged
     assert float(stats.beta.ppf(0.95, 1, 10)) == pytest.approx(0.2589, abs=1e-4)
@@ -438,7 +435,7 @@ def test_as_many_diverged_runs_are_shown_by_exact_bounds(diverged, margin, verdi
 )
 def test_a_test_without_a_meaning_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        test_of(**settings)
+        claimed(**settings)
 
 
 RATES = {"A(p=0.1)": 0, "A(p=0.2)": 3, "A(p=0.3)": 9}

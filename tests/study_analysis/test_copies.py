@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 from report.synthetic_study import write_study
-from study_analysis.test_claims import judged, study, test_of
+from study_analysis.test_claims import claimed, judged, study
 
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.reporting.numbers import study_of_numbers
@@ -195,9 +195,9 @@ def test_a_study_whose_losses_are_equal_over_seeds_has_no_verdict_and_no_claim()
     made = of_losses(LOSSES)
     entry = paired_differences(made, "test/loss", False)["A()"]
     assert entry.copies and entry.verdict == "undecided" and entry.mean == pytest.approx(0.011111111)
-    told = judged(made, test_of("higher", outcome="test/loss"))
+    told = judged(made, claimed("higher", outcome="test/loss"))
     assert told.verdict == "not testable here" and "have the same figures" in told.why
-    level = judged(made, test_of("higher", outcome="test/loss", against="baseline", level=0.4))
+    level = judged(made, claimed("higher", outcome="test/loss", against="baseline", level=0.4))
     assert level.verdict == "not testable here"
 
 

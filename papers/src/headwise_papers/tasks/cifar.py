@@ -49,8 +49,7 @@ class Cifar(Task):
             return None
         return read(SOURCES[self.name], split, self.folder)
 
-    # the argument named `inputs` means that it receives and returns the inputs without targets
-    def batch(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:  # type: ignore[override]  # see Task.batch
+    def transform(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return images scaled to [-1, 1]."""
         return inputs.float().div_(127.5).sub_(1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -73,6 +74,15 @@ class Task(Recipe, Subject, ABC):
     )
     head_statistics: tuple[str, ...] = Field((), description="statistics of `watch` read on held-out data at the end")
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a batch of the inputs alone, which 0.2 knew by the name of its argument."""
+        super().__init_subclass__(**options)
+        if list(inspect.signature(cls.batch).parameters)[1:2] == ["inputs"]:
+            raise TypeError(
+                f"{cls.__name__}.batch(inputs, generator) changes the inputs alone: call it "
+                "transform(inputs, generator). batch(examples, generator) returns inputs and targets."
+            )
+
     @abstractmethod
     def model(self) -> nn.Module:
         """Return the model; torch's generator is seeded before, so that all methods of a seed start equal."""
@@ -88,16 +98,22 @@ class Task(Recipe, Subject, ABC):
     def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
         """Return a batch of `examples`, a part of `data`; `generator` provides random draws and is None in evaluation.
 
-        A task whose first argument here is named `inputs` receives and returns only the inputs.
+        To change the inputs alone, write `transform` instead.
         """
         if isinstance(examples, dict):
-            return Batch({k: v for k, v in examples.items() if k != "labels"}, examples.get("labels"))
+            inputs = {name: part for name, part in examples.items() if name != "labels"}
+            return Batch(self.transform(inputs, generator), examples.get("labels"))
         if not isinstance(examples, (tuple, list)) or len(examples) != 2:
             raise TypeError(
                 "data() must return (inputs, targets), with inputs a tuple if the model takes several, or a dict with "
                 "labels; for anything else, write a batch()"
             )
-        return Batch(*examples)
+        inputs, targets = examples
+        return Batch(self.transform(inputs, generator), targets)
+
+    def transform(self, inputs: Any, generator: torch.Generator | None) -> Any:
+        """Return the inputs of a batch as the model takes them; augmentation draws from `generator`."""
+        return inputs
 
     def lengths(self, examples: Any) -> Tensor | None:
         """Return each example's length in tokens, so that a batch holds similar lengths; None if all are equal."""

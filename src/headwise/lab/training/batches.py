@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -182,12 +180,7 @@ def first_batch(task: Task, examples: Examples, count: int) -> Examples:
 
 def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
     """Return a batch made by the task, or by an evaluation's function `own`; raise StudyError for another type."""
-    if own is None and takes_inputs(type(task)):
-        # split the examples as Task.batch does; the task then changes the inputs only
-        inputs, targets = Task.batch(task, examples, generator)
-        batch: Any = Batch(task.batch(inputs, generator), targets)
-    else:
-        batch = (own or task.batch)(examples, generator)
+    batch: Any = (own or task.batch)(examples, generator)
     if not isinstance(batch, Batch):
         raise StudyError(
             f"{type(task).__name__}.batch returned {describe(batch)}; return headwise.study.Batch(inputs, targets). "
@@ -195,13 +188,6 @@ def make_batch(task: Task, examples: Examples, generator: torch.Generator | None
         )
     device = place(examples)
     return batch if device.type == "cpu" else Batch(*move(tuple(batch), device))
-
-
-@cache
-def takes_inputs(task: type[Task]) -> bool:
-    """Return whether `batch` takes and returns only the inputs: its first argument is then named `inputs`."""
-    names = list(inspect.signature(task.batch).parameters)
-    return len(names) > 1 and names[1] == "inputs"
 
 
 def run_model(model: nn.Module, inputs: Any) -> Any:

@@ -222,9 +222,6 @@ def _verdict(fields: dict[str, Any], higher_is_better: bool | None, equivalent: 
     return {"verdict": verdict, "verdict_text": verdict + why}
 
 
-UNPAIRED = ("mean", "n", "low", "high", "how", "p", "p_corrected")
-
-
 def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int) -> dict[str, Any]:
     """Return mean difference, interval and p of two samples, corrected for `arms` arms."""
     import numpy as np
@@ -232,18 +229,22 @@ def unpaired_difference(ours: Sequence[float], base: Sequence[float], arms: int)
 
     one, other = np.asarray(ours, dtype=float), np.asarray(base, dtype=float)
     n = int(min(len(one), len(other)))
+    unknown = ("mean", "low", "high", "how", "p", "p_corrected")
+    fields: dict[str, Any] = {"n": n} | dict.fromkeys(unknown)
     if not n:
-        return dict.fromkeys(UNPAIRED) | {"n": 0}
+        return fields
     mean = float(one.mean() - other.mean())
     if n < 2:
-        return dict.fromkeys(UNPAIRED) | {"mean": mean, "n": n}
+        return fields | {"mean": mean}
     parts = one.var(ddof=1) / len(one), other.var(ddof=1) / len(other)
     error = math.sqrt(sum(parts))
     if error <= 1e-12 * max(1.0, float(np.abs([*one, *other]).max())):
         p = float(mean == 0)
-        return dict(zip(UNPAIRED, (mean, n, mean, mean, "all values are equal", p, p)))
+        how = "all values are equal"
+        return fields | {"mean": mean, "low": mean, "high": mean, "how": how, "p": p, "p_corrected": p}
     degrees = error**4 / (parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(other) - 1))
     half = float(stats.t.ppf(1 - ALPHA / 2 / arms, degrees)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, degrees))
     how = "Welch's t, not paired" + (", Bonferroni" if arms > 1 else "")
-    return dict(zip(UNPAIRED, (mean, n, mean - half, mean + half, how, p, min(1.0, p * arms))))
+    ends = {"low": mean - half, "high": mean + half}
+    return fields | ends | {"mean": mean, "how": how, "p": p, "p_corrected": min(1.0, p * arms)}
