@@ -81,6 +81,27 @@ def test_a_margin_changed_after_a_look_is_told_by_the_ledger(tmp_path, capsys):
     assert not any("margin was" in text for text in ask(table, capsys, ledger=tmp_path / "other.jsonl")[1])
 
 
+def test_a_bound_or_an_alpha_changed_after_a_look_is_told_by_the_ledger(tmp_path, capsys):
+    table, ledger = written(tmp_path / "runs.csv"), tmp_path / "ledger.jsonl"
+    assert "was" not in "".join(ask(table, capsys, ledger=ledger, bound=1.0)[1])
+    printed = ask(table, capsys, ledger=ledger, bound=0.5)[1]
+    assert any("the bound was 1 at an earlier look, and is 0.5 now: alpha no longer holds" in text for text in printed)
+    assert any(
+        "the bound was 1 at an earlier look, and is none now" in text for text in ask(table, capsys, ledger=ledger)[1]
+    )
+    run(Request(table, METRIC, "base", "new", ledger=ledger, alpha=0.3))
+    assert "alpha was 0.05 for earlier entries: what the ledger holds is at most the largest" in capsys.readouterr().out
+
+
+def test_a_bound_that_pairs_exceed_is_refused(tmp_path, capsys):
+    with pytest.raises(StudyError, match=r"pair \d+ differs by .*, more than the bound 1e-06: the bound is not true"):
+        ask(written(tmp_path / "runs.csv"), capsys, bound=1e-6)
+    with pytest.raises(StudyError, match="--bound needs pairs of runs, and --floor has none"):
+        ask(written(tmp_path / "runs.csv"), capsys, bound=1.0, floor=tmp_path / "floor.json")
+    with pytest.raises(StudyError, match=r"--bound must be a number above the margin, 0\.5"):
+        ask(written(tmp_path / "runs.csv"), capsys, bound=0.1, margin=0.5)
+
+
 # duplicating runs
 
 
@@ -183,10 +204,18 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
     assert seen[0]["answer"] == GO_ON and seen[0]["pairs"] == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["pairs"] for line in lines] == [0, 2] and lines[0]["alpha"] == lines[1]["alpha"]
+    # the same change of another script is another candidate
+    assert {line["script"] for line in lines} == {command}
+    (tmp_path / "other.py").write_text(TRAINING)
+    other = JudgedScript(f"{sys.executable} other.py", "rate=2", METRIC)
+    assert run(Request(None, METRIC, "rate=2", **options | {"script": other})) == 4
+    added = [json.loads(line) for line in path.read_text().splitlines()[2:]]
+    assert {line["script"] for line in added} == {other.command} and added[0]["alpha"] < lines[0]["alpha"]
+    lines += added
     # a call that is refused takes no level
     with pytest.raises(StudyError, match="--script needs --budget"):
         run(Request(None, METRIC, "rate=3", script=script, ledger=path))
-    assert len(path.read_text().splitlines()) == 2
+    assert len(path.read_text().splitlines()) == len(lines)
 
 
 def test_a_diverged_run_of_a_script_counts_as_declared(command, capsys):

@@ -1,6 +1,7 @@
 """Judging from Python: a table, pairs, differences, an iterator that trains; and the assertion for tests."""
 
 import csv
+import json
 import math
 import random
 
@@ -9,6 +10,7 @@ import pytest
 
 import headwise
 from headwise.testing import assert_not_worse
+from headwise_verdict.files.errors import StudyError
 
 PAIRS = [(3.11, 3.20), (3.13, 3.21), (3.09, 3.19), (3.12, 3.20), (3.10, 3.19)]
 
@@ -103,6 +105,51 @@ def test_figures_that_are_none_are_refused(source, message):
 def test_rows_of_an_array_are_pairs():
     assert headwise.judge(np.array(PAIRS)) == headwise.judge(PAIRS)
     assert_not_worse(*np.array([[3.0, 3.01, 2.99, 3.0, 3.02], [3.0, 3.02, 2.98, 3.01, 3.02]]), margin=0.5)
+
+
+def test_a_loop_in_python_shares_the_ledger_of_the_command(tmp_path):
+    ledger = tmp_path / "judged.jsonl"
+    named = {"metric": "loss", "ledger": ledger}
+    first = headwise.judge(PAIRS[:2], candidate="lr=3e-4", **named)
+    assert (
+        first.answer == "go on"
+        and first.rule.alpha < 0.05
+        and "0 of 1 candidates accepted, 1 still open" in first.notes
+    )
+    # the same candidate keeps its level, and the next gets another one
+    again = headwise.judge(PAIRS[:3], candidate="lr=3e-4", **named)
+    assert again.rule.alpha == first.rule.alpha > headwise.judge(PAIRS[:2], candidate="lr=6e-4", **named).rule.alpha
+    assert any(
+        "now 3 pairs" in note or "replaced" in note
+        for note in headwise.judge(PAIRS[2:], candidate="lr=3e-4", **named).notes
+    )
+    lines = list(map(json.loads, ledger.read_text().splitlines()))
+    assert [line["candidate"] for line in lines] == ["lr=3e-4", "lr=6e-4"]
+    assert {line["metric"] for line in lines} == {"loss:lower"} and lines[0]["of"] == 0.05
+    with pytest.raises(ValueError, match="a ledger keeps each candidate by its name"):
+        headwise.judge(PAIRS, ledger=ledger)
+    with pytest.raises(TypeError, match="ledger must be the path of a file, got 3"):
+        headwise.judge(PAIRS, candidate="a", metric="loss", ledger=3)
+
+
+def test_an_iterator_that_trains_has_its_level_before_it_trains(tmp_path):
+    ledger = tmp_path / "judged.jsonl"
+    seen = []
+
+    def train():
+        for pair in PAIRS:
+            seen.append(json.loads(ledger.read_text().splitlines()[0])["pairs"])
+            yield pair
+
+    decision = headwise.judge(train(), candidate="lr=3e-4", metric="loss", ledger=ledger, alpha=0.5)
+    assert decision.answer == "accept" and seen == [0] * decision.pairs
+
+
+def test_a_bound_is_that_of_the_command():
+    decision = headwise.judge(PAIRS, bound=0.2)
+    assert decision.answer == "go on" and decision.rule.bound == 0.2 and -0.2 <= decision.low < decision.high < 0.2
+    with pytest.raises(StudyError, match="pair 1 differs by"):
+        headwise.judge(PAIRS, bound=0.01)
 
 
 def test_pairs_after_the_decision_keep_the_notes_on_their_order():
