@@ -169,13 +169,13 @@ def test_what_child_processes_print_is_no_part_of_the_object(tmp_path):
 
 def test_a_league_prints_how_far_its_worlds_are_and_their_tables():
     kept = ROOT / "docs" / "league" / "second"
-    done = headwise("league", "--plan", "--worlds", "short-pairs,few-cells", "--out", kept, "--json")
+    done = headwise("league", "--plan", "--worlds", "short-pairs,unstable-cells", "--out", kept, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1 and problems(answer) == [] and "short-pairs: complete" in done.stderr
     assert {one["world"]: one["state"] for one in answer["worlds"]} == {
         "short-pairs": "complete",
-        "few-cells": "not run",
+        "unstable-cells": "not run",
     }
     assert answer["complete"] is False and answer["page"] is None
     with (kept / "gains.csv").open(encoding="utf-8", newline="") as lines:

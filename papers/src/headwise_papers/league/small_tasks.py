@@ -1,6 +1,6 @@
-"""The small tasks of the league's worlds: images, text, speech, tables and sequences, each run a second or less.
+"""The small tasks of the league's worlds: images, speech, tables and sequences, each run a few seconds or less.
 
-Digits and Cells come with scikit-learn, Pairs is generated; Verse and Spelling need a data set (see docs/data.md).
+Digits and Cells come with scikit-learn, Pairs is generated; Spelling needs a data set (see docs/data.md).
 `augmentation` is one setting with one meaning of its size (0: none, 1: strong) in every task that has one.
 """
 
@@ -20,9 +20,8 @@ from torch.nn import functional as F
 from headwise.lab.studies import digits
 from headwise.lab.studies.vision_transformer import NormPlace, VisionTransformer
 from headwise.study import Batch, DataSet, Evaluation, Metric, Task
-from headwise_papers.data import an4, tinyshakespeare
+from headwise_papers.data import an4
 from headwise_papers.league.tasks import Controls, Dropped, branches
-from headwise_papers.tasks.causal_transformer import CausalTransformer, NormOrder
 from headwise_papers.tasks.recall import AttentionAlone
 from headwise_papers.tasks.transformer_layers import EncoderLayer, SumNorm, sinusoids
 
@@ -30,9 +29,6 @@ from headwise_papers.tasks.transformer_layers import EncoderLayer, SumNorm, sinu
 FRAMES, STRIDE = 100, 5
 # examples of Cells in validation and test; the rest is for training
 CELLS = {"test": slice(0, 260), "validation": slice(260, 400), "train": slice(400, None)}
-# of the text of tiny Shakespeare, by split
-SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
-CHARACTERS = 65
 # of Pairs: symbols of keys and of values; sequences by split
 KEYS, VALUES = 12, 8
 SEQUENCES = {"train": 6000, "validation": 500, "test": 500}
@@ -142,65 +138,6 @@ class Cells(Small, Task):
     def augmented(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return measurements with noise of the standard deviation `augmentation`."""
         return inputs + self.augmentation * torch.randn(inputs.shape, generator=generator)
-
-
-class Verse(Small, Task):
-    """Prediction of the next character of tiny Shakespeare by a decoder; the share of wrong ones decides.
-
-    Its augmentation replaces a share of the characters that are read, not of those to predict, by random ones.
-    """
-
-    # the share of the most frequent character
-    failure: ClassVar[float | None] = 0.148
-
-    context: int = 32
-    dim: int = 32
-    depth: int = 2
-    heads: int = 4
-    mlp_dim: int = 64
-    norm: NormOrder = "pre"
-
-    def plain_model(self) -> nn.Module:
-        """Return the decoder."""
-        shape = self.model_dump(include={"context", "dim", "depth", "heads", "mlp_dim", "norm"})
-        return CausalTransformer(CHARACTERS, **shape)
-
-    def data(self, split: str) -> tuple[Tensor, Tensor]:
-        """Return windows of characters (N, context) and each next character."""
-        codes = _verses(self.folder)
-        first, last = (int(share * len(codes)) for share in SHARES[split])
-        windows = codes[first:last].unfold(0, self.context + 1, self.context)
-        # a twentieth of the held-out windows is enough, and covers all of the text
-        windows = windows if split == "train" else windows[::20]
-        return windows[:, :-1], windows[:, 1:]
-
-    def augmented(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Return characters (B, T), a share 0.3 · `augmentation` of them replaced by random ones."""
-        other = torch.randint(CHARACTERS, inputs.shape, generator=generator)
-        return torch.where(torch.rand(inputs.shape, generator=generator) < 0.3 * self.augmentation, other, inputs)
-
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy per character, in nats."""
-        loss = F.cross_entropy(output.flatten(0, 1), targets.flatten())
-        if not self.label_smoothing or not torch.is_grad_enabled():
-            return loss
-        return (1 - self.label_smoothing) * loss + self.label_smoothing * self.uniform_loss(output, targets)
-
-    def metric(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of characters that are predicted."""
-        return (output.argmax(-1) == targets).float().mean()
-
-    def files(self) -> list[Path]:
-        """Return the files of the text."""
-        return tinyshakespeare.files(self.folder)
-
-    def data_sets(self) -> list[DataSet]:
-        """Return the data sets of the task."""
-        return [tinyshakespeare.SOURCE.described()]
-
-    def prepare(self, tell: Callable[[str], None]) -> None:
-        """Download the text if it is missing, and check it."""
-        tinyshakespeare.prepare(self.folder, tell)
 
 
 class Spelling(Small, Task):
@@ -336,13 +273,6 @@ def _cells() -> tuple[Tensor, Tensor]:
     order = torch.randperm(len(cells.target), generator=torch.Generator().manual_seed(0))
     inputs, targets = torch.from_numpy(cells.data)[order], torch.from_numpy(cells.target).long()[order]
     return ((inputs - inputs.mean(0)) / inputs.std(0)).float(), targets
-
-
-@lru_cache(maxsize=2)
-def _verses(folder: Path | None) -> Tensor:
-    text = tinyshakespeare.read(folder)
-    numbers = {character: number for number, character in enumerate(sorted(set(text)))}
-    return torch.tensor([numbers[character] for character in text])
 
 
 @lru_cache(maxsize=2)
