@@ -42,12 +42,25 @@ def test_a_branch_is_judged_and_commented(tmp_path, shift, answer, code):
         assert shell(work, *git, "commit", "-qm", f"shift {where}").returncode == 0
     assert shell(work, "git", "update-ref", "refs/remotes/origin/main", "HEAD~1").returncode == 0
     steps = {step.get("name"): step for step in yaml.safe_load(WORKFLOW.read_text())["jobs"]["judge"]["steps"]}
-    kept = tmp_path / "environment"
-    done = shell(work, "bash", "-e", "-c", steps["train in pairs until it is decided"]["run"], GITHUB_ENV=str(kept))
+    kept, summary = tmp_path / "environment", tmp_path / "summary.md"
+    train = steps["train in pairs until it is decided"]
+    assert train["env"] == {"BASE": "${{ github.base_ref }}"} and train["shell"] == "bash"
+    # as the forge runs `shell: bash`
+    command = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", train["run"])
+    files = {"GITHUB_ENV": str(kept), "GITHUB_STEP_SUMMARY": str(summary), "BASE": "main"}
+    done = shell(work, *command, **files)
     assert done.returncode == 0 and f"### headwise judge: {answer}" in done.stdout, done.stderr
+    assert f"### headwise judge: {answer}" in summary.read_text()
     assert kept.read_text() == f"code={code}\n"
     assert shell(work, "bash", "-e", "-c", steps["comment"]["run"], NUMBER="7").returncode == 0
     comments = (tmp_path / "comments.txt").read_text()
     assert comments.startswith("pr comment 7 --body-file verdict.md\n") and answer in comments
     last = shell(work, "bash", "-e", "-c", steps["fail if it is worse, or could not be judged"]["run"], code=str(code))
     assert last.returncode == (1 if code == 1 else 0)
+    # a training that fails ends the job: it is no figure
+    kept.unlink()
+    (work / "train.py").write_text("raise SystemExit('no data')\n")
+    (tmp_path / "base").rename(tmp_path / "before")
+    assert shell(work, "git", "worktree", "prune").returncode == 0
+    failed = shell(work, *command, **files)
+    assert failed.returncode == 1 and "no data" in failed.stderr and not kept.exists()
