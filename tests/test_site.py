@@ -129,11 +129,12 @@ def test_the_names_that_the_build_makes_are_those_that_links_may_have(api):
 def test_every_statistic_is_explained_in_one_table_and_in_full(api):
     from headwise.health.statistics import STATISTICS
     from headwise.health.statistics.weights import WEIGHT_STATISTICS
+    from headwise.health.watching.drift import DRIFTS
     from headwise.health.watching.whole_model import OF_MODEL
 
     text = (api / "statistics.md").read_text(encoding="utf-8")
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if re.match(r"\| \[?`", line)]
-    assert [re.search(r"`(\w+)`", row[0])[1] for row in rows] == [*STATISTICS, *WEIGHT_STATISTICS, *OF_MODEL]
+    assert [re.search(r"`(\w+)`", row[0])[1] for row in rows] == [*STATISTICS, *WEIGHT_STATISTICS, *OF_MODEL, *DRIFTS]
     assert all(cell.strip() for row in rows for cell in row)
     headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
     assert headings == [*STATISTICS, *WEIGHT_STATISTICS]

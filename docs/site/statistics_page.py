@@ -32,8 +32,22 @@ Read only if they are named. The two of the loss need `loss=` in `headwise.watch
 | `gradient_norm` | the gradient norm of each attention layer, of the rest of each block, and of the model |
 | `update_ratio` | the norm of the last step over the norm of the parameters, group by group |
 | `update_entropy` | the spectral entropy (nats) of the last step's change of W_QᵀW_K: low where few directions change |
+| `update_norm` | the spectral norm of that change, in the units of weights squared |
+| `update_rank` | its stable rank Σσ²/σ₁², at most twice the head size |
 | `gradient_spike` | how many standard deviations the gradient's norm is above those of the steps before |
-| `loss_spike` | the same for the loss that is passed to `watch.step(loss)` |"""
+| `loss_spike` | the same for the loss that is passed to `watch.step(loss)` |
+
+## Since the first reading
+
+Read only if they are named, together with the statistic that each is the change of. A continued run (`watch.step_to`)
+counts from its first record.
+
+| name | what it is |
+|---|---|
+| `log_sum_exp_drift` | the change of `log_sum_exp`: the softmax does not see it, half precision does |
+| `sink_mass_growth` | the change of `sink_mass` |
+| `sink_weight_growth` | the change of `sink_weight`, of a learned sink |
+| `gate_mean_growth` | the change of `gate_mean`: below 0 a head is being switched off |"""
 WORSE = {"high": "High values are unhealthy.", "low": "Low values are unhealthy."}
 
 

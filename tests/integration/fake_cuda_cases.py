@@ -53,6 +53,8 @@ OF_MODEL = [
     "gradient_norm",
     "update_ratio",
     "update_entropy",
+    "update_norm",
+    "update_rank",
     "gradient_spike",
 ]
 

@@ -15,6 +15,7 @@ def _tensors(seed, batch=3, queries=37, keys=None, groups=HEADS, strength=1.5):
     v = torch.randn(batch, groups, keys, SIZE + 4, generator=draw)
     hidden = torch.randn(batch, queries, WIDTH, generator=draw) + 0.7
     output = torch.randn(batch, HEADS, queries, SIZE + 4, generator=draw)
+    gate = torch.sigmoid(4 * torch.randn(batch, HEADS, queries, SIZE + 4, generator=draw))
     stream, final = (torch.randn(batch, queries, WIDTH, generator=draw) + shift for shift in (0.3, 1.1))
     return {
         "q": q,
@@ -25,6 +26,9 @@ def _tensors(seed, batch=3, queries=37, keys=None, groups=HEADS, strength=1.5):
         "final": final,
         "output": output,
         "product_norm": torch.rand(HEADS, generator=draw) * 1e-3,
+        "gate": gate,
+        "attention_write": torch.randn(batch, queries, WIDTH, generator=draw) * 0.3,
+        "mlp_write": torch.randn(batch, queries, WIDTH, generator=draw) * 3,
     }
 
 

@@ -267,3 +267,75 @@ def massive_activations(whole, previous):
         sizes = sorted(x.abs().flatten().tolist())
         ratios.append(sizes[-1] / sizes[(len(sizes) - 1) // 2])
     return torch.tensor([max(ratios)], dtype=torch.float64)
+
+
+def log_sum_exp(whole, previous):
+    return whole.mean(whole.columns.logsumexp(-1))
+
+
+def largest_log_sum_exp(whole, previous):
+    return whole.columns.logsumexp(-1).masked_fill(~whole.real, -math.inf).amax((0, 2))
+
+
+def min_logit(whole, previous):
+    lowest = whole.logits.masked_fill(~whole.allowed, math.inf).amin(-1)
+    return lowest.masked_fill(~whole.real, math.inf).amin((0, 2))
+
+
+def top_key_distance(whole, previous):
+    return whole.mean((whole.logits.argmax(-1) - torch.arange(whole.reading.queries)).abs().double())
+
+
+def top_key_share(whole, previous):
+    """One sample and head after the other: how many queries have the commonest largest key?"""
+    samples = []
+    for b in range(whole.reading.batch):
+        heads = []
+        for h in range(whole.reading.heads):
+            keys = whole.logits[b, h][whole.real[b, h]].argmax(-1).tolist()
+            heads.append(max(map(keys.count, keys)) / len(keys))
+        samples.append(torch.tensor(heads, dtype=torch.float64))
+    return torch.stack(samples).mean(0)
+
+
+def sink_weight(whole, previous):
+    return whole.mean(whole.everything[..., -1])
+
+
+def sink_closed(whole, previous):
+    return whole.mean((whole.everything[..., -1] < 0.05).double())
+
+
+def sink_open(whole, previous):
+    return whole.mean((whole.everything[..., -1] > 0.95).double())
+
+
+def _of_gates(whole, values):
+    """Averages over the channels and queries of each head, gathered in one list."""
+    real = whole.real.expand(-1, whole.reading.heads, -1)
+    return torch.stack([values[:, h][real[:, h]].double().mean() for h in range(whole.reading.heads)])
+
+
+def gate_mean(whole, previous):
+    return _of_gates(whole, whole.reading.gate)
+
+
+def gate_closed(whole, previous):
+    return _of_gates(whole, whole.reading.gate < 0.05)
+
+
+def gate_open(whole, previous):
+    return _of_gates(whole, whole.reading.gate > 0.95)
+
+
+def _writes(whole, written):
+    streams = torch.cat(list(_real_tokens(whole.reading, whole.reading.stream)))
+    return (torch.cat(list(_real_tokens(whole.reading, written))).norm(dim=-1) / streams.norm(dim=-1)).mean()[None]
+
+
+def attention_write(whole, previous):
+    return _writes(whole, whole.reading.attention_write)
+
+
+def mlp_write(whole, previous):
+    return _writes(whole, whole.reading.mlp_write)

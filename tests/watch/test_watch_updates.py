@@ -82,7 +82,10 @@ def test_what_is_read_around_a_step_equals_its_definition(host):
     model = fresh(HOSTS[host])
     model.train()
     watch = headwise.watch(
-        model, every=2, on_alert=None, statistics=["gradient_norm", "update_ratio", "update_entropy"]
+        model,
+        every=2,
+        on_alert=None,
+        statistics=["gradient_norm", "update_ratio", "update_entropy", "update_norm", "update_rank"],
     )
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(3):
@@ -120,10 +123,13 @@ def test_what_is_read_around_a_step_equals_its_definition(host):
     for head in range(q.shape[0]):
         g = head * k.shape[0] // q.shape[0]
         whole = (q2[head] - q[head]).T @ k[g] + q[head].T @ (k2[g] - k[g])
-        share = torch.linalg.svdvals(whole)
-        share = share / share.sum()
+        sigma = torch.linalg.svdvals(whole)
+        share = sigma / sigma.sum()
         exact = -float(torch.special.xlogy(share, share).sum())
         assert entropies[attention[1], head, 2] == pytest.approx(exact, rel=1e-3)
+        assert of(watch, "update_norm")[attention[1], head, 2] == pytest.approx(float(sigma[0]), rel=1e-4)
+        stable = float(sigma.square().sum() / sigma[0] ** 2)
+        assert of(watch, "update_rank")[attention[1], head, 2] == pytest.approx(stable, rel=1e-4)
 
 
 def test_every_trained_parameter_stands_in_one_group():
@@ -185,10 +191,11 @@ def test_a_group_that_stands_still_has_no_figure_and_the_watch_says_why():
     with torch.no_grad():
         for p in model.blocks[0].attn.parameters():
             p.zero_()
-    watch = headwise.watch(model, every=1, on_alert=None, statistics=["update_ratio", "update_entropy"])
+    watch = headwise.watch(model, every=1, on_alert=None, statistics=["update_ratio", "update_entropy", "update_rank"])
     train(model, 1, watch, kind=torch.optim.SGD)
     assert ("blocks.0.attn", None, 0) not in of(watch, "update_ratio")
-    assert not [one for one in of(watch, "update_entropy") if one[0] == "blocks.0.attn"]
+    for name in ("update_entropy", "update_rank"):
+        assert not [one for one in of(watch, name) if one[0] == "blocks.0.attn"]
     assert watch.reasons()["model"]["update_ratio of blocks.0.attn"]
     assert not watch.alerts()
 

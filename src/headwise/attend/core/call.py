@@ -102,6 +102,7 @@ class CallLayer(Protocol):
     site: Site
     ran: KernelsRan
     shares_values: bool
+    armed: bool
 
     def active(self, training: bool) -> Sequence[Any]:
         """Return the methods that act in this mode, in order."""
@@ -141,6 +142,7 @@ class Call:
             or weights.
         packed: the packing of the samples of this call in the host's rows, where a row holds several samples.
         tokens: bool (B, T), True for real tokens of the layer's input, where the host provides it before attention.
+        gates: (B, H, T, 1 or Dv) the sigmoid gates of the output that a method keeps for a watch, or None.
     """
 
     def __init__(
@@ -182,6 +184,7 @@ class Call:
         self.penalties: list[tuple[Tensor, Tensor]] = []
         self.norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self.ahead: Tensor | None = None
+        self.gates: Tensor | None = None
         # Set on a block of queries: the call it belongs to, and the positions of its queries if they are not a slice.
         self.whole: Call | None = None
         self.positions: Tensor | None = None
@@ -214,6 +217,11 @@ class Call:
     def value(self, method: object, name: str) -> Tensor:
         """Return the live field `name` as a 0-d fp32 tensor; changing it never recompiles."""
         return self.layer.state_of(method).value(name)
+
+    @property
+    def observed(self) -> bool:
+        """Return whether a watch reads this call."""
+        return self.layer.armed
 
     def state(self, method: object) -> MethodState:
         """Return the method's own parameters on this site."""

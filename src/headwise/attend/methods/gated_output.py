@@ -87,6 +87,8 @@ class GatedOutput(Method):
     def output(self, o: Tensor, call: Call) -> Tensor:
         self._check_size(o, call)
         parts = [self._of_output(o, call) if name else self._of_input(call) for name in self._beginnings()]
+        if call.observed:
+            call.gates = torch.sigmoid(sum(parts[1:], parts[0]).detach())
         return gated(o, parts[0], parts[1] if len(parts) > 1 else None, factor_of(self.start))
 
     def _check_size(self, o: Tensor, call: Call) -> None:

@@ -9,7 +9,7 @@ import torch
 from headwise.files.tensor_files import explained
 from headwise.health.auditing.checkpoint import Batch, Checkpoint
 from headwise.health.health_records import Alert, Record
-from headwise.health.statistics import STATISTICS
+from headwise.health.statistics import usual
 from headwise.health.watching.alerts import Judge
 from headwise.health.watching.figures import Figures
 from headwise.health.watching.places import Places
@@ -32,9 +32,9 @@ def read_activations(
     batches = maker.of(text, images)
     hint = ". It has a part for texts and one for images: pass text= and images=" if maker.joint else ""
     model = checkpoint.whole()
-    weights = Weights(list(STATISTICS))
+    weights = Weights(usual())
     # Read the calls of a model in eval mode, not those of a training.
-    recorder = Recorder(list(STATISTICS), None, weights, training=False)
+    recorder = Recorder(usual(), None, weights, training=False)
     places = Places(model, None)
     observers: list[SiteObserver] = []
     try:

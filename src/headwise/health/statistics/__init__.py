@@ -5,6 +5,7 @@ import sys
 import torch
 
 from headwise.files.entry_points import entry_points, load
+from headwise.health.statistics.branch_writes import AttentionWrite, MLPWrite
 from headwise.health.statistics.entropy import (
     AttentionEntropy,
     EntropyFloorCentred,
@@ -13,9 +14,12 @@ from headwise.health.statistics.entropy import (
     LowestEntropy,
 )
 from headwise.health.statistics.later_keys import LaterKeys
-from headwise.health.statistics.logits import LogitBound, MaxLogit
+from headwise.health.statistics.learned_sinks import SinkClosed, SinkOpen, SinkWeight
+from headwise.health.statistics.log_sum_exp import LargestLogSumExp, LogSumExp
+from headwise.health.statistics.logits import LogitBound, MaxLogit, MinLogit
 from headwise.health.statistics.mass import AttentionDistance, ImageToTextMass, PeakedRows, SinkMass, TextToImageMass
 from headwise.health.statistics.norms import KeyNorm, OutputNorm, QueryNorm, ValueNorm
+from headwise.health.statistics.output_gates import GateClosed, GateMean, GateOpen
 from headwise.health.statistics.reading import Queries, Reading, SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.similarity import (
@@ -33,6 +37,7 @@ from headwise.health.statistics.similarity import (
 from headwise.health.statistics.smoothing import GradientCosine, NonlocalFunctional
 from headwise.health.statistics.statistic import STATISTICS, Statistic
 from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.top_keys import TopKeyDistance, TopKeyShare
 
 STATISTICS |= {
     kind.name: kind
@@ -66,6 +71,19 @@ STATISTICS |= {
         LaterKeys,
         TextToImageMass,
         ImageToTextMass,
+        LogSumExp,
+        LargestLogSumExp,
+        MinLogit,
+        TopKeyDistance,
+        TopKeyShare,
+        SinkWeight,
+        SinkClosed,
+        SinkOpen,
+        GateMean,
+        GateClosed,
+        GateOpen,
+        AttentionWrite,
+        MLPWrite,
     )
 }
 # Statistics of installed packages, loaded after the names that they import from here. A module that is being imported
@@ -76,7 +94,23 @@ STATISTICS |= {
     if point.module not in sys.modules
 }
 
-__all__ = ["STATISTICS", "Queries", "Reading", "RowFigures", "SiteFacts", "Statistic", "Tally", "read", "reasons"]
+__all__ = [
+    "STATISTICS",
+    "Queries",
+    "Reading",
+    "RowFigures",
+    "SiteFacts",
+    "Statistic",
+    "Tally",
+    "read",
+    "reasons",
+    "usual",
+]
+
+
+def usual() -> list[str]:
+    """Return the names of the statistics that are read where none are named."""
+    return [name for name, kind in STATISTICS.items() if kind.usual]
 
 
 def reasons(facts: SiteFacts, names: list[str] | None = None) -> dict[str, str]:

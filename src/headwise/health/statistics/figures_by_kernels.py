@@ -11,7 +11,7 @@ from headwise.numerics.kernels import kernels_run_on
 OF_ROWS = ("top", "entropy", "peak", "distance", "centred", "on_text", "roughness", "lse", "descent")
 OF_PAIRS = ("likeness", "crossing")
 # The figures that the kernels compute.
-FIGURES = frozenset({*OF_ROWS, "columns", *OF_PAIRS} - {"lse"})
+FIGURES = frozenset({*OF_ROWS, "columns", *OF_PAIRS})
 # The largest number of heads of both layers whose products a kernel computes.
 LARGEST_HEADS = 64
 LARGEST_SIZE = 256

@@ -1,4 +1,4 @@
-"""Logits of attention: the largest one, and a bound that needs no matrix."""
+"""Logits of attention: the largest and the smallest one, and a bound that needs no matrix."""
 
 import torch
 
@@ -22,6 +22,25 @@ class MaxLogit(Statistic):
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.extremum(rows.top, "max")
+
+
+class MinLogit(Statistic):
+    """Finds the smallest logit that enters the softmax: scaled, soft-capped, with its bias, over allowed keys.
+
+    Beside `max_logit`, it shows whether logits grow apart or only drift, as `log_sum_exp` shows
+    otherwise. A key with an additive mask above -9,000 counts as allowed. On a sample of the queries it is an upper
+    bound, and its record is marked `sampled`. Read only if it is named: it needs another pass over the logits.
+    """
+
+    name = "min_logit"
+    unit = "nats"
+    reduction = "minimum over real queries and allowed keys"
+    needs = ("lowest",)
+    worse = "low"
+    usual = False
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return rows.extremum(rows.lowest, "min")
 
 
 class LogitBound(Statistic):

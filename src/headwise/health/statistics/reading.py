@@ -1,7 +1,7 @@
 """Readings: the queries, keys, values and masks of one pass of a site, from which statistics are computed."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -33,6 +33,10 @@ class SiteFacts(NamedTuple):
     product_norm: bool = False
     product_obstacle: str | None = None
     text: bool = False
+    gate: bool = False
+    attention_write: bool = False
+    mlp_write: bool = False
+    write_obstacles: Mapping[str, str] = {}
 
 
 class LogitBlock(NamedTuple):
@@ -49,7 +53,10 @@ class LogitBlock(NamedTuple):
     positions: Tensor
 
 
-TENSORS = ("q", "k", "v", "mask", "sinks", "hidden", "stream", "final", "output", "real_queries", "product_norm")
+TENSORS = (
+    "q", "k", "v", "mask", "sinks", "hidden", "stream", "final", "output", "gate", "attention_write", "mlp_write",
+    "real_queries", "product_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,9 @@ class Reading:
         final: (B,T,C) the residual stream after the last block.
         stream_obstacle: the reason why `stream` or `final` is missing.
         output: (B,H,T,dv) the output per head before the output projection.
+        gate: (B,H,T,1|dv) the gates of that output, from 0 to 1.
+        attention_write, mlp_write: (B,T,C) what attention and the MLP of the block add to the residual stream.
+        write_obstacles: the reasons why these are missing, by name.
         real_queries: (B,T) False on padding.
         self_attention: whether queries and keys are the same tokens.
         windowed: whether each batch entry is a window of a sample.
@@ -92,6 +102,10 @@ class Reading:
     final: Tensor | None = None
     stream_obstacle: str | None = None
     output: Tensor | None = None
+    gate: Tensor | None = None
+    attention_write: Tensor | None = None
+    mlp_write: Tensor | None = None
+    write_obstacles: Mapping[str, str] = field(default_factory=dict)
     real_queries: Tensor | None = None
     self_attention: bool = True
     windowed: bool = False
@@ -198,6 +212,10 @@ class Reading:
             product_norm=self.product_norm is not None,
             product_obstacle=self.product_obstacle or (None if self.edit is None else "a method edits the logits"),
             text=self.text is not None,
+            gate=self.gate is not None,
+            attention_write=self.attention_write is not None and self.stream is not None,
+            mlp_write=self.mlp_write is not None and self.stream is not None,
+            write_obstacles=self.write_obstacles,
         )
 
     def allowed(self, samples: slice, positions: Tensor, rows: slice | None = None) -> Tensor | None:

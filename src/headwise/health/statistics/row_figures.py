@@ -6,7 +6,7 @@ For statistics, without gradients; `attention/row_statistics.py` computes fewer 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -20,6 +20,15 @@ from headwise.numerics.precision import magnitude
 
 # Weights (b,H,r,w), and the logarithm of their unit (b,H,1,1), None for 1.
 Map = tuple[Tensor, Tensor | None]
+
+
+# Figures of a row that only one of a block's methods computes.
+OF_LOGITS: dict[str, Callable[[SoftmaxBlock], Tensor]] = {
+    "lse": SoftmaxBlock.log_sum_exp,
+    "lowest": SoftmaxBlock.lowest,
+    "top_key": SoftmaxBlock.top_key,
+    "on_sink": SoftmaxBlock.on_sink,
+}
 
 
 class MapCosines:
@@ -97,6 +106,10 @@ class RowFigures:
         descent: cosine of Σ_j A_ij (v_i − v_j) with the same under a symmetric kernel, of each row.
         centred: norm of each row's logits about their mean.
         on_text: weight of each row on the keys of a text.
+        on_sink: weight of each row on its learned sink.
+        lse: log-sum-exp of each row, with its learned sink.
+        lowest: smallest logit of each row.
+        top_key: position of the key with the largest logit of each row.
         columns: mean weight of each key.
         likeness: cosines of the maps of two heads.
         crossing: cosines of the maps with those of the layer before.
@@ -171,8 +184,12 @@ class RowFigures:
     def _prepare(self, size: int, logits: Logits) -> None:
         reading = self.reading
         shapes = dict.fromkeys(
-            ("top", "entropy", "peak", "distance", "roughness", "descent", "centred", "on_text"), (size,)
-        )
+            (
+                "top", "entropy", "peak", "distance", "roughness", "descent", "centred", "on_text", "on_sink", "lse",
+                "lowest", "top_key",
+            ),
+            (size,),
+        )  # fmt: skip
         shapes |= {"columns": (reading.keys,)}
         others = {"likeness": reading.heads, "crossing": 0 if self.previous is None else self.previous.heads}
         self._products = {name: MapCosines(reading, others[name], self.dtype) for name in self.needs & set(others)}
@@ -222,6 +239,9 @@ class RowFigures:
             figures["top"][part] = block.top
         if "peak" in needs:
             figures["peak"][part] = block.peak()
+        for name, read in OF_LOGITS.items():
+            if name in needs:
+                figures[name][part] = read(block).to(self.dtype)
         if "centred" in needs:
             counts = self.queries.counts
             counts = (counts if counts.shape[0] == 1 else counts[samples])[..., rows].to(self.dtype).clamp_min(1)

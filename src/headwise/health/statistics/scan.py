@@ -178,6 +178,24 @@ class SoftmaxBlock:
         """Return the largest weight of each row (b,H,r)."""
         return 1 / self.total if self.beyond is None else self.log_peak.exp()
 
+    def log_sum_exp(self) -> Tensor:
+        """Return log Σ_j exp(s_j) of each row (b,H,r), with a learned sink among its columns."""
+        log_total = self.total.log()
+        among_columns = log_total if self.beyond is None else torch.logaddexp(log_total, self.beyond)
+        return self.top + among_columns
+
+    def lowest(self) -> Tensor:
+        """Return the smallest logit of each row among the keys that are not forbidden (b,H,r)."""
+        return self.depth.masked_fill(self.depth <= FAR / 2, -FAR).amin(-1) + self.top
+
+    def top_key(self) -> Tensor:
+        """Return the position of the key with the largest logit of each row (b,H,r), the first of several."""
+        return self.depth.argmax(-1)
+
+    def on_sink(self) -> Tensor:
+        """Return the weight of the learned sink in each row (b,H,r), 0 without one."""
+        return torch.zeros_like(self.top) if self.beyond is None else torch.sigmoid(self.beyond - self.total.log())
+
     def centred(self, counts: Tensor) -> Tensor:
         """Return the norm of each row's logits about their mean over `counts` allowed keys."""
         # Forbidden keys, which hold FAR, are multiplied by 0 before and after the mean is subtracted.

@@ -31,6 +31,9 @@ class Statistic(ABC):
     # Whether "high" or "low" values are a warning sign, or neither; colours and the order "worst first" depend on it.
     worse: ClassVar[str | None] = None
 
+    # Whether it is read where no statistics are named; False for what costs more than it usually tells.
+    usual: ClassVar[bool] = True
+
     def __init_subclass__(cls) -> None:
         # Registered here for an installed package that imports headwise.health.statistics before its own module, which
         # an entry point names, is complete.

@@ -43,6 +43,7 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
         sinks=call.sinks,
         hidden=hidden,
         output=out,
+        gate=call.gates,
         real_queries=real,
         self_attention=not call.is_cross,
         windowed=site.windowed,

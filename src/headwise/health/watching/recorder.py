@@ -18,8 +18,9 @@ from headwise.health.statistics import STATISTICS, Reading, Tally, read, reasons
 from headwise.health.statistics.weights import Grams
 from headwise.health.watching.figures import on_cpu
 from headwise.health.watching.observed import reading_of, real_queries
-from headwise.health.watching.stream import FINAL, NAMES, NOT_LAST, Stream, tokens_of
+from headwise.health.watching.stream import FINAL, NAMES, NOT_LAST, WRITES, Stream, tokens_of
 from headwise.health.watching.weights import FLOOR, NOT_FINITE, Weights
+from headwise.health.watching.writes import Writes
 
 Tallies = dict[int, dict[str, Tally]]
 
@@ -129,6 +130,7 @@ class Recorder:
         self._missing: dict[int, dict[str, str]] = {}
         self._calls: dict[int, int] = {}
         self._leaving: dict[int, tuple[Call, Reading]] = {}
+        self._writing: dict[int, tuple[Call, Reading]] = {}
         self._grams: dict[int, dict[str, Grams]] = {}
         # Whether the weights of each site are finite, 0-d.
         self._finite: dict[int, Tensor] = {}
@@ -141,12 +143,25 @@ class Recorder:
         """Return whether a statistic of the residual stream is requested."""
         return any(name in NAMES for name in self.names)
 
-    def take(self, call: Call, out: Tensor, around: Stream | None = None, stream: Tensor | None = None) -> None:
+    @property
+    def writes(self) -> list[str]:
+        """Return the requested statistics of what the branches write."""
+        return [name for name in WRITES if name in self.names]
+
+    def take(
+        self,
+        call: Call,
+        out: Tensor,
+        around: Stream | None = None,
+        stream: Tensor | None = None,
+        writes: Writes | None = None,
+    ) -> None:
         """Read one call of a site whose per-head output is `out`.
 
         Args:
             around: the reader of the residual stream around the site; None if no statistic needs it.
             stream: the input of the site's block.
+            writes: the reader of what the block's branches write; None if no statistic needs it.
         """
         if in_backward() or call.training != self.training:
             return
@@ -155,6 +170,9 @@ class Recorder:
             product = self.weights.product_norms(call) if FLOOR in self.names else None
             reading = reading_of(call, out, product, self._real_queries(call))
             reading = self._with_stream(call, self._bounded(site, reading), around, stream)
+            if writes is not None:
+                reading = replace(reading, write_obstacles=writes.obstacles)
+                self._writing[site.index] = call, reading
             before = self._layer_before(call, reading)
             draw = self._draw(site)
             self.reasons[site.index] = reasons(reading.facts(before is not None), self.names)
@@ -168,10 +186,26 @@ class Recorder:
         if in_backward() or site.index not in self._leaving:
             return
         call, reading = self._leaving.pop(site.index)
+        tokens, obstacle = tokens_of(call, stream)
+        reading = replace(reading, final=tokens, stream_obstacle=obstacle or None)
+        self._take_later(site, reading, [name for name in FINAL if name in self.names])
+
+    def take_write(self, site: Site, name: str, written: Tensor) -> None:
+        """Read what a branch of the site's block writes, after `take` has read the block's attention."""
+        if in_backward() or site.index not in self._writing:
+            return
+        call, reading = self._writing[site.index]
+        if name == self.writes[-1]:
+            del self._writing[site.index]
+        tokens, obstacle = tokens_of(call, written)
+        obstacles = {**reading.write_obstacles, **({name: obstacle} if obstacle else {})}
+        of_attention, of_mlp = (tokens if name == one else None for one in WRITES)
+        reading = replace(reading, attention_write=of_attention, mlp_write=of_mlp, write_obstacles=obstacles)
+        self._take_later(site, reading, [name])
+
+    def _take_later(self, site: Site, reading: Reading, names: list[str]) -> None:
+        """Read statistics of a call that was read before, and replace the reasons for their absence."""
         with torch.no_grad():
-            tokens, obstacle = tokens_of(call, stream)
-            reading = replace(reading, final=tokens, stream_obstacle=obstacle or None)
-            names = [name for name in FINAL if name in self.names]
             missing = reasons(reading.facts(), names)
             self.reasons[site.index] = {k: v for k, v in self.reasons[site.index].items() if k not in names} | missing
             self._add(site, read(reading, names))
@@ -280,7 +314,7 @@ class Recorder:
     def clear(self) -> None:
         """Discard the step's figures and release all tensors."""
         self.tallies, self.of_weights, self._before, self._real = {}, {}, {}, {}
-        self._calls, self._leaving, self._bounds = {}, {}, {}
+        self._calls, self._leaving, self._writing, self._bounds = {}, {}, {}, {}
         self._grams, self._finite = {}, {}
 
 
@@ -299,6 +333,7 @@ class SiteObserver:
         self.number = next(_numbers)
         _observers[self.number] = self
         self.stream = Stream(place, model, self.left) if recorder.reads_streams else None
+        self.writes = Writes(place, model, recorder.writes, self.wrote) if recorder.writes else None
 
     def __call__(self, call: Call, out: Tensor) -> None:
         """Observe a call; the site calls this after computing its output."""
@@ -322,9 +357,22 @@ class SiteObserver:
         else:
             self.take_left(stream)
 
+    def wrote(self, name: str, written: Tensor) -> None:
+        """Observe what a branch of the block adds to the residual stream."""
+        tokens = self._of_samples(written)
+        assert tokens is not None
+        if torch.compiler.is_compiling():
+            wrote(self.seen, self.number, name, tokens)
+        else:
+            self.take_write(name, tokens)
+
     def take(self, call: Call, out: Tensor, stream: Tensor | None) -> None:
         """Pass a call, its output and the input of its block to the recorder."""
-        self.recorder.take(call, out, self.stream, stream)
+        self.recorder.take(call, out, self.stream, stream, self.writes)
+
+    def take_write(self, name: str, written: Tensor) -> None:
+        """Pass what a branch of the block writes to the recorder."""
+        self.recorder.take_write(self.place.site, name, written)
 
     def take_left(self, stream: Tensor) -> None:
         """Pass the output of the block to the recorder."""
@@ -332,15 +380,16 @@ class SiteObserver:
 
     def remove(self) -> None:
         """Remove the hooks around the site."""
-        if self.stream is not None:
-            self.stream.remove()
+        for hooks in (self.stream, self.writes):
+            if hooks is not None:
+                hooks.remove()
 
 
 def observe(seen: Tensor, number: int, call: Call, out: Tensor, stream: Tensor | None = None) -> None:
     """Record a call in a graph that is being compiled."""
     tensors = [call.q, call.k, call.v, out]
     hidden = call.hidden
-    optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden, stream)]
+    optional = [None if t is None else t.detach() for t in (call.mask, call.sinks, hidden, stream, call.gates)]
     observed(
         seen,
         number,
@@ -367,6 +416,7 @@ def observed(
     sinks: Tensor | None,
     hidden: Tensor | None,
     stream: Tensor | None,
+    gates: Tensor | None,
     causal: bool,
     scale: float,
     softcap: float | None,
@@ -395,6 +445,7 @@ def observed(
         cross=cross,
         text=slice(*text) if text else None,
     )
+    call.gates = gates
     observer.take(call, out, stream)
 
 
@@ -413,5 +464,19 @@ def left(seen: Tensor, number: int, stream: Tensor) -> None:
 
 
 @left.register_fake
+def _(*arguments: object) -> None:
+    return None
+
+
+@torch.library.custom_op("headwise::wrote", mutates_args={"seen"})
+def wrote(seen: Tensor, number: int, name: str, written: Tensor) -> None:
+    """Pass what a branch writes to the observer with this number when the graph runs."""
+    seen.add_(1)
+    observer = _observers.get(number)
+    if observer is not None:
+        observer.take_write(name, written)
+
+
+@wrote.register_fake
 def _(*arguments: object) -> None:
     return None

@@ -11,7 +11,9 @@ from headwise.attend import Call, FittedLayer, Site
 from headwise.attend.core.forward import Entered
 
 FINAL = ("final_cosine", "final_high_frequency")
-NAMES = ("stream_cosine", "stream_high_frequency", "massive_activations", *FINAL)
+# Read together with the stream, by other hooks.
+WRITES = ("attention_write", "mlp_write")
+NAMES = ("stream_cosine", "stream_high_frequency", "massive_activations", *FINAL, *WRITES)
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 NOT_LAST = "it is read after the last block of a stack only: the output of this block is the input of the next"
 CROSS = "the stream of a block is read at its self attention"
@@ -47,12 +49,12 @@ class Stream:
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the input of the block: its first floating-point tensor."""
         if self.place is not None and self.place.armed:
-            self._entered.put(_first((*args, *kwargs.values())))
+            self._entered.put(first_tensor((*args, *kwargs.values())))
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """Pass on the output of the block: its first floating-point tensor."""
         if self.place is not None and self.place.armed:
-            tensor = _first(output if isinstance(output, tuple | list) else (output,))
+            tensor = first_tensor(output if isinstance(output, tuple | list) else (output,))
             if tensor is not None:
                 self._left(tensor.detach())
 
@@ -68,7 +70,8 @@ class Stream:
         self._handles = []
 
 
-def _first(values: Any) -> Tensor | None:
+def first_tensor(values: Any) -> Tensor | None:
+    """Return the first floating-point tensor among values, or None."""
     return next((x for x in values if isinstance(x, Tensor) and x.is_floating_point()), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,9 +52,23 @@ def spectral_entropy(values: Tensor) -> Tensor:
     return -torch.special.xlogy(share, share).sum(-1)
 
 
+def stable_rank(values: Tensor) -> Tensor:
+    """Return Σσ² / σ₁² over the last dimension, with the largest value first: 1 for rank one, r for r equal values.
+
+    It is NaN if all values are zero. Rudelson and Vershynin 2007, arXiv math/0503442.
+    """
+    return (values / values[..., :1]).square().sum(-1)
+
+
 GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY = "gradient_norm", "update_ratio", "update_entropy"
-GRADIENT_SPIKE = "gradient_spike"
-OF_STEP = (GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY, GRADIENT_SPIKE, LOSS_SPIKE)
+GRADIENT_SPIKE, UPDATE_NORM, UPDATE_RANK = "gradient_spike", "update_norm", "update_rank"
+OF_STEP = (GRADIENT_NORM, UPDATE_RATIO, UPDATE_ENTROPY, UPDATE_NORM, UPDATE_RANK, GRADIENT_SPIKE, LOSS_SPIKE)
+# What is read of the singular values (H, r) of each head's change of W_qᵀW_k.
+OF_SPECTRUM: dict[str, Callable[[Tensor], Tensor]] = {
+    UPDATE_ENTROPY: spectral_entropy,
+    UPDATE_NORM: lambda values: values[:, 0],
+    UPDATE_RANK: stable_rank,
+}
 # The site of a figure of the parameters outside all blocks.
 REST = "outside"
 SHARDED = "some of its parameters are sharded over processes, and each process has only a part of them"
@@ -114,7 +128,7 @@ class Updates:
         self._before: list[list[Tensor]] = []
         self._factors: dict[Site, tuple[Tensor, Tensor]] = {}
         self._ratios: dict[str, Tensor] = {}
-        self._entropies: dict[Site, Tensor] = {}
+        self._of_heads: list[tuple[Site, str, Tensor]] = []
         self._each: list[Tensor] = []
         self._spikes = Spikes()
 
@@ -123,17 +137,24 @@ class Updates:
         """Return whether gradients are read at every step."""
         return GRADIENT_SPIKE in self.names
 
+    @property
+    def _spectral(self) -> list[str]:
+        return [name for name in OF_SPECTRUM if name in self.names]
+
+    def _not_read(self, site: Site, reason: str) -> None:
+        self.missing |= {f"{name} of {site.name}": reason for name in self._spectral}
+
     def _query_key_blocks(self, model: nn.Module, sites: list[Site]) -> list[Site]:
         blocks = []
-        for site in sites if UPDATE_ENTROPY in self.names else ():
+        for site in sites if self._spectral else ():
             try:
                 with still(model):
-                    q, k = projections_of(site).need("qk", "update_entropy", of="patches")
+                    q, k = projections_of(site).need("qk", self._spectral[0], of="patches")
                 if q.width != k.width:
                     raise ProjectionError("queries and keys are projections of tokens of different widths")
                 blocks.append(site)
             except (ProjectionError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                self.missing[f"{UPDATE_ENTROPY} of {site.name}"] = str(error).splitlines()[0]
+                self._not_read(site, str(error).splitlines()[0])
         return blocks
 
     @torch.no_grad()
@@ -159,7 +180,7 @@ class Updates:
                 try:
                     self._factors[site] = self._query_key(site)
                 except ProjectionError as error:
-                    self.missing[f"{UPDATE_ENTROPY} of {site.name}"] = str(error)
+                    self._not_read(site, str(error))
 
     def _gradient_norm(self, group: Group, optimizer: Optimizer) -> Tensor | None:
         if group.sharded():
@@ -184,7 +205,7 @@ class Updates:
     @torch.no_grad()
     def waiting(self) -> list[Tensor]:
         """Return the values of the step that was read, on their devices, and release the copied parameters."""
-        self._entropies = {site: self._entropy(site, *factors) for site, factors in self._factors.items()}
+        self._of_heads = [found for site, factors in self._factors.items() for found in self._spectrum(site, *factors)]
         self._ratios = {}
         for group, before in zip(self._groups, self._before, strict=False):
             if not before:
@@ -194,7 +215,8 @@ class Updates:
             size = _norm(before)
             self._ratios[group.name] = torch.where(size == 0, NOTHING, _norm(moved) / size)
         self._before, self._factors = [], {}
-        return [*self._norms.values(), *self._ratios.values(), *self._entropies.values(), *self._each]
+        of_heads = (values for _, _, values in self._of_heads)
+        return [*self._norms.values(), *self._ratios.values(), *of_heads, *self._each]
 
     def take(self, step: int, numbers: Iterator[Tensor]) -> list[Figures]:
         """Return the figures of the step that was read.
@@ -208,16 +230,18 @@ class Updates:
             for statistic, by_group in ((GRADIENT_NORM, self._norms), (UPDATE_RATIO, self._ratios))
             for name in by_group
         ]
-        for site in self._entropies:
-            figures.append(_figure(site.name, site.depth, step, UPDATE_ENTROPY, next(numbers), "head"))
-        self._norms, self._ratios, self._entropies = {}, {}, {}
+        for site, name, _ in self._of_heads:
+            figures.append(_figure(site.name, site.depth, step, name, next(numbers), "head"))
+        self._norms, self._ratios, self._of_heads = {}, {}, []
         complete = [figure for figure in figures if len(figure.missing) < len(figure.values)]
         self.missing |= {f"{figure.statistic} of {figure.site}": STILL for figure in figures if figure not in complete}
         return [*complete, *self._largest_spike(step, [float(next(numbers)) for _ in self._each])]
 
-    def _entropy(self, site: Site, q: Tensor, k: Tensor) -> Tensor:
+    def _spectrum(self, site: Site, q: Tensor, k: Tensor) -> list[tuple[Site, str, Tensor]]:
+        """Return the figures (H,) of the change of each head's W_qᵀW_k, by name."""
         values = update_spectrum(q, k, *self._query_key(site))
-        return torch.where(values.sum(-1) == 0, NOTHING, spectral_entropy(values))
+        still_stands = values.sum(-1) == 0
+        return [(site, name, torch.where(still_stands, NOTHING, OF_SPECTRUM[name](values))) for name in self._spectral]
 
     def _largest_spike(self, step: int, norms: list[float]) -> list[Figures]:
         """Return the largest deviation of the gradient norms of all steps since the last reading."""

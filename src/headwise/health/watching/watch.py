@@ -25,6 +25,7 @@ from headwise.health.health_records import Alert, Line, Record, figures_among
 from headwise.health.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge
 from headwise.health.watching.cadence import MOVED, NEAR, Cadence
 from headwise.health.watching.diagnosis import Diagnosis, Incidents, told
+from headwise.health.watching.drift import Drift
 from headwise.health.watching.figures import Figures
 from headwise.health.watching.logs import Careful, logs_of
 from headwise.health.watching.losses import LOSS_SPIKE, NO_LOSS, Losses
@@ -73,12 +74,16 @@ def watch(
         rows: the number of queries to read of each sequence; None reads all. Means of a sample are unbiased and have a
             95 % interval; extrema and ratios are marked `sampled`.
         where: which sites to read, as in `regularize`.
-        statistics: names of statistics; None for all statistics of activations and weights. The following are read only
-            if they are named. `matrix_norm` is the spectral norm of every matrix of the model. `gradient_norm` and
-            `update_ratio` (‖ΔW‖/‖W‖ of a step) are read for each attention layer, for the rest of each block and for
-            the parameters outside all blocks. `update_entropy` is the spectral entropy of the change of each head's
-            W_qᵀW_k in a step. `gradient_spike` and `loss_spike` are the largest deviation of a step since the last
-            reading from the steps before it (a thousand steps; fifty for the loss), in their standard deviations.
+        statistics: names of statistics; None for the usual ones of activations and weights. The following are read only
+            if they are named. `min_logit`, `top_key_distance` and `top_key_share` need another pass over the logits,
+            `attention_write` and `mlp_write` hooks where the branches end. `log_sum_exp_drift`, `sink_mass_growth`,
+            `sink_weight_growth` and `gate_mean_growth` are changes since the first reading of a head. `matrix_norm` is
+            the spectral norm of every matrix of the model. `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖ of a step) are
+            read for each attention layer, for the rest of each block and for the parameters outside all blocks.
+            `update_entropy`, `update_norm` and `update_rank` are the spectral entropy, spectral norm and stable rank
+            of the change of each head's W_qᵀW_k in a step. `gradient_spike` and `loss_spike` are the largest deviation
+            of a step since the last reading from the steps before it (a thousand steps; fifty for the loss), in their
+            standard deviations.
         thresholds: the limits of the alerts.
         closer: the number of steps between readings once a cheap signal has moved, for `every` steps at a time and at
             most half of the training; None for none. Such signals are a loss or `gradient_norm` passed to `step()`
@@ -188,7 +193,7 @@ class Watch:
         for layer in self._places.sites:
             layer.observer = SiteObserver(layer, self._recorder, self._places.model)
             self._observers.append(layer.observer)
-        self._whole = WholeModel(self._places, names, loss)
+        self._whole, self._drift = WholeModel(self._places, names, loss), Drift(names)
         self._forgotten = OptimizerSteps(self._places.model, self._warn_forgotten)
         self._forgotten.listen()
         self._arm()
@@ -285,7 +290,9 @@ class Watch:
         is_a("step", step, int, "a whole number")
         is_a("known", known, Iterable, "records")
         for _, records in groupby(figures_among(known), key=lambda record: record["step"]):
-            self._judge.alerts(records)
+            known_here = list(records)
+            self._judge.alerts(known_here)
+            self._drift.know(known_here)
         self._recorder.clear()
         self._losses, self._gradients = Losses(), Losses(with_waves=False)
         self._cadence.begin()
@@ -318,7 +325,7 @@ class Watch:
             for name, values in recorder.of_weights.get(site.index, {}).items():
                 figures.append(Figures.of_weights(site, self.steps, name, values, recorder.heads[site.index]))
         recorder.clear()
-        figures += of_model
+        figures += [*self._drift.of(figures), *of_model]
         records = [record for figure in figures for record in figure.records()]
         self._largest = max((record["value"] for record in records if record["statistic"] == "max_logit"), default=0.0)
         alerts = self._judge.alerts(records)

@@ -16,7 +16,7 @@ from headwise.attend.projections.leaves import Leaf, leaves, still
 from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution
 from headwise.files.errors import suggest
-from headwise.health.statistics import STATISTICS, lanczos
+from headwise.health.statistics import STATISTICS, lanczos, usual
 from headwise.health.statistics.entropy import largest_eigenvalue
 from headwise.health.statistics.squarings import largest_product
 from headwise.health.statistics.weights import (
@@ -126,7 +126,8 @@ def spectral_norms(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[str]:
-    """Return the names without duplicates after checking them; for None, all statistics of activations and weights.
+    """Return the names without duplicates after checking them; for None, the usual statistics of activations and those
+    of weights.
 
     Args:
         names: names of statistics.
@@ -135,12 +136,11 @@ def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[s
     Raises:
         ValueError: if a name is unknown, with the nearest known one.
     """
-    usual = [*STATISTICS, *WEIGHT_NAMES]
-    known = [*usual, *beside]
+    known = [*STATISTICS, *WEIGHT_NAMES, *beside]
     for name in names or ():
         if name not in known:
             raise ValueError(f"There is no statistic {name!r}.{suggest(name, known)} Statistics: {', '.join(known)}.")
-    return usual if names is None else list(dict.fromkeys(names))
+    return [*usual(), *WEIGHT_NAMES] if names is None else list(dict.fromkeys(names))
 
 
 # The depth of modules outside all blocks, such as a patch embedding or a head.

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from headwise.attend import FittedLayer, OptimizerSteps, Regularized
 from headwise.health.statistics.sharpness import Underway, sharpness_underway
+from headwise.health.watching.drift import DRIFTS, with_bases
 from headwise.health.watching.figures import Figures
 from headwise.health.watching.places import Places
 from headwise.health.watching.updates import OF_STEP, Updates
@@ -33,7 +34,7 @@ def names_with(statistics: list[str] | None, loss: Loss | None) -> list[str]:
     Raises:
         ValueError: if a name is unknown, if a statistic needs a loss and there is none, or if none uses the loss.
     """
-    names = known_names(statistics, OF_MODEL)
+    names = with_bases(known_names(statistics, (*OF_MODEL, *DRIFTS)))
     if statistics is None:
         return [*names, *OF_LOSS] if loss is not None else names
     of_loss = [name for name in names if name in OF_LOSS]

@@ -326,12 +326,19 @@ def last_before_sum(site: Site) -> nn.Module | None:
     Raises:
         ProjectionError: if it is a function call or cannot be determined, so that no hook can be placed after it.
     """
-    model, start = site.model, site.module
+    start = site.module
     if site.host != "torch":
         start = projections.output(site, "what acts on the branch").module
-    name = next((n for n, m in model.named_modules() if m is start), "") if model is not None else ""
-    if model is None:
-        return None
+    return None if site.model is None else last_after(site.model, start)
+
+
+def last_after(model: nn.Module, start: nn.Module) -> nn.Module | None:
+    """Return the last dropout or norm between the result of a module and the residual, or None if there is none.
+
+    Raises:
+        ProjectionError: if it is a function call or cannot be determined, so that no hook can be placed after it.
+    """
+    name = next((n for n, m in model.named_modules() if m is start), "")
     way = Way()
     try:
         # From the inside out: a result that a module returns unchanged may meet a dropout or norm in its parent.
