@@ -6,15 +6,17 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from grids import part_of_grid
-from small_studies import all_numbers, carry, numbers, orders, tiny_study
+from small_studies import Silent, all_numbers, carry, numbers, orders, tiny_study
 
 from headwise.lab.training.checkpoint import PREVIOUS, RunCheckpoint, load_checkpoint, save_checkpoint
 from headwise.lab.training.execution import execute
@@ -310,3 +312,31 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 def test_json_holds_no_nan_and_lines_are_whole(tmp_path):
     durable.append_lines(tmp_path / "x.jsonl", [{"loss": float("nan"), "list": [float("inf"), 1.5]}])
     assert json.loads((tmp_path / "x.jsonl").read_text()) == {"loss": None, "list": [None, 1.5]}
+
+
+def test_a_study_continues_from_what_git_keeps_of_its_folder(tmp_path):
+    root = Path(__file__).parents[2]
+    first = tmp_path / "first"
+    carry(tiny_study(seeds=2), first)
+    journal = Path("docs/results/blog-cifar10/journal")
+    inside = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
+    asked = "\n".join(str(journal / path) for path in inside)
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    ignored = subprocess.run(command, cwd=root, input=asked, capture_output=True, text=True).stdout.splitlines()
+    kept = [path for path in inside if str(journal / path) not in ignored]
+    assert {path.name for path in kept} == {
+        ".headwise",
+        "study.json",
+        "config.json",
+        "metrics.jsonl",
+        "result.json",
+        "times.json",
+    }
+    for path in kept:
+        (tmp_path / "second" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(first / path, tmp_path / "second" / path)
+    listener = Silent()
+    carry(tiny_study(seeds=3), tmp_path / "second", listener=listener)
+    # two of three runs are finished
+    assert listener.plans[0] == (3, 2) and len(listener.ends) == 1
+    assert all_numbers(first).items() <= all_numbers(tmp_path / "second").items()

@@ -17,11 +17,11 @@ from headwise_papers.tasks.blog_claims import (
     level,
     results,
 )
-from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
+from headwise_papers.tasks.blog_images import NOTES, BlogImages, more_images, scales
 
 # margin in nats: 5 % of the plain model's test loss
 SIMILAR = 0.18
-SCALES = scales(epochs=24)
+SCALES = scales(epochs=24) | more_images()
 
 STUDY = Study(
     name="blog-cifar10",

@@ -18,11 +18,11 @@ from headwise_papers.tasks.blog_claims import (
     level,
     results,
 )
-from headwise_papers.tasks.blog_images import NOTES, BlogImages, scales
+from headwise_papers.tasks.blog_images import NOTES, BlogImages, more_images, scales
 
 # margin in nats: 5 % of the plain model's test loss in the search
 SIMILAR = 0.23
-SCALES = scales(epochs=30)
+SCALES = scales(epochs=30) | more_images()
 
 STUDY = Study(
     name="blog-cifar100",

@@ -54,6 +54,15 @@ SMALL: dict[str, Any] = PAPER | {
     "mlp_dim": 128,
     "curve": False,
 }
+# the size of `blog-sizes` at its largest number of images, at which the plain model memorises 10,000
+MEDIUM: dict[str, Any] = SMALL | {
+    "epochs": 25,
+    "learning_rate": 1e-3,
+    "dim": 96,
+    "depth": 3,
+    "mlp_dim": 96,
+    "train_size": 10_000,
+}
 NOTES = (
     "Train accuracy and loss are measured in evaluation mode, without methods; 'train with methods' measures them "
     "while the methods act, as in the blog's curves of training.",
@@ -103,3 +112,8 @@ def in_training_mode(model: nn.Module, inputs: Any) -> Any:
 def scales(**small: Any) -> dict[str, Scale]:
     """Return both scales; `small` changes settings of the small one."""
     return {"small": Scale(settings=SMALL | small, seeds=10), "paper": Scale(settings=PAPER, seeds=10)}
+
+
+def more_images() -> dict[str, Scale]:
+    """Return the scale between them, of 10,000 images; six seeds are the fewest that can decide."""
+    return {"medium": Scale(settings=MEDIUM, seeds=6)}
