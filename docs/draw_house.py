@@ -78,9 +78,9 @@ WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
 # number goes down.
 PAST = {
-    ("health", "attend"): (41, "readings of weights, places walk over layers, hooks where branches end"),
+    ("health", "attend"): (40, "readings of weights, places walk over layers, hooks where branches end"),
     ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
-    ("lab", "attend"): (15, "schedules in arms, captured steps, optimizers of a recipe"),
+    ("lab", "attend"): (14, "schedules in arms, captured steps, optimizers of a recipe"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
     ("lab", "verdict"): (214, "records, digests and durable files: what both write and read"),
     ("headwise", "attend"): (8, "the checks of a method look at its stages; Lightning and axolotl"),

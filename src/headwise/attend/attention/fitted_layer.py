@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.computation import attention
+from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, shapes_seen
 from headwise.attend.core import shared_state
 from headwise.attend.core.acting import Acting
 from headwise.attend.core.call import Call, KernelsRan
@@ -23,7 +24,7 @@ from headwise.attend.core.random_draws import mix
 from headwise.attend.core.recompute import Pass
 from headwise.attend.core.shared_state import SharedState
 from headwise.attend.core.site import Site
-from headwise.attend.projections.sharded import CONTEXT_PARALLEL, heads_split, tokens_split
+from headwise.attend.projections.sharded import CONTEXT_PARALLEL, tokens_split
 from headwise.numerics.kernels import capturing
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -172,26 +173,64 @@ class FittedLayer:
         self._record_forward(training)
         if q.numel() == 0 or k.numel() == 0:
             return self._of_nothing(q, v, original, training)
+        self._learn(q, k, v, hidden, packed, settings)
+        acting = self._acting_now(training)
+        edited = bool(acting.in_call) or self.gate is not None
+        if not edited and not self.shares_values and not self.armed:
+            return original()
+        call = self._call(q, k, v, hidden, kernel, packed, training, settings)
+        if self.shares_values:
+            shared_state.share(self.shared.forward, call)
+        # What methods and watches see is unpacked; what the host gave and gets back is packed.
+        out, weights = attention(call, acting, need_weights=need_weights) if edited else original()
+        if edited:
+            out = out if self.gate is None else self.gate(out)
+            if call.penalties or call.norms:
+                out = self.shared.penalties.record(call, out)
+        if self.armed and self.observer is not None:
+            self.observer(call, out if edited or packed is None else packed.unpack_heads(out))
+        if packed is None or not edited:
+            return out, weights
+        return packed.pack_heads(out), None if weights is None else packed.pack_matrix(weights)
+
+    def _learn(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, packed: Packed | None, settings: dict[str, Any]
+    ) -> None:
+        """Keep what only a call shows, for the site, for a captured step and for `leave`; refuse what does not fit."""
         if not torch.compiler.is_compiling():
             if not self.seen:
-                self.seen = _shapes(self.site, q, k, v, hidden)
+                self.seen = shapes_seen(self.site, q, k, v, hidden)
             if q.is_cuda:
                 self._before_capture(q.device)
-        self._check_heads(q)
+        check_heads(self.site, self.methods, q, self.shared.bare, self.armed)
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
             self.called.put((*sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
-            self._learn_causal()
+            learn_causal(self.site, self.methods)
+
+    def _acting_now(self, training: bool) -> Acting:
+        """Return the methods that act in this mode, without those whose strength has faded to 0."""
         acting = self._acting[training]
         # Compiled graphs cannot read the value of a strength.
-        if acting.fading and not torch.compiler.is_compiling():
-            faded = [m for m in acting.fading if float(self.state_of(m).value("strength")) == 0.0]
-            acting = acting.without(faded) if faded else acting
-        active = acting.in_call
-        if not active and self.gate is None and not self.shares_values and not self.armed:
-            return original()
+        if not acting.fading or torch.compiler.is_compiling():
+            return acting
+        faded = [m for m in acting.fading if float(self.state_of(m).value("strength")) == 0.0]
+        return acting.without(faded) if faded else acting
+
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hidden: Tensor | None,
+        kernel: Kernel | None,
+        packed: Packed | None,
+        training: bool,
+        settings: dict[str, Any],
+    ) -> Call:
+        """Return the call that methods and watches see: of whole samples, with keys and values for each query head."""
         if packed is not None:
             q, k, v = packed.unpack_heads(q), packed.unpack_heads(k), packed.unpack_heads(v)
         own = k, v
@@ -200,38 +239,14 @@ class FittedLayer:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         if not torch.compiler.is_compiling() and tokens_split(q):
-            names = " + ".join(map(repr, active)) or "a watch"
+            names = " + ".join(map(repr, self._acting[training].in_call)) or "a watch"
             raise RuntimeError(f"{self.site.name} cannot be reached by {names}: {CONTEXT_PARALLEL}")
         if kernel is not None:
             kernel = _on_samples(kernel, packed, own, (k, v))
-        call = Call(
-            self,
-            q,
-            k,
-            v,
-            training=training,
-            hidden=hidden,
-            kernel=kernel,
-            packed=packed,
-            tokens=None if hidden is None else self._real(hidden, packed),
-            **settings,
+        tokens = None if hidden is None else self._real(hidden, packed)
+        return Call(
+            self, q, k, v, training=training, hidden=hidden, kernel=kernel, packed=packed, tokens=tokens, **settings
         )
-        if self.shares_values:
-            shared_state.share(self.shared.forward, call)
-        if active or self.gate is not None:
-            out, weights = attention(call, acting, need_weights=need_weights)
-            out = out if self.gate is None else self.gate(out)
-            if call.penalties or call.norms:
-                out = self.shared.penalties.record(call, out)
-            if self.armed and self.observer is not None:
-                self.observer(call, out)
-            if packed is None:
-                return out, weights
-            return packed.pack_heads(out), None if weights is None else packed.pack_matrix(weights)
-        out, weights = original()
-        if self.armed and self.observer is not None:
-            self.observer(call, out if packed is None else packed.unpack_heads(out))
-        return out, weights
 
     def _of_nothing(
         self, q: Tensor, v: Tensor, original: Callable[[], tuple[Tensor, Tensor | None]], training: bool
@@ -382,44 +397,6 @@ class FittedLayer:
             f"{samples} samples of the batch; call the whole model, not a part of it, or leave the site out with where="
         )
 
-    def _check_heads(self, q: Tensor) -> None:
-        """Raise RuntimeError if a call does not have the expected number of heads."""
-        site = self.site
-        if site.heads is None and q.shape[1] == 1:
-            self._check_one_head()
-        if site.heads is None or q.shape[1] == site.heads or (self.shared.bare and not self.armed):
-            return
-        if reason := heads_split(site.module, site.model):
-            raise RuntimeError(f"{site.name} is called with {q.shape[1]} of its {site.heads} heads: {reason}")
-        if not self.shared.bare:
-            raise RuntimeError(
-                f"{site.name} was taken to have {site.heads} heads, but its attention was called with q of shape "
-                f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read from a real call"
-            )
-
-    def _check_one_head(self) -> None:
-        """Raise RuntimeError if a layer turns out to have one head and a method does not apply to it."""
-        self.site.heads = 1
-        reasons = [(method, method.refuse(self.site)) for method in self.methods]
-        self.site.heads = None
-        for method, reason in reasons:
-            if reason is not None:
-                raise RuntimeError(
-                    f"{self.site.name} turned out to have one head: {method!r} {reason}; pass example=batch to "
-                    "regularize(), which leaves such layers out, or leave it out with where="
-                )
-
-    def _learn_causal(self) -> None:
-        """Record that the layer is causal, and raise RuntimeError if a method does not apply to causal layers."""
-        self.site.causal = True
-        for method in self.methods:
-            reason = method.refuse(self.site)
-            if reason is not None:
-                self.site.causal = None
-                raise RuntimeError(
-                    f"{self.site.name} turned out to be causal: {method!r} {reason}; leave it out with where="
-                )
-
     def running(self) -> Running:
         """Return the running forward of the whole model, or the last one."""
         return self.shared.forward.now()
@@ -494,20 +471,6 @@ def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
         salt = mix(name, before) >> 1
         states.append(MethodState(site.module, f"{name}_{before + 1}" if before else name, seed, salt, strengths))
     return states
-
-
-def _shapes(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> dict[str, Any]:
-    """Return the fields of the site that follow from a call's q (B, H, T, D), k (B, Hk, N, D), v (B, Hk, N, Dv) and
-    hidden (B, T, C)."""
-    seen: dict[str, Any] = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3]}
-    # A layer may repeat grouped keys itself: what its weights tell is the same in every call.
-    if site.kv_heads is None or k.shape[1] % site.kv_heads:
-        seen["kv_heads"] = k.shape[1]
-    if q.shape[2] != k.shape[2] and not site.is_cross:
-        seen["pooled"] = True
-    if hidden is not None:
-        seen["hidden"] = hidden.shape[-1]
-    return seen
 
 
 def live_layers() -> list[FittedLayer]:

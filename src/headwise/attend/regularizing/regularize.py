@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +14,10 @@ from headwise.attend.regularizing.adapter_files import keep_with_adapters
 from headwise.attend.regularizing.handle import Regularized
 from headwise.attend.regularizing.plan import Plan, Where, by_text, plan
 from headwise.borders import COMPILED_INSIDE, is_compiled, own_modules
-from headwise.files.arguments import is_a
+from headwise.files.arguments import is_a, suggesting
 
 
+@suggesting
 def regularize(
     model: nn.Module,
     *methods: Method,
@@ -27,7 +27,6 @@ def regularize(
     allow_none: bool = False,
     attention: str | None = None,
     draws: str = "counter",
-    **unknown: Never,
 ) -> Regularized:
     """Fit methods onto the attention layers of a model, in place, and return the handle.
 
@@ -49,7 +48,6 @@ def regularize(
             method that draws takes one number from torch's generator on the CPU, so that a batch that runs again with
             the random state restored repeats its draws, as with dropout: under GradCache, the cached losses of
             sentence-transformers, reentrant checkpointing. Dropout on the CPU and the order of data change too.
-        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
         ValueError: if a requested site cannot be reached, a method applies nowhere, or names or settings are wrong.
@@ -65,8 +63,6 @@ def regularize(
         Regularized(DropHead(p=0.2) + EntropyPenalty(strength=0.01), 2 sites)
         >>> loss = model(torch.randn(4, 8, 16)).square().mean() + handle.loss()
     """
-    if unknown:
-        raise TypeError(no_argument(next(iter(unknown))))
     is_a("seed", seed, int, "a whole number")
     is_a("allow_none", allow_none, bool, "True or False")
     if draws not in DRAWS:
@@ -88,36 +84,6 @@ def regularize(
     for candidate in decisions.found:
         candidate.site.example = None
     return fitted
-
-
-# names that other libraries use for these arguments
-OTHER_NAMES = {
-    name: known
-    for known, names in {
-        "where": ("layers", "layer", "sites", "modules", "target_modules", "only", "include", "exclude", "filter"),
-        "example": ("batch", "inputs", "example_inputs", "sample"),
-        "seed": ("generator", "random_state"),
-        "methods": ("method", "regularizers"),
-    }.items()
-    for name in names
-}
-
-
-ARGUMENTS = ("model", "methods", "where", "example", "seed", "allow_none", "attention", "draws")
-
-
-def no_argument(name: str, function: str = "regularize", arguments: Sequence[str] = ARGUMENTS) -> str:
-    """Return the message that a function has no argument of this name and which of its arguments to use."""
-    remedies = {
-        "where": 'choose layers with where=["name", ...] or where=lambda site: site.depth < 4; headwise.sites(model) '
-        "lists them",
-        "example": "pass a batch as example=batch",
-        "seed": "methods draw by seed=0",
-        "methods": "methods come after the model: regularize(model, headwise.DropHead(p=0.2))",
-    }
-    argument = OTHER_NAMES.get(name, "")
-    remedy = remedies[argument] if argument in arguments else f"its arguments: {', '.join(arguments)}"
-    return f"{function}() has no argument {name!r}: {remedy}"
 
 
 def _missing_shapes(decisions: Plan) -> list[str]:

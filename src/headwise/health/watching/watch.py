@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import statistics
@@ -10,15 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.attend import OptimizerSteps
 from headwise.attend.regularizing.plan import Where
-from headwise.attend.regularizing.regularize import no_argument
-from headwise.files.arguments import is_a, is_path
+from headwise.files.arguments import is_a, is_path, suggesting
 from headwise.files.html import html_table
 from headwise.files.user_warnings import warn
 from headwise.health.health_records import Alert, Line, Record, figures_among
@@ -42,6 +40,7 @@ BY_STEP = 3
 OnAlert = Literal["warn", "raise"] | Callable[[Alert], Any] | None
 
 
+@suggesting
 def watch(
     model: nn.Module,
     every: int = 50,
@@ -57,7 +56,6 @@ def watch(
     log_heads: bool = False,
     keep: int | None = None,
     keep_in: str | os.PathLike[str] = "replays",
-    **unknown: Never,
 ) -> Watch:
     """Watch the attention of a model and return the handle, whose `step()` is called after each optimizer step.
 
@@ -98,7 +96,6 @@ def watch(
             with weights, optimizers, the random state, settings and `batch` of each step, and the last `keep` readings.
             Costs the memory of two copies of weights and optimizers.
         keep_in: the folder for these files, named `step_<number>.pt`.
-        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
         ValueError: if no site can be reached, a name is unknown or a number is out of range. The model is unchanged
@@ -122,8 +119,6 @@ def watch(
         []
         >>> watch.remove()
     """
-    if unknown:
-        raise TypeError(no_argument(next(iter(unknown)), "watch", [*inspect.signature(watch).parameters][:-1]))
     is_a("model", model, nn.Module, "a torch module")
     is_a("every", every, int, "a whole number of steps")
     is_a("rows", rows, (int, type(None)), "a whole number of queries or None")

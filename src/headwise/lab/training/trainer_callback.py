@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.attend import Method, Regularized, regularize
 from headwise.attend.regularizing.plan import Where
-from headwise.attend.regularizing.regularize import no_argument
-from headwise.files.arguments import is_a
+from headwise.files.arguments import is_a, suggesting
 from headwise.health import Watch, WatchCallback
 from headwise.health.watching.callbacks import caller_of
 from headwise.lab.files.script_run import current
@@ -50,7 +49,6 @@ class HeadwiseCallback(TrainerCallback):
         draws: what the methods' draws follow, as for `headwise.regularize`.
         base: the task's loss, as for the handle's `compute_loss_func`; None: the Trainer's own
             `compute_loss_func`, or the model's loss.
-        unknown: none allowed; the error for an unknown name suggests the right one.
 
     Raises:
         TypeError: if an argument has an unknown name.
@@ -64,6 +62,7 @@ class HeadwiseCallback(TrainerCallback):
         (DropHead(p=0.2),)
     """
 
+    @suggesting
     def __init__(
         self,
         *methods: Method,
@@ -73,11 +72,7 @@ class HeadwiseCallback(TrainerCallback):
         base: Callable[..., Tensor] | None = None,
         attention: str | None = None,
         draws: str = "counter",
-        **unknown: Never,
     ) -> None:
-        if unknown:
-            names = ("*methods", "watch", "where", "seed", "base", "attention", "draws")
-            raise TypeError(no_argument(next(iter(unknown)), "HeadwiseCallback", names))
         is_a("seed", seed, int, "a whole number")
         for method in methods:
             is_a("each of methods", method, Method, "a method, such as DropHead(p=0.2)")

@@ -1,0 +1,73 @@
+"""The sizes, heads and causality of a site that a call shows, and whether the methods apply to such a site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from headwise.attend.core.method import Method
+from headwise.attend.core.site import Site
+from headwise.attend.projections.sharded import heads_split
+
+
+def shapes_seen(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> dict[str, Any]:
+    """Return the fields of the site that follow from a call's q (B, H, T, D), k (B, Hk, N, D), v (B, Hk, N, Dv) and
+    hidden (B, T, C)."""
+    seen: dict[str, Any] = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3]}
+    # A layer may repeat grouped keys itself: what its weights tell is the same in every call.
+    if site.kv_heads is None or k.shape[1] % site.kv_heads:
+        seen["kv_heads"] = k.shape[1]
+    if q.shape[2] != k.shape[2] and not site.is_cross:
+        seen["pooled"] = True
+    if hidden is not None:
+        seen["hidden"] = hidden.shape[-1]
+    return seen
+
+
+def check_heads(site: Site, methods: Sequence[Method], q: Tensor, bare: bool, armed: bool) -> None:
+    """Raise RuntimeError if a call does not have the expected number of heads.
+
+    Args:
+        site: the layer.
+        methods: those that act there.
+        q: the call's queries, (B, H, T, D).
+        bare: whether the layer has no handle: then it is a watch's.
+        armed: whether the watch reads this call.
+    """
+    if site.heads is None and q.shape[1] == 1:
+        _check_one_head(site, methods)
+    if site.heads is None or q.shape[1] == site.heads or (bare and not armed):
+        return
+    if reason := heads_split(site.module, site.model):
+        raise RuntimeError(f"{site.name} is called with {q.shape[1]} of its {site.heads} heads: {reason}")
+    if not bare:
+        raise RuntimeError(
+            f"{site.name} was taken to have {site.heads} heads, but its attention was called with q of shape "
+            f"{tuple(q.shape)}; pass example=batch to regularize() so that the heads are read from a real call"
+        )
+
+
+def _check_one_head(site: Site, methods: Sequence[Method]) -> None:
+    """Raise RuntimeError if a layer turns out to have one head and a method does not apply to it."""
+    site.heads = 1
+    reasons = [(method, method.refuse(site)) for method in methods]
+    # Still unknown: a later call may have more heads.
+    site.heads = None
+    for method, reason in reasons:
+        if reason is not None:
+            raise RuntimeError(
+                f"{site.name} turned out to have one head: {method!r} {reason}; pass example=batch to "
+                "regularize(), which leaves such layers out, or leave it out with where="
+            )
+
+
+def learn_causal(site: Site, methods: Sequence[Method]) -> None:
+    """Record that a site is causal, and raise RuntimeError if a method does not apply to causal sites."""
+    site.causal = True
+    for method in methods:
+        reason = method.refuse(site)
+        if reason is not None:
+            site.causal = None
+            raise RuntimeError(f"{site.name} turned out to be causal: {method!r} {reason}; leave it out with where=")
