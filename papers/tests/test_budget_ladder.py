@@ -65,3 +65,13 @@ def test_the_claims_name_arms_and_outcomes_of_the_study():
     canonical_claims(STUDY)
     claimed = {test.outcome for claim in STUDY.claims for test in claim.tests if "rate " not in test.outcome}
     assert claimed == {"test/best_loss", "test/critical_rate", "test/steps_to_target"}
+
+
+def test_the_study_of_steps_has_a_target_that_the_first_budgets_do_not_reach_and_the_last_can():
+    from headwise_papers.optimizers_by_head_steps import STUDY as STEPS_STUDY
+
+    task = STEPS_STUDY.task
+    assert task.target < STUDY.task.target and task.budgets[-1] == task.steps == 4 * STUDY.task.steps
+    # every comparison of steps needs a target that takes work and can be reached
+    assert all({"the target takes work", "the target is reached"} < {*claim.needs} for claim in STEPS_STUDY.claims)
+    assert {claim.tests[0].outcome for claim in STEPS_STUDY.claims} == {"test/steps_to_target"}

@@ -23,8 +23,9 @@ PAPERS = (
     "decay-vit entropy-collapse low-rank-toy neutreno-bert neutreno-bert-sts12 neutreno-bert-stsb neutreno-cifar "
     "neutreno-cost neutreno-depth neutreno-incremental neutreno-kernel neutreno-length neutreno-lm neutreno-prefixes "
     "neutreno-robust neutreno-segmentation neutreno-segmentation-pretrained neutreno-theory optimizers-by-head "
-    "oversmoothing-at-init retrofit sigma-bound sigma-lm sigma-robust sigma-simclr sigma-speech sigma-temperature "
-    "sigma-translation sigma-translation-deep sigma-translation-rates sigma-vit sigma-vit-shallow stability-map"
+    "optimizers-by-head-steps oversmoothing-at-init retrofit sigma-bound sigma-lm sigma-robust sigma-simclr "
+    "sigma-speech sigma-temperature sigma-translation sigma-translation-deep sigma-translation-rates sigma-vit "
+    "sigma-vit-shallow stability-map"
 ).split()
 
 
