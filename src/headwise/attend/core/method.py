@@ -137,6 +137,10 @@ class Method:
     only_rounding: ClassVar[bool] = False
     """Whether the method changes nothing but rounding, at any setting. Only tests use it: if True they require that the
     output stays the same up to rounding, else that the strong setting acts."""
+    maxima: ClassVar[tuple[str, ...]] = ()
+    """Buffers that hold maxima over the training forwards of a step, and -inf after it. What forwards wrote that no
+    backward went through, such as a skipped batch, is left out of them before `exchange` and `after_step`. A buffer
+    that is not named here counts such forwards too."""
     over_layers: ClassVar[Literal["sum", "mean"]] = "sum"
     """Whether penalties of `call.penalize` are summed or averaged over layers; those of `penalty` are summed. If wrong,
     the paper's strength is off by the number of layers."""

@@ -23,11 +23,28 @@ class AwaitedForward:
         differentiated: whether a backward, other than one that is differentiated again, has gone through it.
         running: whether the forward of the whole model has not ended.
         layers: the layers that were called; a forward of parts calls each once.
+        heard: whether a backward through its outputs is noticed though no layer has a penalty.
+        known: whether its outputs are known, so that a backward through them would have been noticed.
     """
 
     def __init__(self, *, running: bool = False) -> None:
         self.differentiated, self.running = False, running
         self.layers: set[int] = set()
+        self.heard = self.known = False
+        self._outputs: weakref.ref[_Alive] | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether nothing is left through which a loss could reach its outputs."""
+        return self._outputs is not None and self._outputs() is None
+
+    def end(self, nodes: list[Any]) -> None:
+        """End it, with the nodes of its outputs."""
+        if self.layers or self.heard:
+            for node in nodes:
+                self.listen(node)
+        if self.heard and nodes:
+            self.known, self._outputs = True, _alive(nodes)
 
     def listen(self, node: Any) -> None:
         """Notice a backward through a node."""
@@ -115,8 +132,11 @@ class Penalties:
             running = self._mine.running = []
         return running
 
-    def begin(self, model: nn.Module, *, trains: bool) -> None:
-        """Begin a forward of the whole model; `trains` says whether its calls may have penalties."""
+    def begin(self, model: nn.Module, *, trains: bool) -> AwaitedForward | None:
+        """Begin a forward of the whole model; `trains` says whether its calls may have penalties.
+
+        Returns it, or None inside another one.
+        """
         running = self._running()
         if running and not _calls_itself(model):
             # No hook of a module sees that Ctrl-C ended a forward.
@@ -125,6 +145,7 @@ class Penalties:
         if trains:
             self._sweep(keep=None)
         running.append(AwaitedForward(running=True))
+        return running[0] if len(running) == 1 else None
 
     def end(self, output: Any, *, failed: bool) -> None:
         """End it, with its output; drop its penalties if it failed."""
@@ -138,9 +159,7 @@ class Penalties:
         nodes = [x.grad_fn for x in tree_leaves(output) if isinstance(x, Tensor) and x.grad_fn is not None]
         if any(e.run is None for e in self.entries):
             self._adopt(run, nodes)
-        if run.layers:
-            for node in nodes:
-                run.listen(node)
+        run.end(nodes)
 
     def _adopt(self, run: AwaitedForward, nodes: list[Any]) -> None:
         """Let the penalties of layers that are compiled one by one belong to the forward that has ended.

@@ -29,11 +29,12 @@ class QKClip(Method):
 
     After the optimizer step: eta = min(1, threshold / S_max) per head, W_q *= eta^balance, W_k *= eta^(1 - balance),
     including biases. S_max is the exact maximum of the scaled logits q·k over allowed keys in the training forwards of
-    the step, on all processes, without position biases and before a soft-cap; padded queries and keys do not count.
-    Forwards in which it is not finite do not count. Under grouped queries it is the maximum of the group. In latent
-    attention (DeepSeek) W_UQ and W_UK of a head are scaled like W_q and W_k, its rotary W_QR *= eta, and W_KR, which
-    all heads share, stays. In joint attention the weights for image and text tokens are scaled by the same factors.
-    Hosts that normalise queries and keys are refused: their logits do not depend on the size of these weights.
+    the step, on all processes, without position biases and before a soft-cap; padded queries and keys do not count, nor
+    do forwards in which it is not finite, and those of several that no backward went through, such as a skipped batch.
+    Under grouped queries it is the maximum of the group. In latent attention (DeepSeek) W_UQ and W_UK of a head are
+    scaled like W_q and W_k, its rotary W_QR *= eta, and W_KR, which all heads share, stays. In joint attention the
+    weights for image and text tokens are scaled by the same factors. Hosts that normalise queries and keys are refused:
+    their logits do not depend on the size of these weights.
     """
 
     threshold: float = 100.0
@@ -42,6 +43,7 @@ class QKClip(Method):
     neutral = {"threshold": 1e30}
     strong = {"threshold": 0.01}
     rowwise = True
+    maxima = ("largest",)
 
     def check(self) -> None:
         self.require(self.threshold > 0, f"threshold must be above 0, got {self.threshold}")

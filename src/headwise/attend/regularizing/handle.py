@@ -31,6 +31,7 @@ from headwise.attend.regularizing.forgotten import Forgotten
 from headwise.attend.regularizing.handle_place import HANDLE, kept_handle
 from headwise.attend.regularizing.plan import Plan
 from headwise.attend.regularizing.replayed import Replayed
+from headwise.attend.regularizing.step_maxima import StepMaxima
 from headwise.attend.regularizing.training_state import Strengths, check_progress, load_progress, progress
 from headwise.files.arguments import is_a, is_function, is_path
 from headwise.files.html import html_table
@@ -83,7 +84,7 @@ class Regularized:
         self.shared = SharedState(seed, draws=draws)
         self.seen_training = self.checked = self.removed = False
         self.found, self._reasons = plan.found, plan.reasons
-        self._strengths = Strengths()
+        self._strengths, self._maxima = Strengths(), StepMaxima()
         self.order: Any = None
         self._ablations: list[ablation.Ablation] = []
         self._handled: BaseException | None = None
@@ -122,7 +123,9 @@ class Regularized:
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
         if not torch.compiler.is_compiling():
-            self.shared.penalties.begin(module, trains=self.shared.differentiates)
+            run = self.shared.penalties.begin(module, trains=self.shared.differentiates)
+            if run is not None and module.training and any(m.maxima for m in self.methods):
+                self._maxima.begin(self.fitted, run, trains=self.shared.differentiates)
             self._handled = sys.exc_info()[1]
             if module.training and not self._replayed.done:
                 self._replayed.before((*args, *kwargs.values()), differentiates=self.shared.differentiates)
@@ -146,7 +149,9 @@ class Regularized:
         self.shared.forward.end()
         if not torch.compiler.is_compiling():
             # The caller may be handling an exception itself, as a loop that tries a smaller batch.
-            self.shared.penalties.end(output, failed=sys.exc_info()[1] is not self._handled)
+            failed = sys.exc_info()[1] is not self._handled
+            self.shared.penalties.end(output, failed=failed)
+            self._maxima.end(self.fitted, counts=torch.is_grad_enabled() and not failed)
             if module.training and not torch.is_grad_enabled():
                 self._replayed.after()
         self.shared.differentiates = False
@@ -176,12 +181,14 @@ class Regularized:
         counters = [(f, f.passes.count(), f.reached) for f in self.fitted]
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
+        self._maxima.put_aside(self.fitted)
         replayed, self._replayed = self._replayed, Replayed((), followed=True)
         seen, forgotten = (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
         try:
             yield
         finally:
             shared.penalties, self._replayed = before, replayed
+            self._maxima.forget(self.fitted)
             (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread) = seen, forgotten
             for fitted, counter, reached in counters:
                 fitted.passes.recount(counter)
@@ -219,6 +226,7 @@ class Regularized:
         self._replayed.stepped()
         changed.check_followed(self.fitted)
         self.step += 1
+        self._maxima.settle(self.fitted)
         pairs = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]
         for kind in dict.fromkeys(type(method) for method, _ in pairs):
             kind.exchange([state for method, state in pairs if type(method) is kind])
