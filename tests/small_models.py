@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.testing.on_models import Attention, Block, Encoder, Host, Own, fresh, vectors
+from headwise.testing.on_models import Attention, Encoder, Host, Own, PlainBlock, fresh, vectors
 
-__all__ = ["HOSTS", "Attention", "Block", "Encoder", "Host", "Own", "fresh", "vectors"]
+__all__ = ["HOSTS", "Attention", "Encoder", "Host", "Own", "PlainBlock", "fresh", "vectors"]
 
 
 def _ids(padding: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -191,8 +191,6 @@ OF_SEVERAL_CLASSES = {
     "HeadwiseCallback": "what each trainer's users import: transformers', Lightning's, and a study's script",
     "SpectralNorm": "a method, and the statistic that it limits",
     "ValueNorm": "a method, and the statistic of what it normalises",
-    # of attend and health, still to be renamed
-    **dict.fromkeys(("Arguments", "Block", "Group", "Layout", "LogitEdit", "Member", "Pass", "Sizes", "_Computed"), ""),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import in_two_processes
-from small_models import HOSTS, Block, fresh
+from small_models import HOSTS, PlainBlock, fresh
 
 import headwise
 from headwise import DropHead, EntropyPenalty, NuclearDecay, ProductDecay, QKClip, SigmaReparam
@@ -43,7 +43,7 @@ def wrapped(model, orig):
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    policy = ModuleWrapPolicy({Block})
+    policy = ModuleWrapPolicy({PlainBlock})
     return FullyShardedDataParallel(model, use_orig_params=orig, auto_wrap_policy=policy, device_id=torch.device("cpu"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from methods.weight_hosts import ids, loss_of, model
-from small_models import Block, _llama
+from small_models import PlainBlock, _llama
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -27,7 +27,7 @@ class Vision(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(3, 32, 4, stride=4)
-        self.blocks = nn.ModuleList(Block(32, 4, False, 0.0) for _ in range(2))
+        self.blocks = nn.ModuleList(PlainBlock(32, 4, False, 0.0) for _ in range(2))
         self.head = nn.Linear(32, 1)
 
     def forward(self, x):
@@ -240,7 +240,7 @@ def test_the_output_projection_iterates_from_its_own_right_vector():
 @pytest.mark.parametrize("name", ["mlp.0", "attn.proj"])
 def test_weight_norm_is_torchs_over_training_steps(name):
     torch.manual_seed(0)
-    net = Block(32, 4, False, 0.0)
+    net = PlainBlock(32, 4, False, 0.0)
     net = nn.Sequential(net)
     twin = copy.deepcopy(net)
     headwise.regularize(net, WeightNorm(layers="all"))

@@ -28,9 +28,11 @@ METHODS = [SigmaReparam(), SigmaReparam(init="one"), SpectralNorm()]
 def together(monkeypatch):
     """Compute together on CPUs too, as on CUDA, and count the groups."""
     monkeypatch.setattr(together_, "TOGETHER_ON", ("cpu",))
-    computed, compute = [], spectral_group.Group.compute
+    computed, compute = [], spectral_group.SpectralGroup.compute
     monkeypatch.setattr(
-        spectral_group.Group, "compute", lambda self, weights: computed.append(len(weights)) or compute(self, weights)
+        spectral_group.SpectralGroup,
+        "compute",
+        lambda self, weights: computed.append(len(weights)) or compute(self, weights),
     )
     return computed
 

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         return self.proj(o.transpose(1, 2).reshape(b, t, c))
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """A pre-norm layer of a transformer."""
 
     def __init__(self, dim: int, heads: int, causal: bool, dropout: float) -> None:
@@ -82,7 +82,7 @@ class Own(nn.Module):
         self, depth: int = 2, dim: int = 32, heads: int = 4, causal: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(dim, heads, causal, dropout) for _ in range(depth)])
+        self.blocks = nn.ModuleList([PlainBlock(dim, heads, causal, dropout) for _ in range(depth)])
         self.head = nn.Linear(dim, 5)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from headwise.attend.core.site import Site
 from headwise.attend.methods.reparametrization import LAYERS, put_on, refusal, spectrals, take_off
 from headwise.attend.projections.spectral import Spectral, iterate_all
 from headwise.attend.projections.spectral_group import computed_together
-from headwise.attend.projections.together import Pass, begin
+from headwise.attend.projections.together import WeightsOfForward, begin
 
 
 class SigmaReparam(Method):
@@ -62,4 +62,4 @@ class SigmaReparam(Method):
 
     def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
         members = spectrals(state for _, state in fits)
-        return begin(Pass(members, partial(computed_together, members)))
+        return begin(WeightsOfForward(members, partial(computed_together, members)))

@@ -12,7 +12,7 @@ from headwise.attend.methods.qk_clip import clipped
 from headwise.attend.methods.reparametrization import LAYERS, put_on, refusal, spectrals, take_off
 from headwise.attend.projections.spectral import Spectral, iterate_all
 from headwise.attend.projections.spectral_group import computed_together
-from headwise.attend.projections.together import Pass, begin
+from headwise.attend.projections.together import WeightsOfForward, begin
 
 
 class SpectralNorm(Method):
@@ -61,4 +61,4 @@ class SpectralNorm(Method):
 
     def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
         members = spectrals(state for _, state in fits)
-        return begin(Pass(members, partial(computed_together, members)))
+        return begin(WeightsOfForward(members, partial(computed_together, members)))

@@ -14,7 +14,7 @@ from headwise.attend.core.site import Site
 from headwise.attend.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
 from headwise.attend.projections import together
 from headwise.attend.projections.block import Block, multiply_, whole
-from headwise.attend.projections.together import Pass, begin, is_plain, taken
+from headwise.attend.projections.together import WeightsOfForward, begin, is_plain, taken
 from headwise.attend.projections.weight_rows import RowGroup, computed_together
 from headwise.borders import in_transform
 from headwise.numerics.precision import at_least_fp32
@@ -59,7 +59,7 @@ class WeightNorm(Method):
     def forward_begins(self, fits: Sequence[tuple[Site, MethodState]]) -> Callable[[], None]:
         found = chains(state for _, state in fits)
         pairs = [(chain[0], chain) for chain in found if isinstance(chain[0], Normed)]
-        return begin(Pass([member for member, _ in pairs], partial(computed_together, pairs)))
+        return begin(WeightsOfForward([member for member, _ in pairs], partial(computed_together, pairs)))
 
 
 class Normed(nn.Module):

@@ -128,7 +128,7 @@ class Seen:
 
 
 @dataclass
-class Arguments:
+class RecordedCall:
     """The arguments of one call of a module, for calling it again."""
 
     args: tuple[Any, ...]
@@ -229,13 +229,13 @@ def finite(root: nn.Module) -> Iterator[bool]:
             weight.copy_(saved)
 
 
-def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> Arguments | None:
+def arguments(root: nn.Module, module: nn.Module, run: Callable[[], Any]) -> RecordedCall | None:
     """Run the model and return the arguments of the first call of `module`, or None if it is not called."""
-    calls: list[Arguments] = []
+    calls: list[RecordedCall] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not calls:
-            calls.append(Arguments(args, {name: _without_cache(value) for name, value in kwargs.items()}))
+            calls.append(RecordedCall(args, {name: _without_cache(value) for name, value in kwargs.items()}))
             raise _ReachedError
 
     # An exception ends the run at the module: the rest would cost time and may fail on a synthesised batch.
@@ -258,7 +258,7 @@ def _without_cache(value: Any) -> Any:
     return None if "Cache" in type(value).__name__ else value
 
 
-def again(module: nn.Module, call: Arguments) -> None:
+def again(module: nn.Module, call: RecordedCall) -> None:
     """Call the module once more with the same arguments."""
     args = tuple(_without_cache(value) for value in call.args)
     module(*args, **copy.copy(call.kwargs))

@@ -22,7 +22,7 @@ from headwise.borders import Convolution, own_modules
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CallSizes:
     """Heads and head sizes of a call: H query heads of size d, and G key and value heads of sizes d and e."""
 
     heads: int
@@ -40,14 +40,14 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutGuess:
     """A hypothesis: the layout in words, and the rows (heads, head size) of each kind."""
 
     words: str
     rows: dict[str, Tensor]
 
 
-def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
+def layouts(kinds: str, sizes: CallSizes) -> Iterator[LayoutGuess]:
     """Yield the layouts that one matrix for `kinds` can have, the usual ones first."""
     orders = sorted(itertools.permutations(kinds), key=lambda order: "".join(order) != kinds)
     for order in orders:
@@ -60,7 +60,7 @@ def layouts(kinds: str, sizes: Sizes) -> Iterator[Layout]:
             yield from _transposed(order, sizes)
 
 
-def _stacked(order: tuple[str, ...], sizes: Sizes) -> Layout:
+def _stacked(order: tuple[str, ...], sizes: CallSizes) -> LayoutGuess:
     rows, start = {}, 0
     for kind in order:
         heads, size = sizes.of(kind)
@@ -68,10 +68,10 @@ def _stacked(order: tuple[str, ...], sizes: Sizes) -> Layout:
         start += heads * size
     equal = len({sizes.of(kind) for kind in order}) == 1
     words = f"stacked ({len(order)}, H, d)" if equal else "stacked, unequal blocks"
-    return Layout(f"{words} as {', '.join(order)}" if len(order) > 1 else "separate", rows)
+    return LayoutGuess(f"{words} as {', '.join(order)}" if len(order) > 1 else "separate", rows)
 
 
-def _grouped(order: tuple[str, ...], sizes: Sizes) -> Layout:
+def _grouped(order: tuple[str, ...], sizes: CallSizes) -> LayoutGuess:
     """Return the layout interleaved by key/value head: queries of its group, keys, values (GPT-NeoX, Falcon)."""
     per_group = {kind: sizes.of(kind)[0] // sizes.groups * sizes.of(kind)[1] for kind in order}
     width, offset, rows = sum(per_group.values()), 0, {}
@@ -80,17 +80,17 @@ def _grouped(order: tuple[str, ...], sizes: Sizes) -> Layout:
         start = torch.arange(sizes.groups)[:, None] * width + offset
         rows[kind] = (start + torch.arange(per_group[kind])).reshape(heads, size)
         offset += per_group[kind]
-    return Layout(f"interleaved by head (H, {len(order)}, d) as {', '.join(order)}", rows)
+    return LayoutGuess(f"interleaved by head (H, {len(order)}, d) as {', '.join(order)}", rows)
 
 
-def _transposed(order: tuple[str, ...], sizes: Sizes) -> Iterator[Layout]:
+def _transposed(order: tuple[str, ...], sizes: CallSizes) -> Iterator[LayoutGuess]:
     heads, size = sizes.of(order[0])
     extent = {"part": len(order), "head": heads, "dim": size}
     for axes in (("part", "dim", "head"), ("head", "dim", "part"), ("dim", "part", "head"), ("dim", "head", "part")):
         grid = torch.arange(len(order) * heads * size).view(*(extent[axis] for axis in axes))
         grid = grid.permute(axes.index("part"), axes.index("head"), axes.index("dim"))
         letters = ", ".join({"part": str(len(order)), "head": "H", "dim": "d"}[axis] for axis in axes)
-        yield Layout(f"({letters}) as {', '.join(order)}", dict(zip(order, grid, strict=True)))
+        yield LayoutGuess(f"({letters}) as {', '.join(order)}", dict(zip(order, grid, strict=True)))
 
 
 # Relative to a tensor's largest entry: above the rounding of entries that did not change, far below the effect of noise
@@ -111,7 +111,7 @@ class Probe:
         axes: number of dimensions of the host's queries: 4, or 5 with windows.
     """
 
-    def __init__(self, site: Site, call: capture.Arguments, candidates: list[Leaf], head_axis: int = 1) -> None:
+    def __init__(self, site: Site, call: capture.RecordedCall, candidates: list[Leaf], head_axis: int = 1) -> None:
         self.site, self.call, self.head_axis = site, call, head_axis
         self.order: list[Leaf] = []
         self.outputs: dict[int, Tensor] = {}
@@ -373,11 +373,11 @@ def _outside_biases(projections: Projections, site: Site) -> None:
             block.bias_rows = None
 
 
-def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[Sizes, Layout]:
+def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[CallSizes, LayoutGuess]:
     """Return the layout that the perturbations confirm."""
     q, k, v = (probe.base[kind] for kind in "qkv")
     for groups in [g for g in range(1, k.shape[1] + 1) if k.shape[1] % g == 0][::-1]:
-        sizes = Sizes(q.shape[1], groups, q.shape[-1], v.shape[-1])
+        sizes = CallSizes(q.shape[1], groups, q.shape[-1], v.shape[-1])
         if sizes.rows(kinds) != projection.rows:
             continue
         for layout in layouts(kinds, sizes):
@@ -389,7 +389,7 @@ def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[Sizes, Layout]:
     )
 
 
-def _agrees(probe: Probe, projection: Leaf, layout: Layout, sizes: Sizes) -> bool:
+def _agrees(probe: Probe, projection: Leaf, layout: LayoutGuess, sizes: CallSizes) -> bool:
     """Return whether perturbed rows of coded sets of heads, then of entries, change exactly these."""
     units = [(kind, head) for kind, rows in layout.rows.items() for head in range(len(rows))]
     for chosen in _codes(len(units)):
@@ -402,13 +402,13 @@ def _agrees(probe: Probe, projection: Leaf, layout: Layout, sizes: Sizes) -> boo
     return _entries_agree(probe, projection, layout)
 
 
-def _per_head(moved: Tensor, sizes: Sizes, kind: str) -> Tensor:
+def _per_head(moved: Tensor, sizes: CallSizes, kind: str) -> Tensor:
     # Hosts may repeat grouped keys and values to all heads before they call attention.
     heads = sizes.of(kind)[0]
     return moved.view(heads, -1).any(1)
 
 
-def _entries_agree(probe: Probe, projection: Leaf, layout: Layout) -> bool:
+def _entries_agree(probe: Probe, projection: Leaf, layout: LayoutGuess) -> bool:
     """Check the order within heads: exactly for v; rotary positions and norms also change other entries of q and k.
 
     The rows of all kinds are perturbed together, because each is known to change heads of its own kind alone.

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from headwise.attend.projections.block import Block, multiply_, whole
 from headwise.attend.projections.leading import leading, unit
 from headwise.attend.projections.sharded import sharded
-from headwise.attend.projections.spectral_group import Group, Tiling, dot_of, groups_of, stacked
+from headwise.attend.projections.spectral_group import SpectralGroup, Tiling, dot_of, groups_of, stacked
 from headwise.attend.projections.together import is_plain, plain_original, taken
 from headwise.borders import in_transform
 from headwise.files.errors import LEAVE_OUT
@@ -141,7 +141,7 @@ class Spectral(nn.Module):
     def sigma(self, weight: Tensor) -> Tensor:
         """Return u W v of each block, (blocks,) in fp32 or wider, differentiable in W alone."""
         if self.tiling is not None:
-            group = Group([self], [self.tiling])
+            group = SpectralGroup([self], [self.tiling])
             dot, norm = dot_of(stacked([weight], group.tilings), *group.vectors())
             return dot / norm
         values = []
@@ -159,7 +159,7 @@ class Spectral(nn.Module):
         if torch.compiler.is_compiling() or self.tiling is None or not is_plain(weight) or in_transform():
             return self.traced(weight, self.gamma)
         computed = taken(self, weight)
-        return Group([self], [self.tiling]).compute([weight])[0] if computed is None else computed
+        return SpectralGroup([self], [self.tiling]).compute([weight])[0] if computed is None else computed
 
     def traced(self, weight: Tensor, gamma: Tensor | None) -> Tensor:
         """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
@@ -186,7 +186,7 @@ class Spectral(nn.Module):
     def _iterate(self, weight: Tensor) -> None:
         full = whole(weight.detach())
         if self.tiling is not None:
-            Group([self], [self.tiling]).iterate([full])
+            SpectralGroup([self], [self.tiling]).iterate([full])
             return
         for kind, matrix in zip(self.kinds, self._matrices(full), strict=True):
             u, v = self._vectors(kind)

@@ -33,7 +33,7 @@ class Tiling(NamedTuple):
     flipped: bool
 
 
-class Member(Protocol):
+class SpectralMember(Protocol):
     """What a group needs of a `Spectral` parametrization."""
 
     gamma: nn.Parameter | None
@@ -82,10 +82,10 @@ def _units(rows: Tensor) -> Tensor:
     return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-12)
 
 
-class Group(NamedTuple):
+class SpectralGroup(NamedTuple):
     """Parametrizations whose weights form one stack."""
 
-    spectrals: Sequence[Member]
+    spectrals: Sequence[SpectralMember]
     tilings: Sequence[Tiling]
 
     def vectors(self) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ class Group(NamedTuple):
         """Return the reparametrized weights, in the shapes and dtypes of the plain ones."""
         gammas = [s.gamma for s in self.spectrals if s.gamma is not None]
         with torch.autocast(weights[0].device.type, enabled=False):
-            made: tuple[Tensor, ...] = _Computed.apply(self, len(weights), *weights, *gammas)
+            made: tuple[Tensor, ...] = _SpectralWeights.apply(self, len(weights), *weights, *gammas)
         return made
 
     def iterate(self, weights: Sequence[Tensor]) -> None:
@@ -132,12 +132,12 @@ def _rows(vectors: Sequence[Tensor]) -> Tensor:
     return vectors[0].unsqueeze(0) if len(vectors) == 1 else torch.cat(list(vectors)).view(len(vectors), -1)
 
 
-class _Computed(torch.autograd.Function):
+class _SpectralWeights(torch.autograd.Function):
     """Saves no tensor, as a region under activation checkpointing may compute the weights of all layers in its first
     run and those of its own in its second, and must save as many in both."""
 
     @staticmethod
-    def forward(ctx: Any, group: Group, many: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, group: SpectralGroup, many: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         weights, gammas = tensors[:many], tensors[many:]
         u, v, gamma = group.read(gammas)
         a, b = (v, u) if group.tilings[0].flipped else (u, v)
@@ -195,7 +195,7 @@ def ratio_of(gamma: Tensor | None, dot: Tensor, norm: Tensor) -> Tensor:
     return norm / dot if gamma is None else gamma.to(dot.dtype) / (dot / norm)
 
 
-def _scaled(weights: Sequence[Tensor], group: Group, ratio: Tensor) -> list[Tensor]:
+def _scaled(weights: Sequence[Tensor], group: SpectralGroup, ratio: Tensor) -> list[Tensor]:
     made = []
     for weight, tiling, part in zip(weights, group.tilings, ratio.split(group.counts()), strict=True):
         shape = [-1, 1] if tiling.axis == 0 else [-1]
@@ -298,9 +298,9 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def groups_of(spectrals: Iterable[Member]) -> list[tuple[Group, list[nn.Parameter]]]:
+def groups_of(spectrals: Iterable[SpectralMember]) -> list[tuple[SpectralGroup, list[nn.Parameter]]]:
     """Return the parametrizations whose weights can be computed together now, with their weights, by stack."""
-    found: dict[Any, tuple[list[Member], list[Tiling], list[nn.Parameter]]] = {}
+    found: dict[Any, tuple[list[SpectralMember], list[Tiling], list[nn.Parameter]]] = {}
     for spectral in spectrals:
         weight = spectral.plain_weight()
         if spectral.tiling is None or weight is None or weight.device.type not in together.TOGETHER_ON:
@@ -319,10 +319,10 @@ def groups_of(spectrals: Iterable[Member]) -> list[tuple[Group, list[nn.Paramete
         parts[0].append(spectral)
         parts[1].append(spectral.tiling)
         parts[2].append(weight)
-    return [(Group(spectrals, tilings), weights) for spectrals, tilings, weights in found.values()]
+    return [(SpectralGroup(spectrals, tilings), weights) for spectrals, tilings, weights in found.values()]
 
 
-def computed_together(spectrals: Iterable[Member]) -> Iterator[Computed]:
+def computed_together(spectrals: Iterable[SpectralMember]) -> Iterator[Computed]:
     """Compute the weights of those that can be computed together now."""
     for group, weights in groups_of(spectrals):
         yield group.spectrals, weights, group.compute(weights)  # type: ignore[misc]  # members are modules

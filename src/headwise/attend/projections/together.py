@@ -59,7 +59,7 @@ def plain_original(chain: nn.Module | None) -> nn.Parameter | None:
     return weight
 
 
-class Pass:
+class WeightsOfForward:
     """One forward of the whole model: the weights of all layers, computed when the first of them is read.
 
     Args:
@@ -88,13 +88,13 @@ class Pass:
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        self.passes: list[Pass] = []
+        self.passes: list[WeightsOfForward] = []
 
 
 _running = _Running()
 
 
-def begin(begun: Pass) -> Callable[[], None]:
+def begin(begun: WeightsOfForward) -> Callable[[], None]:
     """Begin a forward of the whole model in this thread, and return what ends it."""
     # Ctrl-C ends a forward without a call of `end`.
     _running.passes[:] = [one for one in _running.passes if one.members[:1] != begun.members[:1]] + [begun]

@@ -19,7 +19,7 @@ from headwise.numerics.kernels import kernels_run_on, operator
 from headwise.numerics.precision import at_least_fp32
 
 
-class Member(Protocol):
+class RowMember(Protocol):
     """What a group needs of a parametrization."""
 
     gain: nn.Parameter
@@ -32,14 +32,14 @@ class Member(Protocol):
 class RowGroup(NamedTuple):
     """Parametrizations whose rows form one stack; all have their outputs along `axis` of the weight."""
 
-    members: Sequence[Member]
+    members: Sequence[RowMember]
     axis: int
 
     def compute(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the reparametrized weights, in the shapes and dtypes of the plain ones."""
         gains = [member.gain for member in self.members]
         with torch.autocast(weights[0].device.type, enabled=False):
-            made: tuple[Tensor, ...] = _Computed.apply(self, len(weights), *weights, *gains)
+            made: tuple[Tensor, ...] = _RowWeights.apply(self, len(weights), *weights, *gains)
         return made
 
 
@@ -54,7 +54,7 @@ def _joined(vectors: Sequence[Tensor]) -> Tensor:
     return vectors[0].detach() if len(vectors) == 1 else torch.cat(list(vectors))
 
 
-class _Computed(torch.autograd.Function):
+class _RowWeights(torch.autograd.Function):
     """Saves no tensor, as that of `spectral_group`."""
 
     @staticmethod
@@ -133,9 +133,9 @@ def row_slopes(above: Tensor, stack: Tensor, gain: Tensor, axis: int, counts: li
     return _flat(slope.to(stack.dtype), axis, counts), inner.to(gain.dtype)
 
 
-def computed_together(pairs: Iterable[tuple[Member, nn.Module]]) -> Iterator[Computed]:
+def computed_together(pairs: Iterable[tuple[RowMember, nn.Module]]) -> Iterator[Computed]:
     """Compute the weights of those that can be computed together now; pairs of them and the lists that hold them."""
-    found: dict[Any, tuple[list[Member], list[nn.Parameter]]] = {}
+    found: dict[Any, tuple[list[RowMember], list[nn.Parameter]]] = {}
     for member, chain in pairs:
         weight = plain_original(chain)
         if weight is None or weight.device.type not in together.TOGETHER_ON or (member.axis and weight.dim() > 2):

@@ -54,18 +54,18 @@ def reading_of(call: Call, out: Tensor, product: Tensor | str | None = None, rea
     )
 
 
-def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, LogitEdit | None]:
-    """Return q and k after the methods' edits; if an edit needs the logits, return them as they are and a LogitEdit."""
+def _edited(call: Call, editing: list[Method]) -> tuple[Tensor, Tensor, MethodsEdit | None]:
+    """Return q and k after the methods' edits; if one needs the logits, return them as they are and a MethodsEdit."""
     q, k = call.q, call.k
     for method in editing:
         edited = method.scores(q, k, call) if method.overrides("scores") else None
         if edited is None:
-            return call.q, call.k, LogitEdit(call, editing)
+            return call.q, call.k, MethodsEdit(call, editing)
         q, k = edited
     return q, k, None
 
 
-class LogitEdit:
+class MethodsEdit:
     """Edit of a block of logits by the methods of a call, in their order."""
 
     def __init__(self, call: Call, methods: list[Method]) -> None:

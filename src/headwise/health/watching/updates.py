@@ -78,7 +78,7 @@ NOTHING = -1.0
 
 
 @dataclass
-class Group:
+class TrainedPart:
     """Trained parameters of one attention layer, of the rest of its block, or of everything outside the blocks."""
 
     name: str
@@ -90,19 +90,19 @@ class Group:
         return any(hasattr(parameter, "full_tensor") for parameter in self.parameters)
 
 
-def groups(model: nn.Module, sites: list[Site]) -> list[Group]:
+def groups(model: nn.Module, sites: list[Site]) -> list[TrainedPart]:
     """Return the groups of a model's trained parameters: each attention layer, the rest of each block, and "outside".
 
     Groups without trained parameters are left out.
     """
     names = {module: name for name, module in model.named_modules()}
-    enclosed = [Group(site.name, site.depth) for site in sites]
+    enclosed = [TrainedPart(site.name, site.depth) for site in sites]
     for site in sites:
         block = block_of(site, model)[0]
         if block is not None and all(names[block] != group.name for group in enclosed):
-            enclosed.append(Group(names[block], site.depth))
+            enclosed.append(TrainedPart(names[block], site.depth))
     # Longest names first, so that an attention layer comes before its block.
-    ordered, rest = sorted(enclosed, key=lambda group: -len(group.name)), Group(REST, OUTSIDE)
+    ordered, rest = sorted(enclosed, key=lambda group: -len(group.name)), TrainedPart(REST, OUTSIDE)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             owner = next((group for group in ordered if name.startswith(f"{group.name}.") or not group.name), rest)
@@ -182,7 +182,7 @@ class Updates:
                 except ProjectionError as error:
                     self._not_read(site, str(error))
 
-    def _gradient_norm(self, group: Group, optimizer: Optimizer) -> Tensor | None:
+    def _gradient_norm(self, group: TrainedPart, optimizer: Optimizer) -> Tensor | None:
         if group.sharded():
             self.missing[f"{GRADIENT_NORM} of {group.name}"] = SHARDED
             return None

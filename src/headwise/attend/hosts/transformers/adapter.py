@@ -90,7 +90,7 @@ def implementation_of(module: nn.Module) -> str | None:
     return attention_kind(config_of(module))
 
 
-class Route(str):
+class KeyAndHostName(str):
     """Our key as a string that also equals the name of the host's implementation.
 
     It serves modules that compare the implementation with "eager" or "sdpa" to prepare their masks: they prepare the
@@ -99,7 +99,7 @@ class Route(str):
 
     host: str
 
-    def __new__(cls, host: str) -> Route:
+    def __new__(cls, host: str) -> KeyAndHostName:
         key = super().__new__(cls, KEY)
         key.host = host
         return key
@@ -112,8 +112,8 @@ class Route(str):
 
     __hash__ = str.__hash__
 
-    def __reduce__(self) -> tuple[type[Route], tuple[str]]:
-        return Route, (self.host,)
+    def __reduce__(self) -> tuple[type[KeyAndHostName], tuple[str]]:
+        return KeyAndHostName, (self.host,)
 
 
 def prepares_by_name(cls: type) -> bool:
@@ -167,7 +167,7 @@ class TransformersAdapter:
             # Our name contains the host's, for modules that test whether it names a flash kernel.
             set_attention_kind(own, register_beside(kind))
         else:
-            set_attention_kind(own, Route(kind) if prepares_by_name(type(module)) else KEY)
+            set_attention_kind(own, KeyAndHostName(kind) if prepares_by_name(type(module)) else KEY)
         self.asked = kind
         module.config = own
         # The interface passes only the module to our function, which finds the adapter here.

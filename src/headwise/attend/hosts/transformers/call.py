@@ -16,7 +16,7 @@ from headwise.attend.core.method import touches_call
 from headwise.attend.core.packed import Packed
 from headwise.attend.hosts.layers.declared import names_used
 from headwise.attend.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
-from headwise.attend.hosts.transformers.routed import KEY, PLACE, Routed, is_flash
+from headwise.attend.hosts.transformers.routed import KEY, PLACE, ModuleAdapter, is_flash
 from headwise.borders import collected_outputs
 from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
 from headwise.numerics.masked import hide_other_regions
@@ -117,7 +117,7 @@ def routed(
 
 
 @contextmanager
-def _as_host_expects(adapter: Routed, module: nn.Module, repeated: bool) -> Iterator[None]:
+def _as_host_expects(adapter: ModuleAdapter, module: nn.Module, repeated: bool) -> Iterator[None]:
     """Set the attributes of the module that the host's function reads: its shared config, and a group size of 1 if the
     keys are already repeated."""
     own, groups = module.config, module.__dict__.get("num_key_value_groups")
@@ -132,14 +132,14 @@ def _as_host_expects(adapter: Routed, module: nn.Module, repeated: bool) -> Iter
             module.num_key_value_groups = groups
 
 
-def reads(adapter: Routed, fitted: FittedLayer) -> bool:
+def reads(adapter: ModuleAdapter, fitted: FittedLayer) -> bool:
     """Return whether we compute or read the weights of this call, so that our computation must equal the kernel's."""
     acting = fitted.active(adapter.site.module.training)
     reading = any(m.overrides("read") or m.overrides("read_free") for m in acting)
     return adapter.site.own_attention or reading or fitted.armed
 
 
-def _packed(adapter: Routed, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: dict[str, Any]) -> Packed | None:
+def _packed(adapter: ModuleAdapter, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: dict[str, Any]) -> Packed | None:
     """Return how the rows of this call pack several sequences, or None.
 
     Raises:
@@ -166,7 +166,7 @@ def _acts_outside(method: Any) -> bool:
     return any(map(method.overrides, ("hidden", "branch"))) or ("hidden" in method.shapes and method.learns)
 
 
-def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
+def _refuse_changed(adapter: ModuleAdapter, module: nn.Module) -> None:
     """Raise RuntimeError if a module prepares its call for flash kernels and was fitted for others, or the reverse."""
     now = adapter.implementation
     if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(
@@ -184,11 +184,11 @@ def _refuse_changed(adapter: Routed, module: nn.Module) -> None:
 PAGED = ("cache", "block_table", "read_index", "k_cache")
 
 
-def _paged(adapter: Routed, kwargs: dict[str, Any]) -> bool:
+def _paged(adapter: ModuleAdapter, kwargs: dict[str, Any]) -> bool:
     return adapter.implementation.startswith("paged|") or any(kwargs.get(name) is not None for name in PAGED)
 
 
-def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
+def _refuse_acting(adapter: ModuleAdapter, fitted: FittedLayer) -> None:
     """Raise RuntimeError if a method, an ablation or a watch is active on a call over a paged cache."""
     acting = fitted.active(adapter.site.module.training)
     if fitted.armed or fitted.gate is not None or any(touches_call(m) or _acts_outside(m) for m in acting):
@@ -199,7 +199,7 @@ def _refuse_acting(adapter: Routed, fitted: FittedLayer) -> None:
         )
 
 
-def _refuse_reordered(adapter: Routed, plain: bool, k: Tensor, ordered: Tensor) -> None:
+def _refuse_reordered(adapter: ModuleAdapter, plain: bool, k: Tensor, ordered: Tensor) -> None:
     if not plain and ordered is not k:
         raise RuntimeError(
             f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys are not in "
@@ -207,8 +207,8 @@ def _refuse_reordered(adapter: Routed, plain: bool, k: Tensor, ordered: Tensor) 
         )
 
 
-def _adapter_of(module: nn.Module) -> tuple[Routed, FittedLayer]:
-    adapter: Routed | None = module.__dict__.get(PLACE)
+def _adapter_of(module: nn.Module) -> tuple[ModuleAdapter, FittedLayer]:
+    adapter: ModuleAdapter | None = module.__dict__.get(PLACE)
     if adapter is None or adapter.fitted is None:
         raise RuntimeError(
             f"{type(module).__name__} asks for the attention implementation {KEY!r} but no method is fitted on it: "
@@ -217,7 +217,7 @@ def _adapter_of(module: nn.Module) -> tuple[Routed, FittedLayer]:
     return adapter, adapter.fitted
 
 
-def _refuse_unknown(adapter: Routed, kwargs: dict[str, Any]) -> None:
+def _refuse_unknown(adapter: ModuleAdapter, kwargs: dict[str, Any]) -> None:
     unknown = [k for k, x in kwargs.items() if k not in IGNORED and k not in TERMS and x is not None]
     if unknown:
         raise RuntimeError(
@@ -243,7 +243,7 @@ def _weights_wanted(kwargs: dict[str, Any]) -> bool:
 
 
 def masking(
-    adapter: Routed,
+    adapter: ModuleAdapter,
     q: Tensor,
     k: Tensor,
     mask: Any,
@@ -306,7 +306,7 @@ def _four_dimensional(mask: Tensor, q: Tensor, k: Tensor, name: str) -> Tensor:
 
 
 def verify(
-    adapter: Routed,
+    adapter: ModuleAdapter,
     fitted: FittedLayer,
     theirs: Tensor,
     q: Tensor,

@@ -17,13 +17,13 @@ from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core.forward import Running, paddings
 from headwise.attend.core.packed import Packed, order
 from headwise.attend.core.recompute import in_backward
-from headwise.attend.hosts.transformers.routed import FLEX, PLAIN, Routed
+from headwise.attend.hosts.transformers.routed import FLEX, PLAIN, ModuleAdapter
 from headwise.files.errors import LEAVE_OUT
 from headwise.numerics.masked import visible
 
 
 def newest_last(
-    adapter: Routed, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    adapter: ModuleAdapter, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return keys, values and mask ordered so that the queries' own tokens come last, as in a growing cache.
 
@@ -50,7 +50,7 @@ def newest_last(
     return k, v, mask
 
 
-def _layer(adapter: Routed) -> Any:
+def _layer(adapter: ModuleAdapter) -> Any:
     """Return the layer of the cache with the keys of this module, or None without a cache."""
     index = getattr(adapter.site.module, "layer_idx", None)
     layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())

@@ -25,7 +25,7 @@ def is_flash(implementation: str) -> bool:
     return "flash" in implementation
 
 
-class Routed(Protocol):
+class ModuleAdapter(Protocol):
     """The adapter of an attention module that is routed to headwise.
 
     Attributes:
