@@ -15,7 +15,10 @@ INTRO = """# Statistics of attention
 The figures that `headwise.watch`, `headwise audit` and a
 [study's own fields](../../tasks.md#what-else-a-run-measures) read. `statistics=[...]` takes the names, and each record
 has them under `"statistic"`. A figure belongs to a head, to a layer, or to a group of heads that share
-keys and values. The limits beyond which a figure becomes an alert are in `headwise.Thresholds`."""
+keys and values. The limits beyond which a figure becomes an alert are in `headwise.Thresholds`.
+
+Layers that mix tokens without a softmax over keys (linear attention, state spaces) and routers of experts have none of
+the figures of heads: `watch.reasons()` lists them, with the figures of the whole model that cover their parameters."""
 WEIGHTS = """## Of the weights
 
 Each is computed for two products, of queries with keys and of values with the output projection: `spectral_norm_qk` and

@@ -21,6 +21,7 @@ from headwise.files.html import html_table
 from headwise.files.user_warnings import warn
 from headwise.health.health_records import Alert, Line, Record, figures_among
 from headwise.health.watching.alerts import Alerts, HealthAlert, HealthWarning, Judge
+from headwise.health.watching.beside import EVERY, beside
 from headwise.health.watching.cadence import MOVED, NEAR, Cadence
 from headwise.health.watching.diagnosis import Diagnosis, Incidents, told
 from headwise.health.watching.drift import Drift
@@ -410,11 +411,16 @@ class Watch:
         return plot(self.records(), self._alerts, names)
 
     def reasons(self) -> dict[str, dict[str, str]]:
-        """Return the reasons for missing statistics, for each site read so far and for the "model"."""
+        """Return the reasons for missing statistics, for each site read so far and for the "model".
+
+        Layers that mix tokens without a softmax over keys (linear attention, state spaces) and routers of experts are
+        listed too, with what can be read of them.
+        """
         by_site = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
         no_loss = LOSS_SPIKE in self.names and not self._losses.given
         whole = self._whole.reasons() | ({LOSS_SPIKE: NO_LOSS} if no_loss else {})
-        return by_site | ({MODEL: whole} if whole else {})
+        others = {name: {EVERY: why} for name, why in beside(self._places.model, self._places.all_sites).items()}
+        return by_site | ({MODEL: whole} if whole else {}) | others
 
     def remove(self) -> None:
         """Remove the watch from the model, with its observers, hooks and tensors; records and alerts remain.
