@@ -67,6 +67,10 @@ are sums in a fixed order, at 0.45 of that kernel's rate. That alone makes a ste
 ViT-B/16 1.04 of the plain one, and bounds SoftCap, Softpick and StableSoftmax; ForgettingAttention adds the gradient of
 the layer's input through its gates.
 
+What SpectralCap adds depends on the weights. Counted is a step in which every matrix has singular values near the limit
+and is cut once, in fewer than 13 directions: one program for each matrix, which reads it some 50 times from L2, at 75
+GB/s. A matrix far below the limit takes 8 readings, and 16 further directions above it take some 40, 1 ms for all.
+
 Columns that a causal call drops get lower logits by one more coordinate. A head of 64 then runs the tiles of 96 of
 flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not
 by count, our own kernel would take 1.11, and keys gathered for it would save only the dropped share of that.

@@ -83,6 +83,7 @@ from training_models import LAYERS, MODELS  # noqa: E402
 import headwise  # noqa: E402
 from headwise.attend.attention.overlap import rows_of_a_strip  # noqa: E402
 from headwise.attend.core.method import REGISTRY  # noqa: E402
+from headwise.attend.projections.chebyshev import BLOCK, steps_of  # noqa: E402
 from headwise.health.statistics import figures_by_kernels  # noqa: E402
 
 COUNTED_LAYERS = 2
@@ -119,6 +120,11 @@ OWN = {
 PASSES = {"attend_with_lse_backward": 4, "attend_with_sinks": 2, "attend_with_sinks_backward": 2}
 # of queries in the kernels of the overlap of heads
 OVERLAP_BLOCK = 128
+# SpectralCap's kernel has one program for each matrix, on one of so many processors: bytes a second that one reads from
+# L2, products a second in TF32, and seconds for the small matrices of a cut (180 products).
+PROCESSORS, L2_BYTES, TF32, SMALL = 132, 75e9, 1.7e12, 180e-6
+# rows of a tile of a matrix, for each of which the block is read
+CUT_ROWS = 64
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # Kernels of our other operators, where they are more than one.
@@ -200,12 +206,15 @@ class Counter(FakeCuda):
         if name == "head_overlap":
             kernels, flops, rate, strips, apart, strip = _overlap(args[0], args[1], args[6], args[8])
             moved, self.largest = moved + strips, max(self.largest, strip)
+        least = max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
+        if name == "cut_singular_values":
+            moved, flops, least = _cuts(inputs)
         self.kernels += kernels
         self.bytes += moved
         self.flops += flops
         self.largest = max(self.largest, *(x.numel() * x.element_size() for x in (*inputs, *outputs)))
         self.bytes += apart
-        self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
+        self.seconds += least
         return out
 
 
@@ -270,6 +279,25 @@ def _overlap(q: Tensor, k: Tensor, causal: bool, slopes: bool) -> tuple[int, flo
     strip = 2 * batch * heads * rows * max(queries, keys)
     kernels = (4 if slopes else 2) * -(-queries // rows) + 2
     return kernels, products * each, ATTENTION * 0.45, during, 2 * grams + sums + logits, strip
+
+
+def _cuts(matrices: list[Tensor]) -> tuple[int, float, float]:
+    """Return the bytes, products and seconds of a step in which each matrix is cut once.
+
+    A program filters a block twice, for what is far below and for what is not, and then cuts.
+    """
+    moved, flops, each = 0, 0.0, []
+    for x in matrices:
+        quick, steps, *_ = steps_of(x.shape[1])
+        passes = 2 * (quick + steps)
+        # of half precision: copied, multiplied and cut in fp32, and copied back
+        cut = x.numel() * (12 if x.dtype == torch.float32 else 24)
+        bytes_ = passes * (_bytes(x) + 4 * x.numel() * BLOCK // CUT_ROWS) + cut
+        products = 2 * x.numel() * BLOCK * (passes + 3 * 3)
+        moved, flops = moved + bytes_, flops + products
+        each.append(max(bytes_ / L2_BYTES, products / TF32) + SMALL)
+    # The programs of a launch run at the same time, as far as there are processors.
+    return moved, flops, max(max(each), sum(each) / PROCESSORS, SHORTEST)
 
 
 def _tile(size: int) -> int:

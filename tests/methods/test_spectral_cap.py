@@ -8,8 +8,8 @@ from small_models import HOSTS, fresh
 import headwise
 from headwise import InterleavedHeads, QKClip, SigmaReparam, SpectralCap, SpectralNorm, WeightNorm
 from headwise.attend.methods import spectral_cap
-from headwise.attend.methods.spectral_cap import cut_by_signs, cut_by_values
-from headwise.attend.projections import together
+from headwise.attend.projections import spectral_cuts, together
+from headwise.attend.projections.spectral_cuts import cut_by_signs, cut_by_values
 
 
 def alone_by_signs(matrix, limit):
@@ -73,10 +73,10 @@ def test_a_model_is_cut_alike_by_both(monkeypatch):
 @pytest.mark.parametrize("stacked", [1, 1 << 25])
 @pytest.mark.parametrize("host", ["own", "llama"])
 def test_stacked_matrices_are_cut_like_each_alone(host, stacked, monkeypatch):
-    monkeypatch.setattr(spectral_cap, "STACKED", stacked)
+    monkeypatch.setattr(spectral_cuts, "STACKED", stacked)
     cut, found = [], []
-    signs = spectral_cap.cut_by_signs
-    monkeypatch.setattr(spectral_cap, "cut_by_signs", lambda x, limit: cut.append(len(x)) or signs(x, limit))
+    signs = spectral_cuts.cut_by_signs
+    monkeypatch.setattr(spectral_cuts, "cut_by_signs", lambda x, limit: cut.append(len(x)) or signs(x, limit))
     for where in (("cpu",), ()):
         monkeypatch.setattr(together, "TOGETHER_ON", where)
         net = fresh(HOSTS[host])
