@@ -17,10 +17,11 @@ import typer
 from typer.core import TyperCommand
 
 from headwise.files.entry_points import entry_points, load
-from headwise.lab.comparing.request import is_of_file
+from headwise.lab.comparing.request import Request, is_of_file
 from headwise.lab.files.stops import end_on_stops
 from headwise.lab.studies.registry import Installed, study_names
 from headwise_verdict.cli import JudgeCommand, judge
+from headwise_verdict.files.declared_options import takes_options_of
 from headwise_verdict.files.errors import StudyError, is_for_users
 from headwise_verdict.files.foreign_text import printable
 
@@ -81,145 +82,16 @@ def _value_of(option: str, words: list[str]) -> str | None:
 
 
 @app.command(cls=CompareCommand)
-def compare(
-    study: Annotated[
-        str | None,
-        typer.Argument(
-            help="Run this study (headwise studies lists them), or your own: FILE.py:STUDY.", show_default="digits"
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Compare this arm instead of the study's: 'DropHead(p=0.1) + RelaxedAttention()', "
-            "'NeuTRENO(strength=0.6) @ 2-5', 'baseline | weight_decay=0.1'. Repeat for more."
-        ),
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare arms along an axis: 'NeuTRENO(strength={0,0.3,0.6})'. Repeat for more."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Set name=value in all arms. Repeat for more. STUDY --help lists the names.",
-        ),
-    ] = None,
-    scale: Annotated[str | None, typer.Option(help="Run the study at this size, if it has several.")] = None,
-    task: Annotated[str | None, typer.Option(help="Compare on your own task instead: FILE.py:CLASS.")] = None,
-    script: Annotated[
-        str | None,
-        typer.Option(
-            help="Compare with your own training script: the command that trains once, 'python train.py --epochs 3'."
-        ),
-    ] = None,
-    outcome: Annotated[
-        list[str] | None,
-        typer.Option(help="Compare this outcome of the script: val_loss:lower. Repeat for more; the first decides."),
-    ] = None,
-    arguments: Annotated[
-        str | None,
-        typer.Option(
-            help="Pass changes after '|' to the script in this form: argparse, hydra, environment or yaml:PATH."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Kill a run of the script after this many silent seconds."),
-    ] = None,
-    require_pairs: Annotated[
-        bool, typer.Option("--require-pairs", help="Stop if two arms of a seed differ in initial weights or data.")
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Try every arm for a few steps, print the plan, and stop.")
-    ] = False,
-    no_rehearsal: Annotated[
-        bool, typer.Option("--no-rehearsal", help="Start at once, without trying the arms.")
-    ] = False,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Train each arm with this many seeds. A verdict needs six.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Train for this many epochs.")] = None,
-    train_size: Annotated[
-        int | None, typer.Option(min=1, help="Train on this many examples, drawn for each seed.")
-    ] = None,
-    test_size: Annotated[
-        int | None, typer.Option(min=1, help="Test on this many examples, the same in all runs.")
-    ] = None,
-    tune: Annotated[
-        int, typer.Option(min=0, help="Tune each arm with this many trials, scored on validation data.")
-    ] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Run this many at a time. Results do not change. Default: one a core.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Train each run with this many processes; runs execute one at a time.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Run on this engine: local, ray or slurm.")] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(help="Use the Ray cluster at this address. Default: the running one, or a new one.")
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Request these resources for each Slurm job: partition=gpu,gpus_per_node=1,timeout_min=60; "
-            "executor=local tries it without Slurm. See docs/slurm.md."
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Train on cpu or cuda. Default: cuda if available.")] = None,
-    graphs: Annotated[
-        str, typer.Option(help="Capture training steps as CUDA graphs: auto, on or off. A CPU has none.")
-    ] = "auto",
-    data: Annotated[
-        Path | None, typer.Option(envvar="HEADWISE_DATA", help="Read the data set from this folder.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Record the health of every head in each run.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write results into this folder. Default: results/STUDY.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
-    ] = False,
-) -> None:
+@takes_options_of(Request)
+def compare(**given: Any) -> None:
     """Train arms × seeds, paired, and write a report. After a stop, the same command continues.
 
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
     """
     from headwise.lab.comparing.command import run
-    from headwise.lab.comparing.request import Request
 
-    run(
-        Request(
-            study=_study_name(study, task, script),
-            studies=Installed(),
-            methods=tuple(method or ()),
-            sweeps=tuple(sweep or ()),
-            settings=tuple(settings or ()),
-            scale=scale,
-            task=task,
-            script=script,
-            arguments=arguments,
-            outcomes=tuple(outcome or ()),
-            timeout=timeout,
-            require_pairs=require_pairs,
-            plan=plan,
-            rehearsal=not no_rehearsal,
-            changes={"epochs": epochs, "train_size": train_size, "test_size": test_size},
-            seeds=seeds,
-            trials=tune,
-            jobs=jobs,
-            processes=processes,
-            engine=engine,
-            ray_address=ray_address,
-            slurm=tuple(slurm or ()),
-            device=device,
-            graphs=graphs,
-            data=data,
-            watch=watch,
-            out=out,
-            as_json=as_json,
-            command=shlex.join(["headwise", *sys.argv[1:]]),
-        )
-    )
+    given["study"] = _study_name(given["study"], given["task"], given["script"])
+    run(Request(**given, studies=Installed(), command=shlex.join(["headwise", *sys.argv[1:]])))
 
 
 def _study_name(study: str | None, task: str | None, script: str | None) -> str:

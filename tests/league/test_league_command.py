@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from contests import TASK
 from headwise_papers.league import contest_command
-from headwise_papers.league.contest_command import LeagueRequest, run
+from headwise_papers.league.cli import LeagueRequest
+from headwise_papers.league.contest_command import run
 
 from headwise_verdict.files.errors import StudyError
 
@@ -41,13 +42,13 @@ def source(tmp_path):
 
 
 def test_a_plan_names_what_is_missing_and_writes_nothing(source, tmp_path, capsys):
-    run(LeagueRequest(tmp_path / "out", sources=(source,), worlds=("dots",), plan=True))
+    run(LeagueRequest(out=tmp_path / "out", sources=(source,), worlds=("dots",), plan=True))
     assert re.fullmatch(r"dots: not run, 0 runs, about \d+ core-minutes left\n", capsys.readouterr().out)
     assert not (tmp_path / "out").exists()
 
 
 def test_runs_resume_where_the_minutes_ended_and_the_page_tells_them(source, tmp_path, capsys, monkeypatch):
-    request = LeagueRequest(tmp_path / "out", sources=(source,), worlds=("dots",), only_premises=True)
+    request = LeagueRequest(out=tmp_path / "out", sources=(source,), worlds=("dots",), premises=True)
     # the clock ends the first call after 3 runs
     over = iter([False] * 3 + [True])
     with monkeypatch.context() as patch:
@@ -59,14 +60,14 @@ def test_runs_resume_where_the_minutes_ended_and_the_page_tells_them(source, tmp
     told, whole = capsys.readouterr().out, (tmp_path / "out" / "dots" / "runs.csv").read_text()
     assert whole.startswith(first) and len(whole) > len(first)
     assert "dots: learned: fewer errors than a constant" in told and re.search(r"(holds|does not hold)\n", told)
-    run(LeagueRequest(tmp_path / "out", sources=(source,), worlds=("dots",), page=True))
+    run(LeagueRequest(out=tmp_path / "out", sources=(source,), worlds=("dots",), page=True))
     page = (tmp_path / "out" / "league.md").read_text()
     assert page.startswith("# The league\n") and "dots" in page
 
 
 def test_a_world_that_cannot_be_run_leaves_the_others_and_ends_with_1(source, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        run(LeagueRequest(tmp_path / "out", sources=(source,), minutes=0))
+        run(LeagueRequest(out=tmp_path / "out", sources=(source,), minutes=0))
     printed = capsys.readouterr()
     assert ended.value.code == 1 and re.search("error: absent: .*Absent", printed.err)
     # the other had its turn: its facts are measured
@@ -79,7 +80,7 @@ def test_ctrl_c_ends_with_130_and_the_line_that_tells_how_to_go_on(source, tmp_p
 
     monkeypatch.setattr(contest_command, "carry_out", stopped)
     with pytest.raises(SystemExit) as ended:
-        run(LeagueRequest(tmp_path / "out", sources=(source,), worlds=("dots",)))
+        run(LeagueRequest(out=tmp_path / "out", sources=(source,), worlds=("dots",)))
     assert ended.value.code == 130 and "The same command resumes" in capsys.readouterr().err
 
 

@@ -132,7 +132,7 @@ def begin(name, out, ray):
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     more = {"ray_address": ray} if options.get("engine") == "ray" else {}
     changes = {"epochs": EPOCHS, "learning_rate": RATE}
-    request = Request(task=task, methods=(ARM,), seeds=1, changes=changes, device="cpu", out=out, **options, **more)
+    request = Request(task=task, methods=(ARM,), seeds=1, **changes, device="cpu", out=out, **options, **more)
     return Fork(lambda: run(request), f"{out}.log")
 
 

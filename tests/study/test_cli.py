@@ -179,7 +179,7 @@ def test_a_request_changes_what_it_names_and_nothing_else():
     plain = choose_study(asked(device="cpu"))
     assert plain.name == "digits" and plain.seeds == 10 and len(plain.arms) == 9 and plain.threads == 1
     methods = ("DropHead(p=0.1)+RelaxedAttention()", "baseline")
-    other = choose_study(asked(device="cpu", methods=methods, seeds=3, changes={"epochs": 2, "train_size": None}))
+    other = choose_study(asked(device="cpu", methods=methods, seeds=3, epochs=2))
     assert other.arms == ("baseline", "DropHead(p=0.1) + RelaxedAttention(gamma=0.1)")
     assert other.task.model_dump() == plain.task.model_dump() | {"epochs": 2} and other.seeds == 3
 
@@ -282,7 +282,7 @@ def test_a_study_of_findings_is_carried_out_by_its_own_module_and_reported(tmp_p
     )
     assert "It is so." in (tmp_path / "report.html").read_text()
     with pytest.raises(StudyError, match=r"for which --method, --epochs has no meaning\. It takes --seeds, --jobs"):
-        command.run_findings(Request(study="x", studies=studies, methods=("A()",), changes={"epochs": 3}, out=tmp_path))
+        command.run_findings(Request(study="x", studies=studies, methods=("A()",), epochs=3, out=tmp_path))
     command.run_findings(
         Request(study="x", studies=studies, scale="small", seeds=3, jobs=1, device="cpu", out=tmp_path)
     )

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from headwise_verdict.files.declared_options import option, takes_options_of
 
 
-def league(
-    worlds: Annotated[
-        list[str] | None, typer.Option(help="Use only these worlds. Commas between several. Default: all.")
-    ] = None,
-    source: Annotated[
-        list[Path] | None, typer.Option(help="Add this folder with your arms/ and small_worlds/. Repeat for more.")
-    ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print what is missing, in core-minutes, and run nothing.")
-    ] = False,
-    premises: Annotated[bool, typer.Option("--premises", help="Stop each world once its premises are known.")] = False,
-    page: Annotated[
-        bool, typer.Option("--page", help="Write league.md from the runs in --out, and run nothing.")
-    ] = False,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Start no run after this many minutes.")] = None,
-    device: Annotated[str, typer.Option(help="Train on cpu or cuda.")] = "cpu",
-    data: Annotated[
-        Path | None, typer.Option(envvar="HEADWISE_DATA", help="Read the data sets from this folder.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Keep the runs here, in a folder for each world.")] = Path("results/league"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class LeagueRequest:
+    """The options of one call of `headwise league`, each declared here alone."""
+
+    worlds: tuple[str, ...] = option((), help="Use only these worlds. Commas between several. Default: all.")
+    # in addition to those of installed packages
+    sources: tuple[Path, ...] = option(
+        (), "--source", help="Add this folder with your arms/ and small_worlds/. Repeat for more."
+    )
+    plan: bool = option(False, "--plan", help="Print what is missing, in core-minutes, and run nothing.")
+    premises: bool = option(False, "--premises", help="Stop each world once its premises are known.")
+    page: bool = option(False, "--page", help="Write league.md from the runs in --out, and run nothing.")
+    minutes: float | None = option(None, min=0, help="Start no run after this many minutes.")
+    device: str = option("cpu", help="Train on cpu or cuda.")
+    data: Path | None = option(None, envvar="HEADWISE_DATA", help="Read the data sets from this folder.")
+    out: Path = option(Path("results") / "league", help="Keep the runs here, in a folder for each world.")
+    as_json: bool = option(False, "--json", help="Print one JSON object; progress goes to standard error.")
+
+
+@takes_options_of(LeagueRequest)
+def league(**given: Any) -> None:
     """Run what is missing of the league: methods and controls in small worlds, all tuned by one search.
 
     Stop at any moment; the same command resumes.
 
     Exit code: 0 also when --minutes are spent, whatever the verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
     """
-    from headwise_papers.league.contest_command import LeagueRequest, run
+    from headwise_papers.league.contest_command import run
 
-    run(
-        LeagueRequest(
-            worlds=tuple(name.strip() for text in worlds or () for name in text.split(",") if name.strip()),
-            sources=tuple(source or ()),
-            plan=plan,
-            only_premises=premises,
-            page=page,
-            minutes=float("inf") if minutes is None else minutes,
-            device=device,
-            data=data.resolve() if data else None,
-            out=out,
-            as_json=as_json,
-        )
-    )
+    run(LeagueRequest(**given))

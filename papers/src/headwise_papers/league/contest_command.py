@@ -6,7 +6,6 @@ import importlib
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from headwise.files.entry_points import entry_points
 from headwise.files.json_output import json_alone
 from headwise.lab.comparing.choosing import choose_device
 from headwise.lab.files.stops import raise_on_stops, stop_code, stopped_line
+from headwise_papers.league.cli import LeagueRequest, league
 from headwise_papers.league.contest import Contest, carry_out
 from headwise_papers.league.contest_files import (
     ARMS,
@@ -34,30 +34,13 @@ PAGE = "league.md"
 _HOLDS = {True: "holds", False: "does not hold"}
 
 
-@dataclass(frozen=True)
-class LeagueRequest:
-    """The options of one call of `headwise league`."""
-
-    out: Path
-    worlds: tuple[str, ...] = ()
-    # the user's own folders, in addition to those of installed packages
-    sources: tuple[Path, ...] = ()
-    plan: bool = False
-    only_premises: bool = False
-    page: bool = False
-    minutes: float = float("inf")
-    device: str = "cpu"
-    data: Path | None = None
-    as_json: bool = False
-
-
 def run(request: LeagueRequest) -> None:
     """Execute a request; exit with 1 if a world could not be run, with 130 or 143 if stopped.
 
     Raises:
         StudyError: for options that exclude each other, an unknown world or device, and an invalid file.
     """
-    if sum((request.plan, request.page, request.only_premises)) > 1:
+    if sum((request.plan, request.page, request.premises)) > 1:
         raise StudyError("--plan and --page run nothing, and --premises runs: give one of the three.")
     device = choose_device(request.device)
     contestants, worlds = _read(request)
@@ -100,17 +83,19 @@ def _read(request: LeagueRequest) -> tuple[dict[str, Contestant], dict[str, Smal
     packages = [importlib.import_module(point.value) for point in entry_points("headwise.leagues").values()]
     folders = [*(Path(place) for package in packages for place in package.__path__), *request.sources]
     contestants, known = read_contestants(folders), read_small_worlds(folders)
-    for name in request.worlds:
+    wanted = [name.strip() for text in request.worlds for name in text.split(",") if name.strip()]
+    for name in wanted:
         if name not in known:
             raise StudyError(f"there is no world {name!r}.{suggest(name, list(known))} Known: {', '.join(known)}.")
-    return contestants, {name: known[name] for name in request.worlds or known}
+    return contestants, {name: known[name] for name in wanted or known}
 
 
 def _run_worlds(
     request: LeagueRequest, contestants: Mapping[str, Contestant], worlds: Mapping[str, SmallWorld], device: str
 ) -> bool:
     """Run the missing runs of worlds, one after another, until the minutes are spent; return whether one could not."""
-    end, failed = time.monotonic() + 60 * request.minutes, False
+    end = float("inf") if request.minutes is None else time.monotonic() + 60 * request.minutes
+    failed = False
     try:
         with raise_on_stops():
             for name, world in worlds.items():
@@ -129,10 +114,11 @@ def _run_worlds(
 def _run_world(
     request: LeagueRequest, contestants: Mapping[str, Contestant], world: SmallWorld, device: str, end: float
 ) -> None:
-    world.built(request.data).prepare(_say)
-    contest = Contest.of(world, contestants, request.out / world.name, request.data)
-    is_over = partial(_is_over, contest, end, only_premises=request.only_premises)
-    carry_out(contest, request.data, _say, is_over, device)
+    data = request.data.resolve() if request.data else None
+    world.built(data).prepare(_say)
+    contest = Contest.of(world, contestants, request.out / world.name, data)
+    is_over = partial(_is_over, contest, end, only_premises=request.premises)
+    carry_out(contest, data, _say, is_over, device)
     for one in contest.premises():
         _say(f"{world.name}: {one.name}: {one.says}: {one.figure:.3f}, {one.level:.3f}, {_HOLDS[one.holds]}")
 
@@ -154,7 +140,5 @@ def _write_page(contests: list[Contest], out: Path) -> Path:
 
 if __name__ == "__main__":
     import typer
-
-    from headwise_papers.league.cli import league
 
     typer.run(league)

@@ -140,7 +140,7 @@ def carry_out(request: Request, engine: Engine, *, silent: bool = False) -> Path
             command=request.command,
             script=started(request) if request.script is not None else None,
             require_pairs=request.require_pairs,
-            rehearse=request.rehearsal,
+            rehearse=not request.no_rehearsal,
             plan_only=request.plan,
             jobs=request.jobs or (1 if request.script is not None else usable_cores()),
         )

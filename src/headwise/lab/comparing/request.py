@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from headwise.files.errors import suggest
 from headwise.lab.engines.slurm_options import read_slurm_options
+from headwise_verdict.files.declared_options import argument, option
 from headwise_verdict.files.errors import StudyError
 
 ENGINES = ("local", "ray", "slurm")
@@ -58,42 +59,77 @@ class NoStudies:
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command line; None leaves a choice to the study."""
+    """The options of `headwise compare`, each declared here alone; None leaves a choice to the study."""
 
-    study: str = "digits"
+    study: str = argument(
+        "digits",
+        help="Run this study (headwise studies lists them), or your own: FILE.py:STUDY.",
+        show_default="digits",
+    )
     studies: Studies = NoStudies()
-    methods: tuple[str, ...] = ()
-    sweeps: tuple[str, ...] = ()
-    task: str | None = None
-    # the command that trains once, the form in which its arguments are passed, and its outcomes: NAME:higher or
-    # NAME:lower
-    script: str | None = None
-    arguments: str | None = None
-    outcomes: tuple[str, ...] = ()
-    timeout: float | None = None
-    require_pairs: bool = False
-    plan: bool = False
-    rehearsal: bool = True
-    changes: dict[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = option(
+        (),
+        "--method",
+        help="Compare this arm instead of the study's: 'DropHead(p=0.1) + RelaxedAttention()', "
+        "'NeuTRENO(strength=0.6) @ 2-5', 'baseline | weight_decay=0.1'. Repeat for more.",
+    )
+    sweeps: tuple[str, ...] = option(
+        (), "--sweep", help="Compare arms along an axis: 'NeuTRENO(strength={0,0.3,0.6})'. Repeat for more."
+    )
     # as written: name=value
-    settings: tuple[str, ...] = ()
-    scale: str | None = None
-    seeds: int | None = None
-    trials: int = 0
-    jobs: int | None = None
-    processes: int | None = None
-    engine: str = "local"
-    ray_address: str | None = None
+    settings: tuple[str, ...] = option(
+        (), "--set", help="Set name=value in all arms. Repeat for more. STUDY --help lists the names."
+    )
+    scale: str | None = option(None, help="Run the study at this size, if it has several.")
+    task: str | None = option(None, help="Compare on your own task instead: FILE.py:CLASS.")
+    script: str | None = option(
+        None, help="Compare with your own training script: the command that trains once, 'python train.py --epochs 3'."
+    )
+    outcomes: tuple[str, ...] = option(
+        (),
+        "--outcome",
+        help="Compare this outcome of the script: val_loss:lower. Repeat for more; the first decides.",
+    )
+    arguments: str | None = option(
+        None, help="Pass changes after '|' to the script in this form: argparse, hydra, environment or yaml:PATH."
+    )
+    timeout: float | None = option(None, help="Kill a run of the script after this many silent seconds.")
+    require_pairs: bool = option(
+        False, "--require-pairs", help="Stop if two arms of a seed differ in initial weights or data."
+    )
+    plan: bool = option(False, "--plan", help="Try every arm for a few steps, print the plan, and stop.")
+    no_rehearsal: bool = option(False, "--no-rehearsal", help="Start at once, without trying the arms.")
+    seeds: int | None = option(None, min=1, help="Train each arm with this many seeds. A verdict needs six.")
+    epochs: int | None = option(None, min=1, help="Train for this many epochs.")
+    train_size: int | None = option(None, min=1, help="Train on this many examples, drawn for each seed.")
+    test_size: int | None = option(None, min=1, help="Test on this many examples, the same in all runs.")
+    trials: int = option(0, "--tune", min=0, help="Tune each arm with this many trials, scored on validation data.")
+    jobs: int | None = option(None, min=1, help="Run this many at a time. Results do not change. Default: one a core.")
+    processes: int | None = option(
+        None, min=1, help="Train each run with this many processes; runs execute one at a time."
+    )
+    engine: str = option("local", help="Run on this engine: local, ray or slurm.")
+    ray_address: str | None = option(
+        None, help="Use the Ray cluster at this address. Default: the running one, or a new one."
+    )
     # as written: name=value,...
-    slurm: tuple[str, ...] = ()
-    device: str | None = None
-    graphs: str = "auto"
-    data: Path | None = None
-    watch: bool = False
-    out: Path | None = None
-    # print one JSON object on standard output, and all else on standard error
-    as_json: bool = False
+    slurm: tuple[str, ...] = option(
+        (),
+        help="Request these resources for each Slurm job: partition=gpu,gpus_per_node=1,timeout_min=60; "
+        "executor=local tries it without Slurm. See docs/slurm.md.",
+    )
+    device: str | None = option(None, help="Train on cpu or cuda. Default: cuda if available.")
+    graphs: str = option("auto", help="Capture training steps as CUDA graphs: auto, on or off. A CPU has none.")
+    data: Path | None = option(None, envvar="HEADWISE_DATA", help="Read the data set from this folder.")
+    watch: bool = option(False, "--watch", help="Record the health of every head in each run.")
+    out: Path | None = option(None, help="Write results into this folder. Default: results/STUDY.")
+    as_json: bool = option(False, "--json", help="Print one JSON object; progress goes to standard error.")
     command: str = "headwise compare"
+
+    @property
+    def changes(self) -> dict[str, int | None]:
+        """Return the sizes of the task, with None for those of the study."""
+        return {"epochs": self.epochs, "train_size": self.train_size, "test_size": self.test_size}
 
     @property
     def folder(self) -> Path:
