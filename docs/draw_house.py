@@ -82,7 +82,7 @@ PAST = {
     ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
     ("lab", "attend"): (14, "schedules in arms, captured steps, optimizers of a recipe"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
-    ("lab", "verdict"): (214, "records, digests and durable files: what both write and read"),
+    ("lab", "verdict"): (103, "digests, folders and analyses: what both write and read"),
     ("headwise", "attend"): (8, "the checks of a method look at its stages; Lightning and axolotl"),
     ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
     ("headwise", "verdict"): (4, "assert_not_worse"),

@@ -128,4 +128,4 @@ if TYPE_CHECKING:
     from headwise.lab.training.script_run import Run as Run
     from headwise.lab.training.script_run import run as run
     from headwise.lab.training.trainer_callback import HeadwiseCallback as HeadwiseCallback
-    from headwise_verdict.judging.from_python import judge as judge
+    from headwise_verdict import judge as judge

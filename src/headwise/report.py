@@ -30,6 +30,6 @@ def write(folder: str | Path) -> Path:
         folder that --out named.
     """
     with needing("A report", "study"):
-        from headwise_verdict.reporting import write as write_report
+        from headwise_verdict import write as write_report
 
         return write_report(folder)

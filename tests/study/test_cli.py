@@ -69,8 +69,9 @@ OPTIONS = {
     "studies": "--help --minutes --source",
     "alarms": "--help --json --map --run --step",
     "audit": "--fail-on --help --images --json --out --text",
-    "judge": "--alpha --arguments --arm --baseline --budget --calibrate --candidate --change --diverged --floor --help "
-    "--json --ledger --margin --markdown --metric --out --script --seed-column --step --target --timeout",
+    "judge": "--alpha --arguments --arm --baseline --bound --budget --calibrate --candidate --change --diverged "
+    "--floor --help --json --ledger --margin --markdown --metric --out --script --seed-column --step "
+    "--target --timeout",
     "replay": "--help",
 }
 
@@ -144,14 +145,14 @@ def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
         ({"task": "..tasks:Mine"}, "..tasks is not a Python file"),
         ({"task": PLACE}, "names no class. Write FILE:CLASS"),
         ({"task": f"{PLACE}:Tony"}, "has no task 'Tony'.*Tasks there: Tiny, Exploding"),
-        ({"task": f"{PLACE}:Tiny", "changes": {"train_size": 0}}, "Tiny does not take these settings: train_size"),
+        ({"task": f"{PLACE}:Tiny", "train_size": 0}, "Tiny does not take these settings: train_size"),
         (
             {"settings": ("lerning_rate=1",)},
             r"--set 'lerning_rate=1': Digits has no setting .*Did you mean 'learning_rate'",
         ),
         ({"settings": ("epochs=many",)}, r"--set 'epochs=many': epochs=many: Input should be a valid integer"),
         (
-            {"settings": ("epochs=1",), "changes": {"epochs": 2}},
+            {"settings": ("epochs=1",), "epochs": 2},
             r"--set 'epochs=1': epochs is given twice on the command line",
         ),
         (
@@ -507,7 +508,7 @@ def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
 
 
 VERBS = set(
-    "Add Allow Audit Call Capture Change Compare Count Describe Exit Judge Keep Kill List Pass Print Read Record "
+    "Add Allow Assume Audit Call Capture Change Compare Count Describe Exit Judge Keep Kill List Pass Print Read Record "
     "Repeat Replay Report Request Retry Run Set Show Start Stop Take Test Time Train Try Tune Use Write".split()
 )
 

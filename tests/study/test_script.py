@@ -168,7 +168,7 @@ def test_what_a_command_gives_by_name_is_known():
         ({"command": "python nowhere.py"}, "names nowhere.py, which does not exist in"),
         ({"command": "python 'a.py"}, "No closing quotation. Close the quote"),
         ({"arguments": "toml"}, "--arguments 'toml' is not known. Forms: argparse, hydra, environment, yaml:PATH"),
-        ({"changes": {"epochs": 3}}, r"--epochs applies to tasks only. A script takes its own arguments"),
+        ({"epochs": 3}, r"--epochs applies to tasks only. A script takes its own arguments"),
         ({"task": "a.py:B"}, "two ways to say what is trained"),
         ({"methods": ("baseline | script=x",)}, "has no setting 'script'"),
         ({"timeout": 0.0}, "--timeout 0: give seconds above 0"),

@@ -22,8 +22,7 @@ from headwise.lab.experiments.study import Study, read_sweep
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task, installed_task, load_task
-from headwise_verdict.files.errors import StudyError
-from headwise_verdict.results.records import Claim
+from headwise_verdict import Claim, StudyError
 
 
 def choose_study(request: Request) -> Study:

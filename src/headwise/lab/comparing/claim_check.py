@@ -8,7 +8,7 @@ from headwise.lab.experiments.study import Study, read_sweep
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.heads import watched_kinds
 from headwise.lab.training.preflight import evaluations_of
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import Claim, ClaimTest, Premise, StudyError
 from headwise_verdict.results.critical_rates import is_of_rates
 from headwise_verdict.results.records import (
     COSTS,
@@ -19,9 +19,6 @@ from headwise_verdict.results.records import (
     SPIKES,
     STEPS_TO_GOAL,
     AxisRecord,
-    Claim,
-    ClaimTest,
-    Premise,
 )
 
 

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwise.files.durable import write_json
 from headwise.files.json_output import json_alone
 from headwise.files.provenance import describe_environment, usable_cores
 from headwise.lab.comparing.progress import PlainLines, choose_display
@@ -20,8 +21,7 @@ from headwise.lab.comparing.request import Request, check, refuse_unused
 from headwise.lab.engines import rank
 from headwise.lab.engines.slurm_options import read_slurm_options
 from headwise.lab.files.stops import raise_on_stops, stop_code, stopped_line
-from headwise_verdict.files.durable import write_json
-from headwise_verdict.files.errors import explain
+from headwise_verdict import explain
 from headwise_verdict.files.ownership import REPORT, STUDY, claim
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def run_findings(request: Request) -> Path:
 
 def write_report(folder: Path) -> None:
     """Write the report of a folder and print its table."""
-    from headwise_verdict.reporting import write
+    from headwise_verdict import write
     from headwise_verdict.results.table import print_answer
 
     page = write(folder)

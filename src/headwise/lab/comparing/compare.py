@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
+from headwise.files.durable import write_json
 from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import run_orders
 from headwise.lab.comparing.plan import check_arms, rehearse
@@ -24,23 +25,13 @@ from headwise.lab.experiments.task import Task
 from headwise.lab.training.job import Order, is_first_process
 from headwise.lab.training.phases import part_of
 from headwise.lab.training.preflight import evaluations_of
-from headwise_verdict.files.durable import read_json, write_json
-from headwise_verdict.files.errors import StudyError, explain
+from headwise_verdict import Claim, ClaimTest, Premise, RunResult, StudyError, StudyRecord, explain, read_json
 from headwise_verdict.files.ownership import REPORT, STUDY, claim, why_foreign
 from headwise_verdict.results.answer import count
 from headwise_verdict.results.differences import why_no_pair
 from headwise_verdict.results.environments import distinct_environments
 from headwise_verdict.results.folder import sealed_study, strangers
-from headwise_verdict.results.records import (
-    Claim,
-    ClaimTest,
-    EnvironmentRecord,
-    MetricRecord,
-    Premise,
-    RunEntry,
-    RunResult,
-    StudyRecord,
-)
+from headwise_verdict.results.records import EnvironmentRecord, MetricRecord, RunEntry
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise_verdict.files.durable import write_bytes
-from headwise_verdict.files.errors import StudyError
+from headwise.files.durable import write_bytes
+from headwise_verdict import StudyError
 from headwise_verdict.files.ownership import claim
 from headwise_verdict.judging.decision import GO_ON, Decision, Rule, of_differences
 from headwise_verdict.judging.runs import check_diverged
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.study import Study
-    from headwise_verdict.results.records import RunResult
+    from headwise_verdict import RunResult
 
 BASELINE = "baseline"
 # the table of the pairs, as `headwise judge TABLE` reads it

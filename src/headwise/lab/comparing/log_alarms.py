@@ -20,7 +20,7 @@ from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
 from headwise.health import Thresholds
 from headwise.health.watching.logged import GRADIENT, JUDGED, LOSS, OWN, LoggedRun, judged
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 from headwise_verdict.reporting.cell_values import figure_of, is_missing
 from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headwise.files.durable import write_bytes
 from headwise.lab.comparing.comparison import Comparison, Engine
 from headwise.lab.training.job import Order
-from headwise_verdict.files.durable import write_bytes
-from headwise_verdict.files.errors import StudyError
-from headwise_verdict.results.records import RunResult
+from headwise_verdict import RunResult, StudyError
 
 # failures for the same reason, with no run finished, after which the other runs are not tried
 SAME_FAILURES = 3

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from headwise.files.errors import suggest
 from headwise.lab.engines.slurm_options import read_slurm_options
+from headwise_verdict import StudyError
 from headwise_verdict.files.declared_options import argument, option
-from headwise_verdict.files.errors import StudyError
 
 ENGINES = ("local", "ray", "slurm")
 # whether training steps are captured as CUDA graphs

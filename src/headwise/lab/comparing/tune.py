@@ -21,9 +21,8 @@ from headwise.lab.experiments.script import Script
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.job import Order
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import RunResult, StudyError
 from headwise_verdict.results.answer import count
-from headwise_verdict.results.records import RunResult
 
 if TYPE_CHECKING:
     import optuna

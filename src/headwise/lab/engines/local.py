@@ -16,7 +16,7 @@ from typing import Any
 from headwise.lab.engines.worker import WorkerOutput, carry_out, serve
 from headwise.lab.files.stops import END, ignored_stops
 from headwise.lab.training.job import Order
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # how often a worker killed from outside (out of memory, for example) is replaced before the study stops
 REPLACEMENTS = 2

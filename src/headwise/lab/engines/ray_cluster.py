@@ -22,7 +22,7 @@ from headwise.lab.engines.local import REPLACEMENTS, worker_environment
 from headwise.lab.engines.remote_runs import Heartbeat, MetricStreams, beating
 from headwise.lab.engines.worker import carry_out
 from headwise.lab.training.job import Order
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # seconds between two reads of the metric streams
 GLANCE = 1.0

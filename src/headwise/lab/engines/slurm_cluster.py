@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headwise.files.durable import write_json
 from headwise.files.provenance import usable_cores
 from headwise.lab.engines.remote_runs import MetricStreams
 from headwise.lab.engines.slurm_job import SlurmRun
 from headwise.lab.engines.slurm_options import SlurmOptions
 from headwise.lab.files.stops import STOPS, Stopped
 from headwise.lab.training.job import Order
-from headwise_verdict.files.durable import read_json, write_json
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError, read_json
 
 # seconds between two checks of the jobs
 GLANCE = 1.0

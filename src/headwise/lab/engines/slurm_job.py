@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.lab.engines.local import REPLACEMENTS, worker_environment
 from headwise.lab.engines.worker import carry_out
 from headwise.lab.training.job import Order
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission

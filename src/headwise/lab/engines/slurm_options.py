@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 EXECUTORS = ("slurm", "local", "debug")
 # these options apply to every executor; the others are Slurm's own

@@ -15,7 +15,7 @@ from headwise.lab.experiments.arm_settings import Timed, cut, is_timed, read_set
 from headwise.lab.experiments.configuration import BASELINE, SAME
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task_source import build_task
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 if TYPE_CHECKING:
     from headwise.attend import Method, Site

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from headwise.attend.core.schedule import ByDepth, Ramp, Schedule, VShape
 from headwise.files.errors import suggest
 from headwise.lab.experiments.subject import Subject
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 OPEN, CLOSE = "([{", ")]}"
 

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from headwise_verdict.results.records import DIVERGED, MOVED, MOVED_RELATIVE, ClaimTest, Premise
+from headwise_verdict import ClaimTest, Premise
+from headwise_verdict.results.records import DIVERGED, MOVED, MOVED_RELATIVE
 
 
 def majority(train: Sequence[int], test: Sequence[int]) -> tuple[float, float]:

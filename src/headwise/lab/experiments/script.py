@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from headwise.files.durable import write_bytes
 from headwise.lab.experiments.arm_settings import NAME
 from headwise.lab.experiments.configuration import RATES
 from headwise.lab.experiments.evaluation import Metric
 from headwise.lab.experiments.subject import Subject
-from headwise_verdict.files.durable import write_bytes
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 from headwise_verdict.files.ownership import plain_folder
 from headwise_verdict.results.declared_outcomes import declared_outcomes
 

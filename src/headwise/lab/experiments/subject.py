@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from headwise.lab.experiments.evaluation import Metric
 from headwise.lab.files.data_set import DataSet
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 from headwise_verdict.results.digests import CHECKPOINT
 
 # pattern of the weight files in a model's folder

@@ -18,7 +18,7 @@ from headwise.files.entry_points import entry_points
 from headwise.files.errors import suggest
 from headwise.lab.experiments.subject import Subject, checkpoint_files
 from headwise.lab.experiments.task import Task
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 
 def source_file(place: str) -> Path | None:

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.files.durable import append_lines, read_json, read_lines
-from headwise_verdict.files.errors import StudyError
+from headwise.files.durable import append_lines
+from headwise_verdict import StudyError, read_json, read_lines
 
 VARIABLE = "HEADWISE_RUN"
 TOLD = "told"

@@ -20,8 +20,7 @@ from headwise.lab.experiments.study import Study
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task_source import module_of_file
 from headwise.lab.studies.registry import Installed
-from headwise_verdict.files.errors import StudyError
-from headwise_verdict.reporting import write
+from headwise_verdict import StudyError, write
 from headwise_verdict.reporting.export import figures
 from headwise_verdict.results.analysis_record import Analysis
 from headwise_verdict.results.stored import checked_analysis

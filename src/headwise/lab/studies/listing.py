@@ -11,8 +11,7 @@ from typing import Any
 
 from headwise.lab.files.data_set import DataSet
 from headwise.lab.studies.registry import DEFAULT, PAPERS, WIDTH, catalogue, load_study, study_names
-from headwise_verdict.files.durable import read_json
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError, read_json
 
 # whose experiments a study repeats; "own": a question of this project
 SOURCES = ("blog", "neutreno", "sigma", "decay", "own")

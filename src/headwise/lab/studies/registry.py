@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.files.entry_points import entry_points, load
 from headwise.lab.comparing.request import is_of_file
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 BUILT_IN = {"digits": "headwise.lab.studies.digits"}
 

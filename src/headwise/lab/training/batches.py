@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.evaluation import Batch
 from headwise.lab.experiments.task import Task
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 Examples = Any
 # parts of a tuple or list that an error message lists

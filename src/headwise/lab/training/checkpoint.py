@@ -20,8 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from headwise.files.durable import write_bytes
 from headwise.lab.training.job import Order
-from headwise_verdict.files.durable import read_lines, restore_lines, write_bytes
+from headwise_verdict import read_lines
+from headwise_verdict.files.durable import restore_lines
 from headwise_verdict.results.digests import CHECKPOINT, HEALTH, RESULT
 from headwise_verdict.results.records import StoredRecord
 

@@ -27,7 +27,7 @@ from headwise.lab.training.batches import (
 from headwise.lab.training.phases import RunPart
 from headwise.lab.training.task_code import at_fault
 from headwise.lab.training.train import Training
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # names of the sums added here if a task's count() returns no loss
 LOSS, WEIGHT = "headwise.loss", "headwise.weight"

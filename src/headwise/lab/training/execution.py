@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from headwise.borders import forget_precision, precision_of_process
+from headwise.files.durable import append_lines, write_json
 from headwise.lab.experiments.arm import read_arm
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.subject import Phase
@@ -52,11 +53,10 @@ from headwise.lab.training.state import (
 from headwise.lab.training.step_graphs import StepGraphs, captures
 from headwise.lab.training.task_code import build_model
 from headwise.lab.training.train import Training, train_epoch
-from headwise_verdict.files.durable import append_lines, clear_partials, restore_lines, write_json
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import Divergence, RunResult, StudyError
+from headwise_verdict.files.durable import clear_partials, restore_lines
 from headwise_verdict.files.ownership import claim, plain_folder
 from headwise_verdict.results.digests import HEALTH, digests, sealed
-from headwise_verdict.results.records import Divergence, RunResult
 
 # seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0

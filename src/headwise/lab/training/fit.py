@@ -13,7 +13,7 @@ from headwise.attend import Regularized
 from headwise.lab.experiments.arm import Arm, read_arm
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.script import Script
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 from headwise_verdict.results.records import MOVED, MOVED_RELATIVE
 
 

@@ -31,9 +31,8 @@ from headwise.lab.training.batches import (
 from headwise.lab.training.evaluate import answer
 from headwise.lab.training.job import Order
 from headwise.lab.training.train import Training
-from headwise_verdict.files.durable import read_lines
+from headwise_verdict import Divergence, read_lines
 from headwise_verdict.results.digests import HEALTH
-from headwise_verdict.results.records import Divergence
 
 if TYPE_CHECKING:
     from headwise.health import Watch

@@ -11,10 +11,8 @@ from pydantic import ValidationError
 
 from headwise.lab.experiments.configuration import RunConfiguration
 from headwise.lab.files.script_run import TOLD, read_told
-from headwise_verdict.files.durable import read_json, read_lines
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import RunResult, StudyError, read_json, read_lines
 from headwise_verdict.results.digests import RESULT, broken_seal, damage
-from headwise_verdict.results.records import RunResult
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.task import Task

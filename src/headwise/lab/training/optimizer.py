@@ -14,7 +14,7 @@ from headwise.attend import ParameterGroups, parameter_groups
 from headwise.attend.optimizers import Hyperball, Muon, Stiefel
 from headwise.attend.regularizing.parameter_groups import undecayed
 from headwise.lab.experiments.recipe import Recipe
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # the key of a group's learning rate, in learning rates of the recipe
 MULTIPLE = "rate_multiple"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend import Site
+from headwise.files.durable import write_json
 from headwise.files.provenance import device_hardware
 from headwise.health import first_maps
 from headwise.lab.experiments.evaluation import Evaluation
@@ -31,10 +32,9 @@ from headwise.lab.training.measuring import counter, now
 from headwise.lab.training.splits import Splits
 from headwise.lab.training.task_code import summarized
 from headwise.lab.training.train import Epoch, Training
-from headwise_verdict.files.durable import write_json
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import Divergence, EpochLine, RunResult, StudyError
 from headwise_verdict.results.digests import HEALTH
-from headwise_verdict.results.records import MAPS, Divergence, EpochLine, LayerMaps, MapsRecord, RunResult
+from headwise_verdict.results.records import MAPS, LayerMaps, MapsRecord
 
 # examples of the batch whose forward is timed, and number of repetitions
 INFERENCE_BATCH = 64

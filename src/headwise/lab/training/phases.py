@@ -15,7 +15,7 @@ from headwise.lab.experiments.subject import Phase, checkpoint_files
 from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task
 from headwise.lab.training.checkpoint import read_checkpoint
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 from headwise_verdict.results.digests import CHECKPOINT
 
 

@@ -17,7 +17,7 @@ from headwise.lab.training.batches import Examples, describe, first, first_batch
 from headwise.lab.training.evaluate import add, count_batch, finished, refuse_undecided
 from headwise.lab.training.phases import checkpoint_files, part_of
 from headwise.lab.training.task_code import at_fault
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # first parts of outcome names that do not come from evaluations
 OF_THE_CORE = ("gap", "heads", "cost", "alerts", "watched", "rates", "training")

@@ -20,16 +20,16 @@ from typing import IO, Any
 import psutil
 from filelock import FileLock, Timeout
 
+from headwise.files.durable import open_to_append, write_all, write_json
 from headwise.lab.experiments.configuration import SAME
 from headwise.lab.experiments.task_source import source_file
 from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.job import ScriptOrder
 from headwise.lab.training.script_result import DivergenceCheck, Telling, result_of, told_nothing
-from headwise_verdict.files.durable import as_record, clear_partials, open_to_append, read_json, write_all, write_json
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import Divergence, RunResult, StudyError, read_json
+from headwise_verdict.files.durable import as_record, clear_partials
 from headwise_verdict.files.ownership import claim, plain_folder, refuse_link
 from headwise_verdict.results.digests import HEALTH, RESULT, digests, sealed
-from headwise_verdict.results.records import Divergence, RunResult
 
 OUTPUT = "output.log"
 # name of the subfolder of a run that belongs to its script

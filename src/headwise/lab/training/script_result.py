@@ -11,10 +11,9 @@ from typing import Any
 from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.job import ScriptOrder
+from headwise_verdict import Divergence, EpochLine, RunResult, StudyError
 from headwise_verdict.files.durable import restore_lines
-from headwise_verdict.files.errors import StudyError
 from headwise_verdict.results.digests import HEALTH
-from headwise_verdict.results.records import Divergence, EpochLine, RunResult
 
 # points of a curve that the report draws; more are averaged
 POINTS = 200

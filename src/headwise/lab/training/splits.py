@@ -11,7 +11,7 @@ from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import Examples, describe, fault, first_batch, move, size, take
 from headwise.lab.training.task_code import at_fault
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 
 def training_examples(

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
+from headwise.files.durable import as_line, write_bytes
 from headwise.lab.training.checkpoint import Mark, RunCheckpoint, flatten_optimizer, load_checkpoint, restore_optimizer
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.train import Training
-from headwise_verdict.files.durable import as_line, read_json, write_bytes
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import EpochLine, StudyError, read_json
 from headwise_verdict.results.digests import HEALTH
 from headwise_verdict.results.health_records import read_health
-from headwise_verdict.results.records import Apart, EpochLine, StoredRecord
+from headwise_verdict.results.records import Apart, StoredRecord
 
 TIMES = "times.json"
 

@@ -22,7 +22,7 @@ from headwise.borders import DispatchMode, moves, tree_leaves, writes
 from headwise.lab.experiments.evaluation import Batch
 from headwise.lab.experiments.recipe import Recipe
 from headwise.lab.training.batches import leaves
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 # of batches and their shares, to what is measured on them
 Update = Callable[[list[Batch], list[Any]], Any]

@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import describe
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict import StudyError
 
 
 def at_fault(task: Task, error: Exception) -> str:
