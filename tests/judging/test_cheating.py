@@ -74,6 +74,30 @@ def test_runs_replaced_after_a_look_are_told_by_the_ledger(tmp_path, capsys):
         assert any("an earlier look had 5 pairs" in text and "alpha no longer holds" in text for text in printed)
 
 
+def test_runs_replaced_after_a_later_look_with_the_same_answer_are_told(tmp_path, capsys):
+    ledger = tmp_path / "ledger.jsonl"
+    table = written(tmp_path / "runs.csv", NEW[:4], BASE[:4])
+    for count in (4, 6, 6):
+        assert ask(written(table, NEW[:count], BASE[:count]), capsys, ledger=ledger)[0] == 3
+    # each look is kept once
+    assert [json.loads(line)["pairs"] for line in ledger.read_text().splitlines()] == [4, 6]
+    printed = ask(written(table, [*NEW[:5], NEW[5] - 0.01], BASE[:6]), capsys, ledger=ledger)[1]
+    assert any("an earlier look had 6 pairs" in text and "alpha no longer holds" in text for text in printed)
+    # runs that are restored leave no doubt
+    assert not any("earlier" in text for text in ask(written(table, NEW[:7], BASE[:7]), capsys, ledger=ledger)[1])
+
+
+def test_runs_of_the_floor_as_a_candidate_are_told(tmp_path, capsys):
+    table, floor = written(tmp_path / "runs.csv"), tmp_path / "floor.json"
+    assert run(Request(table, METRIC, "candidate", "base", calibrate=True, floor=floor)) == 0
+    assert run(Request(table, METRIC, "base", floor=floor)) == 3
+    assert "12 of the candidate's figures are among the floor's: are these its runs?" in capsys.readouterr().out
+    run(Request(table, METRIC, "new", floor=floor))
+    assert "go on: new against base: " in (told := capsys.readouterr().out) and "are these" not in told
+    with pytest.raises(StudyError, match=r"is the floor of base, not of other\. Leave --baseline out"):
+        run(Request(table, METRIC, "new", "other", floor=floor))
+
+
 def test_a_margin_changed_after_a_look_is_told_by_the_ledger(tmp_path, capsys):
     table, ledger = written(tmp_path / "runs.csv"), tmp_path / "ledger.jsonl"
     ask(table, capsys, ledger=ledger, margin=0.001)

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -151,6 +152,29 @@ def test_looking_again_and_more_runs_after_the_decision_do_not_take_it_back(tabl
 
 
 # attempts to cheat
+
+
+def test_two_tables_with_one_arm_each_are_judged_as_one_with_both(table, tmp_path):
+    rows = rows_of(table)[1:]
+    for name in ("new", "main"):
+        written(tmp_path / f"{name}.csv", [("seed", "val_loss"), *(row[1:] for row in rows if row[0] == name)])
+    new, main = tmp_path / "new.csv", tmp_path / "main.csv"
+    command = [sys.executable, "-m", "headwise", "judge", "--metric", METRIC, "--json"]
+    both = subprocess.run(
+        [*command, str(table), "--candidate", "new", "--baseline", "main"], capture_output=True, text=True
+    )
+    apart = subprocess.run([*command, str(new), "--against", str(main)], capture_output=True, text=True)
+    assert apart.returncode == both.returncode == 0 and json.loads(apart.stdout) == json.loads(both.stdout)
+    # the arm may have another name in its table, and a table has one arm
+    written(tmp_path / "b.csv", [("arm", "seed", "val_loss"), *(["b", *row[1:]] for row in rows if row[0] == "main")])
+    request = Request(new, METRIC, "new", "main", against=tmp_path / "b.csv")
+    assert run(request) == 0
+    with pytest.raises(StudyError, match=r"has runs of main, new, same in the column 'arm', and --against takes"):
+        run(replace(request, against=table))
+    with pytest.raises(StudyError, match="leave --floor, --calibrate and --arm out"):
+        run(replace(request, calibrate=True))
+    with pytest.raises(StudyError, match=r"has no column 'arm'.*the baseline's runs in a separate table by --against"):
+        run(replace(request, against=None))
 
 
 def test_a_seed_that_counts_twice_is_refused(table):

@@ -124,7 +124,7 @@ def test_a_loop_in_python_shares_the_ledger_of_the_command(tmp_path):
         for note in headwise.judge(PAIRS[2:], candidate="lr=3e-4", **named).notes
     )
     lines = list(map(json.loads, ledger.read_text().splitlines()))
-    assert [line["candidate"] for line in lines] == ["lr=3e-4", "lr=6e-4"]
+    assert [line["candidate"] for line in lines] == ["lr=3e-4", "lr=3e-4", "lr=6e-4"]
     assert {line["metric"] for line in lines} == {"loss:lower"} and lines[0]["of"] == 0.05
     with pytest.raises(ValueError, match="a ledger keeps each candidate by its name"):
         headwise.judge(PAIRS, ledger=ledger)

@@ -73,6 +73,10 @@ def judge(
     change: Annotated[str, typer.Option(help="Judge this change of --script: lr=3e-4, or a method.")] = "",
     candidate: Annotated[str, typer.Option(help="Judge this arm.")] = "candidate",
     baseline: Annotated[str, typer.Option(help="Compare with this arm.")] = "baseline",
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Read the baseline's runs from this table; all runs of TABLE are the candidate's."),
+    ] = None,
     margin: Annotated[float, typer.Option(min=0, help="Count differences up to this size as none.")] = 0.0,
     alpha: Annotated[
         float, typer.Option(help="Allow a wrong answer with this probability, over all looks together.")
@@ -124,6 +128,7 @@ def judge(
         raise typer.BadParameter("give either --json or --markdown")
     form = "json" if as_json else "markdown" if markdown else "line"
     options: dict[str, Any] = {
+        "against": against,
         "arm": arm,
         "seed": seed_column,
         "calibrate": calibrate,
@@ -135,7 +140,15 @@ def judge(
         "bound": bound,
         "script": None if script is None else _script(script, change, metric, arguments, out, timeout, diverged),
     }
+    if against is not None and table is not None:
+        candidate, baseline = _named(table, against, candidate, baseline)
     main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
+
+
+def _named(table: Path, against: Path, candidate: str, baseline: str) -> tuple[str, str]:
+    """Return the names of the arms of two tables: those given, else those of the files."""
+    mine, other = (table.stem, against.stem) if table.stem != against.stem else (str(table), str(against))
+    return mine if candidate == "candidate" else candidate, other if baseline == "baseline" else baseline
 
 
 def _script(command: str, *settings: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,6 +62,8 @@ class Request:
     diverged: float | None = None
     # the largest difference that two runs can have; None: noise is normal
     bound: float | None = None
+    # the table of the baseline's runs; None: they are in `table`
+    against: Path | None = None
 
     @property
     def goal(self) -> Target | None:
@@ -102,6 +104,8 @@ def run(request: Request) -> int:
         return _calibrate(request)
     if request.candidate == request.baseline:
         raise StudyError(f"--candidate and --baseline are both {request.baseline}. Name two arms.")
+    if request.floor is not None:
+        request = _of_floor(request, request.floor)
     decision = _judged(request, request.rule()) if request.ledger is None else _by_ledger(request, request.ledger)
     forms = {"line": line, "json": as_json, "markdown": markdown}
     print(forms[request.form](decision, request))
@@ -114,6 +118,7 @@ def _check(request: Request) -> None:
     of_tables = {
         "--baseline": request.baseline != "baseline",
         "--target": request.target is not None,
+        "--against": request.against,
         "--floor": request.floor,
         "--calibrate": request.calibrate,
         "--arm": request.arm,
@@ -131,12 +136,24 @@ def _check(request: Request) -> None:
     answered = [name for name, value in answers.items() if value]
     if request.calibrate and request.script is None and answered:
         raise StudyError(f"--calibrate measures the baseline and gives no answer: leave {answered[0]} out.")
+    if request.against is not None and (request.floor is not None or request.calibrate or request.arm):
+        raise StudyError("--against is the table of the baseline: leave --floor, --calibrate and --arm out.")
     if request.bound is not None and request.floor is not None:
         raise StudyError("--bound needs pairs of runs, and --floor has none. Leave one of them out.")
     if request.diverged is not None and request.target is not None:
         raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
     if request.script is not None and given:
         raise StudyError(f"{given[0]} belongs to a table. Judge the table that --script leaves in its --out.")
+
+
+def _of_floor(request: Request, path: Path) -> Request:
+    """Return the request with the baseline's name of the floor."""
+    from headwise_verdict.judging.floor import read_floor
+
+    known = read_floor(path, request.figure).baseline
+    if request.baseline not in ("baseline", known):
+        raise StudyError(f"{path} is the floor of {known}, not of {request.baseline}. Leave --baseline out.")
+    return replace(request, baseline=known)
 
 
 def _by_ledger(request: Request, path: Path) -> Decision:
@@ -161,7 +178,9 @@ def _judged(request: Request, rule: Rule) -> Decision:
 
 def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs:
     assert request.table is not None
-    names = candidate, request.baseline, request.arm, request.seed
+    # by a floor, the baseline's runs are not those of the table
+    baseline = request.baseline if needs_both else candidate
+    names = candidate, baseline, request.arm, request.seed
     of_diverged = None if request.diverged is None else (request.diverged, request.higher)
     return read_pairs(
         request.table,
@@ -170,6 +189,7 @@ def _read(request: Request, candidate: str, *, needs_both: bool = True) -> Pairs
         needs_both=needs_both,
         target=request.goal,
         diverged=of_diverged,
+        against=request.against,
     )
 
 

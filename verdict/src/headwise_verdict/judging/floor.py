@@ -57,6 +57,10 @@ class Floor:
     def notes(self, candidate: Sequence[float]) -> list[str]:
         """Return what speaks against judging these runs by this floor."""
         found = []
+        # figures of few digits coincide
+        same = sum(x in self.values and x != round(x, 3) for x in candidate)
+        if same > 1:
+            found.append(f"{same} of the candidate's figures are among the floor's: are these its runs?")
         days = (time.time() - self.measured) / 86400
         if days > OLD:
             found.append(f"the floor was measured {days:.0f} days ago: measure it again with --calibrate")

@@ -212,12 +212,14 @@ class Ledger:
             self._append(candidate, rule, {"of": of, "answer": GO_ON, "pairs": 0, "mean": 0.0})
 
     def write(self, candidate: str, decision: Decision, of: float) -> list[str]:
-        """Add an answer and return how it contradicts earlier looks; one that repeats the last is not written again."""
+        """Add an answer and return how it contradicts earlier looks; one look is written once, and none that doubts."""
         known = self.entries().get((candidate, *self.asked))
-        if known is None or known.answer != decision.answer or not known.looks:
+        doubts = [] if known is None else known.doubts(decision)
+        look = Look(decision.pairs, decision.mean, decision.rule.margin, decision.rule.bound)
+        if known is None or known.answer != decision.answer or (look not in known.looks and not doubts):
             found = {"of": of, "answer": decision.answer, "pairs": decision.pairs, "mean": decision.mean}
             self._append(candidate, decision.rule, found)
-        return [] if known is None else known.doubts(decision)
+        return doubts
 
     def _append(self, candidate: str, rule: Rule, found: dict[str, Any]) -> None:
         record: dict[str, Any] = dict(zip((*QUESTION, "script"), (candidate, *self.asked)))

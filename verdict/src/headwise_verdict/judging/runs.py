@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ def read_pairs(
     needs_both: bool = True,
     target: Target | None = None,
     diverged: tuple[float, bool] | None = None,
+    against: Path | None = None,
 ) -> Pairs:
-    """Return the runs of two arms of a table.
+    """Return the runs of two arms of a table, or of two tables with one arm each.
 
     Args:
         path: CSV, TSV, JSON or JSONL with one row per run.
@@ -64,30 +65,28 @@ def read_pairs(
         needs_both: whether the baseline must have runs.
         target: the table holds curves, and the figure of a run is the step at which it reaches the target.
         diverged: figure of a run that diverged, and whether higher figures are better; None: such a run is refused.
+        against: table of the baseline's runs; `path` then has those of the candidate. None: `path` has both.
 
     Raises:
         StudyError: if a column or the candidate is missing, a seed appears twice in an arm, or a figure is
             not a number, or diverged runs would count as better than one that finished.
     """
-    rows = read_rows(path)
-    names = names_of(rows)
-    arm_column, seed_column = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
-    if metric not in names:
-        raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
-    if target is not None:
-        rows = target.steps_of(path, rows, metric, (arm_column, seed_column), (candidate, baseline))
-    states = states_of([row.values for row in rows], state_columns(names, (arm_column, seed_column, metric)))
+    if against is None:
+        both = _table(path, metric, arm, seed, target, (candidate, baseline))
+        tables = {candidate: both, baseline: both}
+    else:
+        places = {candidate: path, baseline: against}
+        tables = {name: _table(place, metric, arm, seed, target, (name,), only=name) for name, place in places.items()}
     runs: dict[str, dict[str, float]] = {}
     notes: list[str] = []
     finished: dict[str, dict[str, float]] = {}
-    for name in (candidate, baseline):
-        own = [(row, state) for row, state in zip(rows, states) if str(row.values.get(arm_column)) == name]
+    for name, table in tables.items():
+        own = table.of(name)
         if not own and (name == candidate or needs_both):
-            arms = dict.fromkeys(str(row.values.get(arm_column)) for row in rows)
-            raise StudyError(f"{path} has no run of {name!r}. Its arms: {', '.join(arms)}.")
+            raise StudyError(f"{table.path} has no run of {name!r}. Its arms: {', '.join(table.arms())}.")
         ended = [(row, state) for row, state in own if state.kind in ENDED]
-        notes += [_left_out(name, row, state, seed_column) for row, state in own if state.kind not in ENDED]
-        runs[name], lost = _of_arm(path, ended, metric, seed_column, None if diverged is None else diverged[0])
+        notes += [_left_out(name, row, state, table.seed) for row, state in own if state.kind not in ENDED]
+        runs[name], lost = _of_arm(table.path, ended, metric, table.seed, None if diverged is None else diverged[0])
         finished[name] = {seed: value for seed, value in runs[name].items() if seed not in lost}
         if lost and diverged is not None:
             notes.append(f"diverged, and counted as {diverged[0]:g}: {name} with seed {_listed(lost)}")
@@ -95,6 +94,50 @@ def read_pairs(
         check_diverged(diverged[0], [x for own in finished.values() for x in own.values()], higher=diverged[1])
     notes += [*_alone(runs, candidate, baseline), *_copies(finished, candidate, baseline)]
     return Pairs(runs[candidate], runs[baseline], tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rows of a table with their states, and its columns of arms and seeds."""
+
+    path: Path
+    rows: list[Row]
+    states: list[RunState]
+    arm: str
+    seed: str
+
+    def of(self, name: str) -> list[tuple[Row, RunState]]:
+        """Return the rows of an arm."""
+        return [(row, state) for row, state in zip(self.rows, self.states) if str(row.values.get(self.arm)) == name]
+
+    def arms(self) -> list[str]:
+        """Return the names of its arms."""
+        return list(dict.fromkeys(str(row.values.get(self.arm)) for row in self.rows))
+
+
+def _table(
+    path: Path, metric: str, arm: str, seed: str, target: Target | None, arms: tuple[str, ...], *, only: str = ""
+) -> _Table:
+    """Return the table at a path; only: all its rows are runs of this arm, whatever the arm is called there."""
+    rows = read_rows(path)
+    names = names_of(rows)
+    if metric not in names:
+        raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
+    if only and not arm:
+        arm = next((name for name in ARMS if name in names), ARMS[0])
+        found = list(dict.fromkeys(str(row.values[arm]) for row in rows if arm in row.values))
+        if len(found) > 1:
+            raise StudyError(
+                f"{path} has runs of {', '.join(found[:SHOWN])} in the column {arm!r}, and --against takes a table for "
+                "each arm. Leave it out and name two arms of one table, or give tables with one arm each."
+            )
+        rows = [replace(row, values=row.values | {arm: only}) for row in rows]
+        names = names_of(rows)
+    arm, seed = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
+    if target is not None:
+        rows = target.steps_of(path, rows, metric, (arm, seed), arms)
+    states = states_of([row.values for row in rows], state_columns(names, (arm, seed, metric)))
+    return _Table(path, rows, states, arm, seed)
 
 
 def _left_out(name: str, row: Row, state: RunState, seed_column: str) -> str:
@@ -106,7 +149,10 @@ def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], op
         raise StudyError(f"{path} has no column {given!r}. Columns: {', '.join(names)}.")
     found = given or next((name for name in usual if name in names), "")
     if not found:
-        raise StudyError(f"{path} has no column {usual[0]!r}. Name it by --{option}. Columns: {', '.join(names)}.")
+        other = ", or give the baseline's runs in a separate table by --against" if option == "arm" else ""
+        raise StudyError(
+            f"{path} has no column {usual[0]!r}. Name it by --{option}{other}. Columns: {', '.join(names)}."
+        )
     return found
 
 
@@ -134,7 +180,8 @@ def _of_arm(
             raise StudyError(f"{path}, line {row.line}, has no seed. Give each run one.")
         if seed in runs:
             raise StudyError(
-                f"{path}, line {row.line}: seed {seed} appears twice in one arm. A run counts once: leave one out."
+                f"{path}, line {row.line}: seed {seed} appears twice in one arm. A run counts once: keep the one "
+                "that was run first."
             )
         figure = figure_of(written)
         if figure is None and not _is_no_figure(written):
@@ -144,7 +191,11 @@ def _of_arm(
                 runs[seed] = of_diverged
                 lost.append(seed)
                 continue
-            what = f"the state is {state.text}" if state.kind == "diverged" else f"{metric} is {written}"
+            what = (
+                f"the state is {state.text}"
+                if state.kind == "diverged"
+                else f"{metric} is {'empty' if written in (None, '') else written}"
+            )
             raise StudyError(
                 f"{path}, line {row.line}: {what}. A run that diverged has no figure: pass --diverged with the "
                 "metric of a model that has learned nothing, or judge the share of runs that diverge."
