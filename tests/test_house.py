@@ -122,6 +122,14 @@ def test_a_door_is_narrow_and_every_name_in_it_exists(plan, house, part):
     assert all(getattr(module, name).__name__ == name for name in names if callable(getattr(module, name)))
 
 
+@pytest.mark.parametrize("room", ["projections", "hosts", "optimizers"])
+def test_a_side_door_is_narrow_and_every_name_in_it_exists(plan, room):
+    assert f"headwise.attend.{room}" in plan.SIDE_DOORS
+    module = importlib.import_module(f"headwise.attend.{room}")
+    assert 0 < len(module.__all__) <= plan.WIDEST
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
 def test_no_import_goes_past_a_door_but_those_that_are_counted(plan, house):
     found = {}
     for arrow in house.past_doors():

@@ -15,7 +15,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from headwise.attend import Method, parse, sites
-from headwise.attend.projections.adapted import is_adapted
+from headwise.attend.projections import is_adapted
 from headwise.files.user_warnings import warn
 from headwise.lab import HeadwiseCallback
 

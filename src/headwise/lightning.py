@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.attend import Method, Regularized, regularize, sites
-from headwise.attend.regularizing.plan import Where
+from headwise.attend import Method, Regularized, Where, regularize, sites
 from headwise.health import Watch
 from headwise.health import watch as start_watch
 from headwise.health.watching.logs import logs_of

@@ -1,6 +1,7 @@
 """Regularizing: methods, the attention that they act on, and the hosts by which models reach it. Needs torch alone.
 
-This is the door: what files of other parts take from here.
+This is the door: what files of other parts take from here. `projections`, `hosts` and `optimizers` are doors of their
+own, to weights, layers and optimizers.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headwise.attend.attention.fitted_layer import FittedLayer as FittedLayer
     from headwise.attend.core.call import Call as Call
+    from headwise.attend.core.forward import Entered as Entered
     from headwise.attend.core.method import Method as Method
     from headwise.attend.core.site import Site as Site
     from headwise.attend.hosts.finding import sites as sites
     from headwise.attend.methods.text import parse as parse
-    from headwise.attend.projections import ProjectionError as ProjectionError
-    from headwise.attend.projections import Projections as Projections
     from headwise.attend.regularizing.handle import Regularized as Regularized
     from headwise.attend.regularizing.handle import handle as handle
     from headwise.attend.regularizing.optimizer_steps import OptimizerSteps as OptimizerSteps
     from headwise.attend.regularizing.parameter_groups import ParameterGroups as ParameterGroups
     from headwise.attend.regularizing.parameter_groups import parameter_groups as parameter_groups
+    from headwise.attend.regularizing.plan import Where as Where
     from headwise.attend.regularizing.regularize import regularize as regularize
 
 # each name with its module, imported on first use
@@ -34,14 +35,14 @@ _DOOR = {
     "Site": "core.site",
     # the function in a fitted layer, which calls its observer
     "FittedLayer": "attention.fitted_layer",
-    # the weights that make queries, keys, values and the output of a site
-    "Projections": "projections",
-    # says why the weights of a site cannot be told
-    "ProjectionError": "projections",
+    # a value that a layer's input leaves for its output, in any thread
+    "Entered": "core.forward",
     # all attention layers of a model
     "sites": "hosts.finding",
     # methods from their text
     "parse": "methods.text",
+    # which sites a user chooses
+    "Where": "regularizing.plan",
     # fit methods onto a model
     "regularize": "regularizing.regularize",
     # the handle of a regularized model

@@ -13,7 +13,7 @@ from headwise.attend import Call, FittedLayer, Method, Site
 from headwise.attend.attention.computation import attention
 from headwise.attend.core.method import touches_call
 from headwise.attend.core.shared_state import SharedState
-from headwise.attend.hosts.layers.refusal import refusal
+from headwise.attend.hosts import refusal
 
 
 def standalone_site(

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import Projections, Site
+from headwise.attend import Site
+from headwise.attend.projections import Projections
 from headwise.borders import own_parameters
 from headwise.files.errors import CheckpointError
 from headwise.files.optional_imports import load

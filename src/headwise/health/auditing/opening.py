@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import Projections, Site, projections
+from headwise.attend import Site, projections
+from headwise.attend.projections import Projections
 from headwise.files.arguments import is_a
 from headwise.files.errors import CheckpointError, suggest
 from headwise.files.optional_imports import load

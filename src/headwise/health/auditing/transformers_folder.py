@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import ProjectionError, Projections, Site, hosts, projections
-from headwise.attend.projections import Block
+from headwise.attend import Site, hosts, projections
+from headwise.attend.projections import Block, ProjectionError, Projections
 from headwise.attend.projections.leaves import leaves
 from headwise.files.errors import CheckpointError
 from headwise.files.foreign_models import model_of

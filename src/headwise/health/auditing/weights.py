@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from headwise.attend import ProjectionError, Site, hosts
-from headwise.attend.projections import Block, whole
+from headwise.attend import Site, hosts
+from headwise.attend.projections import Block, ProjectionError, whole
 from headwise.files.errors import CheckpointError
 from headwise.health.auditing.checkpoint import Checkpoint, weights_in_place
 from headwise.health.auditing.records import BalanceRecord, Layer, WeightRecord

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.attend import FittedLayer, Regularized, Site, handle, hosts
+from headwise.attend import FittedLayer, Regularized, Site, Where, handle, hosts
 from headwise.attend.attention.fitted_layer import bare_layers, live_layers
 from headwise.attend.core.shared_state import SharedState
-from headwise.attend.hosts.layers.declared import Candidate
-from headwise.attend.regularizing.plan import Where, no_site, selection
+from headwise.attend.hosts import Candidate
+from headwise.attend.regularizing.plan import no_site, selection
 from headwise.borders import COMPILED_INSIDE, own_modules
 from headwise.health.statistics import STATISTICS
 

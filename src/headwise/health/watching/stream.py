@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.attend import Call, FittedLayer, Site
-from headwise.attend.core.forward import Entered
+from headwise.attend import Call, Entered, FittedLayer, Site
 
 FINAL = ("final_cosine", "final_high_frequency")
 # Read together with the stream, by other hooks.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend import ProjectionError, Site
+from headwise.attend import Site
+from headwise.attend.projections import ProjectionError
 from headwise.attend.projections import of as projections_of
 from headwise.attend.projections.leaves import still
 from headwise.borders import norms_of

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend import OptimizerSteps
-from headwise.attend.regularizing.plan import Where
+from headwise.attend import OptimizerSteps, Where
 from headwise.files.arguments import is_a, is_path, suggesting
 from headwise.files.html import html_table
 from headwise.files.user_warnings import warn

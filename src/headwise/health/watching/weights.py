@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import Call, ProjectionError, Projections, Site, projections
-from headwise.attend.projections.adapted import effective, is_adapted, obstacle
-from headwise.attend.projections.block import Block
+from headwise.attend import Call, Site, projections
+from headwise.attend.projections import Block, ProjectionError, Projections, effective, is_adapted, obstacle
 from headwise.attend.projections.leaves import Leaf, leaves, still
 from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution

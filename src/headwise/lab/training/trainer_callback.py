@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend import Method, Regularized, regularize
-from headwise.attend.regularizing.plan import Where
+from headwise.attend import Method, Regularized, Where, regularize
 from headwise.files.arguments import is_a, suggesting
 from headwise.health import Watch, WatchCallback
 from headwise.health.watching.callbacks import caller_of

@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headwise.attend import ProjectionError, Projections, Site, projections
-from headwise.attend.hosts.layers.declared import forward_of, names_used, reached
-from headwise.attend.projections.latent import MAKES
-from headwise.attend.projections.products import product_of
+from headwise.attend import Site, projections
+from headwise.attend.hosts import forward_of, names_used, reached
+from headwise.attend.projections import MAKES, ProjectionError, Projections, product_of
 from headwise.health.statistics.weights.product import Product
 
 
