@@ -71,6 +71,10 @@ What SpectralCap adds depends on the weights. Counted is a step in which every m
 and is cut once, in fewer than 13 directions: one program for each matrix, which reads it some 50 times from L2, at 75
 GB/s. A matrix far below the limit takes 8 readings, and 16 further directions above it take some 40, 1 ms for all.
 
+ReAttention needs all heads of an entry and whole rows of each head. No kernel's registers hold both, so weights of some
+samples or queries are written to memory of a fixed size, half of the matrix where the call is causal, mixed over heads
+in place and read by products: their bytes bound it.
+
 Columns that a causal call drops get lower logits by one more coordinate. A head of 64 then runs the tiles of 96 of
 flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not
 by count, our own kernel would take 1.11, and keys gathered for it would save only the dropped share of that.

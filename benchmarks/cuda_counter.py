@@ -82,6 +82,7 @@ from training_models import LAYERS, MODELS  # noqa: E402
 
 import headwise  # noqa: E402
 from headwise.attend.attention.overlap import rows_of_a_strip  # noqa: E402
+from headwise.attend.attention.strips import STRIP, strips  # noqa: E402
 from headwise.attend.core.method import REGISTRY  # noqa: E402
 from headwise.attend.projections.chebyshev import BLOCK, steps_of  # noqa: E402
 from headwise.health.statistics import figures_by_kernels  # noqa: E402
@@ -191,6 +192,9 @@ class Counter(FakeCuda):
         if name == "gather":
             # The rows that are not asked for are not read.
             moved = min(moved, _bytes(args[2]) + 2 * _bytes(outputs[0]))
+        if name in ("mix_heads", "mix_heads_backward"):
+            self._add(_mixing(name, args, outputs))
+            return out
         flops, rate = _products(name, args, inputs, outputs)
         apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
         # The values, and the gradient, are read for sums of chunks first.
@@ -216,6 +220,15 @@ class Counter(FakeCuda):
         self.bytes += apart
         self.seconds += least
         return out
+
+    def _add(self, launches: list[tuple[int, float, float, float]]) -> None:
+        """Add kernels that follow each other: of each its launches, bytes, products and their rate."""
+        for kernels, moved, flops, rate in launches:
+            self.kernels += kernels
+            self.bytes += int(moved)
+            self.flops += flops
+            self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate)
+        self.largest = max(self.largest, STRIP)
 
 
 def _bytes(x: Tensor) -> int:
@@ -260,6 +273,47 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
             0.5 if causal else 1
         ), ATTENTION * share
     return 0, rate
+
+
+def _mixing(name: str, args: Any, outputs: list[Tensor]) -> list[tuple[int, float, float, float]]:
+    """Return what each kernel launches, moves and multiplies that mixes weights over heads, in strips."""
+    back = name.endswith("backward")
+    q, k, v = args[1][:3] if back else args[:3]
+    causal, norm = (args[9], args[6]) if back else (args[8], args[11] is not None)
+    (batch, heads, queries, size), keys = q.shape, k.shape[2]
+    number = sum(1 for _ in strips(batch, heads, queries, keys, q.element_size()))
+    # In causal calls the rows of 16 queries end together.
+    entries = q[..., 0].numel() * keys * ((1 + 16 / keys) / 2 if causal else 1)
+    strip, rows = 2 * entries, sum(_bytes(x) for x in (q, k))
+    # Products with heads run as those of attention's kernels; those over heads, of 16 at least, in TF32.
+    of_heads, rate = 2 * entries * size, ATTENTION * 0.45
+    over_heads, tf32 = 2 * entries * max(16, heads), ATTENTION * 0.45 / 2
+    small, once = (1, 0.0, 0.0, rate), _bytes(v)
+    if back:
+        found = [
+            (number, 2 * strip + rows + 2 * once, 2 * of_heads, rate),
+            # Weights and products are read twice, the second time from the cache.
+            (number, 4 * strip, 5 * over_heads, tf32),
+            (number, strip + rows, of_heads, rate),
+            (number, strip + rows, of_heads, rate),
+            (number, strip + 2 * once, of_heads, rate),
+            # parts of the gradient of mix
+            small,
+            small,
+        ]
+        return [*found, (1, 3 * once, 0.0, rate), small, small] if norm else found
+    total = once if norm and causal else 0
+    found = [
+        (number, strip + rows, of_heads, rate),
+        (number, 2 * strip, over_heads, tf32),
+        (number, strip + 2 * once + total, of_heads * (2 if total else 1), rate),
+    ]
+    # the sum of all values, figures of rows, the norm, and its factors of the output
+    return (
+        [*found, (0 if causal else 2, once - total, 0.0, rate), small, small, (1, 2 * once + total, 0.0, rate)]
+        if norm
+        else found
+    )
 
 
 def _overlap(q: Tensor, k: Tensor, causal: bool, slopes: bool) -> tuple[int, float, float, int, int, int]:

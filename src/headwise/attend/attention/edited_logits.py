@@ -144,11 +144,11 @@ class _Attend(torch.autograd.Function):
             gradients = _gradients(ctx, *of_outputs)
         if not again or gradients[0] is None:
             return gradients
-        dq, dk, dv = _Once.apply(ctx.saved_tensors[0], *gradients[:3])  # type: ignore[no-untyped-call]
+        dq, dk, dv = Once.apply(ctx.saved_tensors[0], *gradients[:3])  # type: ignore[no-untyped-call]
         return (dq, dk, dv, *gradients[3:])
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """Gradients that say, when they are differentiated, what computes second derivatives."""
 
     @staticmethod
@@ -160,6 +160,6 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Tensor) -> Any:
         """Raise RuntimeError with the remedy."""
         raise RuntimeError(
-            "attention with edited logits has no second derivative in a kernel: run the forward under "
+            "attention with edited logits or mixed heads has no second derivative in a kernel: run the forward under "
             "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which takes the matrix"
         )

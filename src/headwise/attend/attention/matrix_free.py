@@ -32,6 +32,8 @@ class FusedMap:
         self.q, self.k, self.scale, self.dropout = q, k, call.scale, call.dropout
         self.mask, self.causal, self.width = call.mask, call.causal, 0
         self.sinks, self.columns = call.sinks, None
+        # Set by what computes the map of all heads together, in place of this one.
+        self.mixed = False
         if keep is None:
             return
         if self.mask is None and not self.causal:
@@ -320,6 +322,8 @@ def _build(call: Call, edits: Edits) -> Tensor | None:
         if edited is None:
             return None
         attend = edited
+    # First, as it tells whether the base map or another in its place computed it.
+    out = attend(call.v)
     ran = call.layer.ran
     # No setattr with a computed name: torch.compile cannot trace it.
     if edits.replaced:
@@ -328,11 +332,13 @@ def _build(call: Call, edits: Edits) -> Tensor | None:
         ran.edited = True
     elif isinstance(base, DroppedMap):
         ran.dropped = True
+    elif base.mixed:
+        ran.mixed = True
     elif base.width:
         ran.fused_wider = True
     else:
         ran.fused = True
-    return attend(call.v)
+    return out
 
 
 class MatrixFreeReadings:

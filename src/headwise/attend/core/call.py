@@ -40,6 +40,7 @@ class KernelsRan:
     draws: bool = False
     dropped: bool = False
     edited: bool = False
+    mixed: bool = False
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the kernels that ran, as reports show them."""
@@ -50,6 +51,7 @@ class KernelsRan:
             "rows": self.row_statistics,
             "dropped elements": self.dropped,
             "edited logits": self.edited,
+            "mixed heads": self.mixed,
             "its own map": self.own_map,
             "the host's": self.host,
             "draws": self.draws,

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.attend.attention.head_mixing import mixed_map, mixes
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Attend, Method
 from headwise.attend.core.method_state import MethodState
@@ -30,8 +31,9 @@ class ReAttention(Method):
     process, like torch's batch norm), and with the running ones in evaluation. With `norm="none"` a trained model does
     not change at first. Forbidden entries stay 0 and do not count in the statistics; in the original the norm fills
     them. The host's own dropout of weights acts before the mixing, as in the authors' code. The paper's bias is left
-    out, because the norm cancels it. Matrix-free if no batch statistics are needed, as Σ_g mix[h, g]·A_g·V_h with one
-    map per head, which is faster only if the matrix is large; batch statistics need the matrix.
+    out, because the norm cancels it. On CUDA, kernels mix strips of the weights in memory of a fixed size, unless the
+    host drops weights or the layer has more than 64 heads. Elsewhere it is matrix-free if no batch statistics are
+    needed, as Σ_g mix[h, g]·A_g·V_h with one map per head, which is faster only if the matrix is large.
     """
 
     norm: str = "batch"
@@ -71,6 +73,8 @@ class ReAttention(Method):
         return normed if seen is None else normed.masked_fill(~seen, 0.0)
 
     def attend(self, attend: Attend, call: Call) -> Attend | None:
+        if mixes(attend, call):
+            return lambda v: self._by_kernels(attend, v, call)
         if self.norm == "batch" and call.training:
             return None
 
@@ -85,6 +89,20 @@ class ReAttention(Method):
             return o * factor.to(v.dtype)[:, None, None] + constant.to(v.dtype)[:, None, None] * _sum_over_seen(v, call)
 
         return mixed
+
+    def _by_kernels(self, attend: Attend, v: Tensor, call: Call) -> Tensor:
+        state = call.state(self)
+        norm = fixed = number = count = None
+        if self.norm == "batch":
+            norm = state.tensor("gain"), state.tensor("shift")
+            if call.training:
+                number, count = _number_of_entries(call)
+            else:
+                fixed = torch.stack([state.tensor("mean"), state.tensor("variance")])
+        out, table = mixed_map(attend, v, call, state.tensor("mix"), norm, EPS, fixed, number, count)
+        if norm is not None and fixed is None:
+            self._update_running(call, table[0], table[4])
+        return out
 
     def _mix(self, call: Call, like: Tensor) -> Tensor:
         return call.state(self).tensor("mix").to(like.dtype)
@@ -139,6 +157,19 @@ def _counted_entries(call: Call) -> Tensor | None:
     """
     seen, real = _seen(call), call.real_queries()
     return seen if seen is None or real is None else seen & real[:, None, :, None]
+
+
+def _number_of_entries(call: Call) -> tuple[float | None, Tensor | None]:
+    """Return how many entries of a head count in mean and variance: on the host, or with a mask 0-d, at least 1."""
+    if call.mask is None:
+        earlier = min(call.queries, call.keys)
+        # Query i sees keys 0..i, as far as there are keys.
+        of_causal = earlier * (earlier + 1) // 2 + (call.queries - earlier) * call.keys
+        return float(call.batch * (of_causal if call.causal else call.queries * call.keys)), None
+    entries = _counted_entries(call)
+    assert entries is not None
+    times = call.batch * call.queries // (entries.shape[0] * entries.shape[2])
+    return None, (entries.sum() * times).clamp(min=1)
 
 
 def _sum_over_seen(v: Tensor, call: Call) -> Tensor:
