@@ -149,6 +149,7 @@ class TorchAdapter:
         fitted = self.fitted
         if fitted is None:
             return self._plain(query, key, value, arguments)
+        # In evaluation a layer on which nothing acts keeps torch's own code, its native path and its bits.
         if (self.module.training or _acts(fitted)) and not fitted.idle(self.module.training):
             return self._routed(fitted, query, key, value, arguments)
         result = self._plain(query, key, value, arguments)
@@ -209,6 +210,7 @@ class TorchAdapter:
                 "on one strided nested tensor, without masks and weights. Pass padded tensors and key_padding_mask= "
                 "instead."
             )
+        # Methods know padded batches with a mask; the result is nested again.
         lengths = [rows.shape[0] for rows in query.unbind()]
         padded = query.to_padded_tensor(0.0)
         place = torch.arange(padded.shape[1], device=padded.device)

@@ -170,6 +170,7 @@ class Probe:
 
     @contextmanager
     def _perturbed(self, projection: Leaf, rows: Tensor) -> Iterator[None]:
+        # Where the module runs, its output is shifted: then no weight, adapted or quantized, has to change.
         if id(projection) in self.outputs:
             with _shifted_output(projection, rows, self.outputs[id(projection)]):
                 yield
@@ -209,6 +210,7 @@ class Probe:
 
 
 def _noise(like: Tensor) -> Tensor:
+    # By a generator of its own, which leaves the user's random numbers as they were.
     numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(like)
     # As large as the numbers themselves, so that no precision hides it; for rows of zeros the scale is 1.
     size = like.detach().float().std()
@@ -306,6 +308,7 @@ def _probed_by(
     if call is None:
         raise Unclear("was not called on the batch that the model was run on; pass example= with a batch that uses it")
     reasons = []
+    # Heads are dimension 1 of (B, H, T, D); with windows, in five dimensions, they may be the one after.
     for axis in (1, 2):
         probe = Probe(site, call, candidates, axis)
         if axis == 2 and probe.axes < 5:
@@ -376,6 +379,7 @@ def _outside_biases(projections: Projections, site: Site) -> None:
 def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[CallSizes, LayoutGuess]:
     """Return the layout that the perturbations confirm."""
     q, k, v = (probe.base[kind] for kind in "qkv")
+    # Hosts may repeat grouped keys, so the call shows only a multiple of their number; most models group none.
     for groups in [g for g in range(1, k.shape[1] + 1) if k.shape[1] % g == 0][::-1]:
         sizes = CallSizes(q.shape[1], groups, q.shape[-1], v.shape[-1])
         if sizes.rows(kinds) != projection.rows:
@@ -392,6 +396,7 @@ def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[CallSizes, Layo
 def _agrees(probe: Probe, projection: Leaf, layout: LayoutGuess, sizes: CallSizes) -> bool:
     """Return whether perturbed rows of coded sets of heads, then of entries, change exactly these."""
     units = [(kind, head) for kind, rows in layout.rows.items() for head in range(len(rows))]
+    # A replay for each digit of the heads' numbers tells them apart; one for each head would take far longer.
     for chosen in _codes(len(units)):
         picked = [units[i] for i in chosen]
         moved = probe.moved(projection, torch.cat([layout.rows[kind][head] for kind, head in picked]))
@@ -440,6 +445,7 @@ def _output(projections: Projections, probe: Probe, after: list[Leaf], site: Sit
         if candidate.columns != heads * size or not probe.columns(candidate, None, None).any():
             continue
         columns = torch.arange(heads * size)
+        # The channels of a head adjacent, or the heads of a channel.
         for index in (columns.view(heads, size), columns.view(size, heads).t()):
             if _columns_agree(probe, candidate, index):
                 projections.o = named.block("o", candidate, as_rows(index), heads, size, site)

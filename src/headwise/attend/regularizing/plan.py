@@ -128,6 +128,7 @@ def plan(
             problems += _assign(draft, site, site.name in named)
     if not draft.chosen and not problems:
         problems.append(_nothing_left(draft, methods))
+    # A method that acts nowhere is a mistake, which a training would not show.
     for method in methods:
         if draft.chosen and not any(m is method for _, ms in draft.chosen for m in ms):
             refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
@@ -159,6 +160,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
             elif isinstance(method, str):
                 remedy = f"*headwise.parse({method!r})"
             raise TypeError(f"regularize() takes methods, got {method!r}; pass {remedy}")
+        # Two settings of one class may be meant; the same setting twice is a slip.
         if sum(m == method for m in methods) > 1:
             raise ValueError(f"{method!r} is given twice")
         earlier = _lost_before(method, methods)
@@ -291,6 +293,7 @@ def _add_readers(draft: Plan, reachable: list[Candidate]) -> None:
     chosen = [s for s, _ in draft.chosen]
     for stack in sorted(stacks):
         first = next(f.site for f in reachable if f.site.stack == stack and not f.site.is_cross)
+        # Fitted even if no method acts on it: its values are kept for the layers above.
         draft.read.append(first)
         if first not in chosen:
             draft.chosen.insert(0, (first, []))

@@ -217,6 +217,7 @@ class TransformersAdapter:
 
     def original(self) -> Any:
         """Return the host's own attention function, from the interface or from the module's file."""
+        # Looked up in each call: the user may have set another implementation since.
         cls = type(self.site.module)
         functions = interface_of(cls)
         if self.implementation != "eager":

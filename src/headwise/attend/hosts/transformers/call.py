@@ -158,6 +158,7 @@ def _packed(adapter: ModuleAdapter, fitted: FittedLayer, q: Tensor, mask: Any, k
             f"{adapter.site.name} tells only its attention call how rows pack several sequences, but {outside[0]!r} "
             f"acts on the layer's input or output: pass cu_seq_lens_q and cu_seq_lens_k to the layer, or {LEAVE_OUT}"
         )
+    # The layer's input was recorded as rows, which methods would take for samples.
     fitted.entered.take()
     return packing
 
