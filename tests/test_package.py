@@ -7,6 +7,7 @@ import sys
 import tomllib
 import zipfile
 from email.parser import Parser
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,23 @@ def verdict(tmp_path_factory):
 def test_the_wheels_hold_their_data_and_no_tests(wheel, verdict):
     names = wheel.namelist()
     assert {"headwise/py.typed", "headwise/lab/studies/catalogue.json"} < {*names}
+    # the shipped schemas, which docs/exit_codes.md lists
+    assert {"headwise/health/auditing/audit.schema.json", "headwise/lab/comparing/alarms.schema.json"} < {*names}
     assert all(name.startswith(("headwise/", "headwise-")) for name in names)
     pages = verdict.namelist()
     assert {"py.typed", "pages/shell.css", "pages/page.html", "judging/judge.schema.json"} <= {
         name.removeprefix("headwise_verdict/") for name in pages
     }
     assert all(name.startswith(("headwise_verdict/", "headwise_verdict-")) for name in pages)
+
+
+@pytest.mark.parametrize("part", [".", "verdict", "papers"])
+def test_commands_and_entry_points_exist(part):
+    project = tomllib.loads((ROOT / part / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
+    found = [EntryPoint(name, place, group) for group, named in groups.items() for name, place in named.items()]
+    # load raises where a module or a name in it is missing
+    assert found and None not in [one.load() for one in found]
 
 
 def test_all_distributions_have_one_version(verdict):
