@@ -210,7 +210,7 @@ class Probe:
 
 
 def _noise(like: Tensor) -> Tensor:
-    # By a generator of its own, which leaves the user's random numbers as they were.
+    # By a separate generator, which leaves the user's random numbers as they were.
     numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(like)
     # As large as the numbers themselves, so that no precision hides it; for rows of zeros the scale is 1.
     size = like.detach().float().std()
@@ -396,7 +396,7 @@ def _layout(probe: Probe, projection: Leaf, kinds: str) -> tuple[CallSizes, Layo
 def _agrees(probe: Probe, projection: Leaf, layout: LayoutGuess, sizes: CallSizes) -> bool:
     """Return whether perturbed rows of coded sets of heads, then of entries, change exactly these."""
     units = [(kind, head) for kind, rows in layout.rows.items() for head in range(len(rows))]
-    # A replay for each digit of the heads' numbers tells them apart; one for each head would take far longer.
+    # A replay for each digit of the heads' numbers distinguishes them; one for each head would take far longer.
     for chosen in _codes(len(units)):
         picked = [units[i] for i in chosen]
         moved = probe.moved(projection, torch.cat([layout.rows[kind][head] for kind, head in picked]))
