@@ -213,11 +213,11 @@ def judge_script(script: JudgedScript, rule: Rule) -> Decision:
 
 def _write(script: JudgedScript, seen: list[PairOfRuns]) -> None:
     name = script.metric.rpartition(":")[0]
-    rows = [(arm, one.seed, value) for one in seen for arm, value in _values(script, one)]
+    rows = [
+        (arm, one.seed, value)
+        for one in seen
+        for arm, value in ((script.change, one.candidate), (BASELINE, one.baseline))
+    ]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([("arm", "seed", name), *rows])
     write_bytes(script.folder / TABLE, text.getvalue().encode())
-
-
-def _values(script: JudgedScript, pair: PairOfRuns) -> tuple[tuple[str, float], tuple[str, float]]:
-    return (script.change, pair.candidate), (BASELINE, pair.baseline)

@@ -126,7 +126,8 @@ def alarms(
         if name not in JUDGED:
             near = suggest(name, list(JUDGED))
             raise StudyError(f"--map {name}: no rule reads it.{near} Rules read: {', '.join(JUDGED)}.")
-    tables = dict(_event_files(path)) if _is_of_tensorboard(path) else _by_run(path, _rows(path), step, run)
+    of_tensorboard = path.is_dir() or path.name.startswith(EVENTS)
+    tables = dict(_event_files(path)) if of_tensorboard else _by_run(path, _rows(path), step, run)
     columns = list(dict.fromkeys(name for table in tables.values() for name in table))
     chosen = _columns(path, columns, names or {})
     runs = []
@@ -237,10 +238,6 @@ def _figure(value: Any, null: float | None = None) -> float | None:
         return value
     found = figure_of(value)
     return NOT_FINITE.get(str(value).strip().lower()) if found is None else found
-
-
-def _is_of_tensorboard(path: Path) -> bool:
-    return path.is_dir() or path.name.startswith(EVENTS)
 
 
 def _event_files(path: Path) -> Iterator[tuple[str, Table]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import run_orders
@@ -45,26 +45,8 @@ class Choice:
     rate: float
 
 
-class Space(Protocol):
-    """The search space of one arm."""
-
-    # distinguishes this search from others of the same arm in one journal
-    name: str
-
-    def first(self) -> dict[str, Any]:
-        """Return the first point: the written settings."""
-
-    def ask(self, trial: Trial) -> dict[str, Any]:
-        """Return the point that a trial suggests."""
-
-    def choice(self, point: dict[str, Any]) -> Choice:
-        """Return the arm and the learning rate at a point."""
-
-
 class SearchFactors:
     """A search space of factors for the learning rate and the strengths of an arm's methods."""
-
-    name = ""
 
     def __init__(self, arm: Arm, task: Subject) -> None:
         self._arm, self._task = arm, task
@@ -105,14 +87,14 @@ class Search:
     `rate_name` is the setting that is the learning rate.
     """
 
-    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str, space: Space | None = None) -> None:
+    def __init__(self, comparison: Comparison, storage: BaseStorage, text: str) -> None:
         self.text, self._comparison, self._storage = text, comparison, storage
         task = comparison.study.task
         arm = comparison.study.arm(text)
-        self._space = SearchFactors(arm, task) if space is None else space
+        self._space = SearchFactors(arm, task)
         self.rate_name, rate = rate_of(arm.task(task))
         # another task, other data or other settings make another search
-        self._name = f"{text} {self._configuration(Choice(text, rate)).identity}{self._space.name}"
+        self._name = f"{text} {self._configuration(Choice(text, rate)).identity}"
         self._pending: int | None = None
         if not self._open().get_trials(deepcopy=False):
             self._open().enqueue_trial(self._space.first())
@@ -159,12 +141,6 @@ class Search:
         diverged = values[index] == self._worst
         how = f"all of {trials} on validation diverged; it stays" if diverged else f"{trials} on validation chose"
         return choice, f"{self.text}: {how} {choice.label} with learning rate {choice.rate:g}."
-
-    def tried(self) -> list[tuple[Choice, float | None]]:
-        """Return the finished trials with their validation results; None for a diverged one."""
-        finished = [trial for trial in self._budget() if trial.state.is_finished()]
-        known = [trial.value if trial.value is not None and math.isfinite(trial.value) else None for trial in finished]
-        return [(self._space.choice(trial.params), value) for trial, value in zip(finished, known)]
 
     @property
     def _worst(self) -> float:

@@ -177,7 +177,8 @@ class RayEngine:
             )
             return {"event": "failed", "reason": reason, "trace": ""}
         self.submit(order)
-        return {"event": "note", "text": f"{_title(order)}: {why}; it resumes from its last checkpoint"}
+        title = f"{order.configuration.arm}, seed {order.configuration.seed}"
+        return {"event": "note", "text": f"{title}: {why}; it resumes from its last checkpoint"}
 
 
 def _heartbeat_path(order: Order) -> Path:
@@ -186,10 +187,6 @@ def _heartbeat_path(order: Order) -> Path:
 
 def _uses_gpu(order: Order) -> bool:
     return order.device.startswith("cuda")
-
-
-def _title(order: Order) -> str:
-    return f"{order.configuration.arm}, seed {order.configuration.seed}"
 
 
 def _check_address(address: str) -> None:

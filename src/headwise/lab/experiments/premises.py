@@ -25,7 +25,8 @@ def majority(train: Sequence[int], test: Sequence[int]) -> tuple[float, float]:
 def learned(outcome: str, trivial: float, by: float, *, arm: str = "baseline", lower: bool = False) -> Premise:
     """Return the premise that an arm beats the trivial predictor by `by`; `lower` for errors and losses."""
     level = trivial - by if lower else trivial + by
-    text = f"{_named(arm)} learned: better than the trivial predictor's {trivial:.4g} in {outcome} by {by:.4g}"
+    who = "The plain model" if arm == "baseline" else arm
+    text = f"{who} learned: better than the trivial predictor's {trivial:.4g} in {outcome} by {by:.4g}"
     test = ClaimTest(arm=arm, outcome=outcome, says="lower" if lower else "higher", level=level)
     return Premise(name="learned", text=text, tests=(test,))
 
@@ -75,7 +76,3 @@ def parameters_moved(arm: str, by: float = 0.01, *, relative: bool = False) -> P
     text = f"The own parameters of {arm} moved by more than {by:.4g}" + (" of their start" if relative else "")
     test = ClaimTest(arm=arm, outcome=MOVED_RELATIVE if relative else MOVED, says="higher", level=by)
     return Premise(name=f"{arm} moved", text=text, tests=(test,))
-
-
-def _named(arm: str) -> str:
-    return "The plain model" if arm == "baseline" else arm

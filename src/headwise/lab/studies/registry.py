@@ -109,17 +109,17 @@ def print_methods(name: str | None = None, purpose: str | None = None) -> None:
     if name is not None:
         print(_about_method(name, entries))
         return
-    chosen = {key: entry for key, entry in entries.items() if purpose is None or _is_for(entry, purpose)}
+    chosen = {
+        key: entry
+        for key, entry in entries.items()
+        if purpose is None or any(purpose.lower() in aim for aim in entry["for"])
+    }
     if not chosen:
         purposes = list(dict.fromkeys(aim for entry in entries.values() for aim in entry["for"]))
         raise StudyError(f"--for {purpose}: no method is for it. Purposes: {'; '.join(purposes)}.")
     for entry in chosen.values():
         aim = f"\n    for: {', '.join(entry['for'])}" if entry["for"] and purpose is None else ""
         print(f"{entry['written']}\n    {entry['summary']}\n    {entry['paper']}{aim}")
-
-
-def _is_for(entry: dict[str, Any], purpose: str) -> bool:
-    return any(purpose.lower() in aim for aim in entry["for"])
 
 
 def _about_method(name: str, entries: dict[str, Any]) -> str:

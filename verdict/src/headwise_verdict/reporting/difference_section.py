@@ -51,7 +51,8 @@ def forest(rows: list[dict[str, Any]], *, title: str, margin: float | None = Non
     """
     alt = import_module("altair")
     layers = _points(alt, rows, title, reverse, size=150, width=2.5, ticks=6, numbers=True, margin=margin)
-    chart = alt.layer(*layers, width="container", height=_height(len(rows)) * len(rows) + 8)
+    height = next(height for least, height in reversed(HEIGHTS.items()) if len(rows) >= least)
+    chart = alt.layer(*layers, width="container", height=height * len(rows) + 8)
     return chart.resolve_axis(y="independent")
 
 
@@ -106,10 +107,6 @@ def _points(
         column = base.mark_point(opacity=0, size=0).encode(x=x, y=y(axis=_numbers(alt, rows)))
         layers.append(column)
     return layers
-
-
-def _height(rows: int) -> int:
-    return next(height for least, height in reversed(HEIGHTS.items()) if rows >= least)
 
 
 def _zero(alt: Any, title: str) -> Any:

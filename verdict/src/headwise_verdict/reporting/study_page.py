@@ -281,7 +281,8 @@ def learning_curves(study: StudyFolder, analysis: Analysis) -> list[Section]:
     drawn = {row["split"] for rows in series.values() for row in rows}
     # only diverged runs are drawn if no run finished
     splits = [split for split in (held_out, "train") if split in drawn] or ["train"]
-    entries = [(f"{who}, {split}", colour, split == "train") for who, colour in _roles(study) for split in splits]
+    roles = [("arm", "--blue")] * (len(study.arms) > 1) + [("baseline", "--grey")]
+    entries = [(f"{who}, {split}", colour, split == "train") for who, colour in roles for split in splits]
     intro = (
         f"Mean over seeds of every {moment}; band: {BAND}. All arms share the axes. Diverged runs are drawn "
         "singly and end in a cross."
@@ -294,10 +295,6 @@ def _moment(study: StudyFolder) -> str:
     by_step = study.study.by_step or bool(study.study.settings.get("steps"))
     logged = all(line.step is not None for run in study.runs.values() for line in run.epochs)
     return "step" if by_step and logged else "point" if study.study.by_step else "epoch"
-
-
-def _roles(study: StudyFolder) -> list[tuple[str, str]]:
-    return [("arm", "--blue"), ("baseline", "--grey")] if len(study.arms) > 1 else [("baseline", "--grey")]
 
 
 def _chart(study: StudyFolder, runs: Runs, series: dict, label: str, kind: str, unit: Unit, domain: Any) -> Any:

@@ -44,7 +44,9 @@ def analyse_study(study: StudyFolder) -> Analysis:
     declared = {name: study.study.outcome(name) for name in outcome_names(study)}
     outcomes = {name: _as_percents(study, one) for name, one in declared.items()}
     compared = {
-        name: paired_differences(study, name, one.higher_is_better, _margin(study, name))
+        name: paired_differences(
+            study, name, one.higher_is_better, study.study.margin if name == study.study.primary else None
+        )
         for name, one in outcomes.items()
     }
     tests, missing = divergence_tests(study), study.missing()
@@ -127,10 +129,6 @@ def _unit_warnings(outcomes: dict[str, Outcome], declared: dict[str, Outcome]) -
         for name, one in outcomes.items()
         if one.unit != declared[name].unit
     ]
-
-
-def _margin(study: StudyFolder, name: str) -> float | None:
-    return study.study.margin if name == study.study.primary else None
 
 
 def _arm(

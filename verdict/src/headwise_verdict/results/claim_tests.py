@@ -320,16 +320,13 @@ def _with_seeds(why: str, needed: int | None, at: str, pairs: int, power: float 
     if needed is not None and needed <= pairs:
         at = at.removeprefix("to show it ")
         return ClaimDecision("undecided", f"{why}, although these seeds have a power of at least 80 % {at}", power)
-    return ClaimDecision("undecided", f"{why}; {_seeds(needed, at)}", power, _seeds_or_more(needed))
+    # where none was found, one more than the largest number reported
+    seeds = MOST_SEEDS + 1 if needed is None else needed
+    return ClaimDecision("undecided", f"{why}; {_seeds(needed, at)}", power, seeds)
 
 
 def _seeds(needed: int | None, at: str) -> str:
     return f"{f'more than {MOST_SEEDS:,}' if needed is None else f'{needed:,}'} seeds would be needed {at}"
-
-
-def _seeds_or_more(needed: int | None) -> int:
-    """Return the number of seeds needed; where none was found, one more than the largest number reported."""
-    return MOST_SEEDS + 1 if needed is None else needed
 
 
 def _largest(estimate: Estimate) -> float:

@@ -330,13 +330,10 @@ def _inside(
     smaller = min((first[best], last[best]), key=lambda one: _or_least(one.mean))
     words = f"{outcome.label} is best inside at {figures.values[1 + best]:g}"
     if first[best].mean is not None:
-        gains = (f"{_difference(one, outcome)} over {value:g}" for one, value in _ends(first, last, best, figures))
+        ends = (first[best], figures.values[0]), (last[best], figures.values[-1])
+        gains = (f"{_difference(one, outcome)} over {value:g}" for one, value in ends)
         words += f": gains {' and '.join(gains)}"
     return _judged(test, decision, smaller, ours=words, refutes=refutes)
-
-
-def _ends(first: list[Estimate], last: list[Estimate], best: int, figures: Figures) -> list[tuple[Estimate, float]]:
-    return [(first[best], figures.values[0]), (last[best], figures.values[-1])]
 
 
 def _divergence(study: StudyFolder, test: ClaimTest, tests: int) -> JudgedTest:
@@ -394,7 +391,11 @@ def _margin(study: StudyFolder, test: ClaimTest, figures: Figures) -> float | No
 def _ours(test: ClaimTest, outcome: Outcome, figures: Figures, estimate: Estimate) -> str:
     unit = unit_named(outcome.unit)
     if test.along_axis:
-        ends = [f"{unit.number(figures.means[at])} at {figures.values[at]:g}" for at in (0, -1) if _finite(figures, at)]
+        ends = [
+            f"{unit.number(figures.means[at])} at {figures.values[at]:g}"
+            for at in (0, -1)
+            if math.isfinite(figures.means[at])
+        ]
         levels = f"{' and '.join(ends)} {unit.name}".strip()
         return f"{outcome.label} {levels}: {_difference(estimate, outcome)} from one value to the next".replace(
             "  ", " "
@@ -434,10 +435,6 @@ def _difference(estimate: Estimate, outcome: Outcome) -> str:
     if estimate.pairs > 1 and estimate.low is not None and estimate.low == estimate.high:
         return f"{words}, {constant(estimate.pairs)}"
     return f"{words} {unit.interval(estimate.low, estimate.high, signed=True)}".strip()
-
-
-def _finite(figures: Figures, at: int) -> bool:
-    return bool(math.isfinite(figures.means[at]))
 
 
 def _or_least(mean: float | None) -> float:

@@ -117,7 +117,7 @@ def paired_differences(
             "pairing": pairing_gain([ours[arm][seed] for seed in pairs], [base[seed] for seed in pairs]),  # type: ignore[misc]
         }
         fields |= _spread(list(pairs.values()), bounds, error)
-        fields |= _margin(within, margin)
+        fields |= {"within": within.within, "p_equivalent": within.p if margin is not None else None}
         fields |= _verdict(fields, higher_is_better, within.equivalent)
         differences[arm] = Difference(**fields)
     return differences
@@ -198,10 +198,6 @@ def _spread(pairs: list[float], bounds: Bounds, error: float) -> dict[str, Any]:
         return fields
     critical = (bounds.high - bounds.low) / 2 / error
     return fields | {"detectable": detectable_effect(error * len(pairs) ** 0.5, len(pairs), critical)}
-
-
-def _margin(result: Equivalence, margin: float | None) -> dict[str, Any]:
-    return {"within": result.within, "p_equivalent": result.p if margin is not None else None}
 
 
 def _verdict(fields: dict[str, Any], higher_is_better: bool | None, equivalent: bool) -> dict[str, str]:

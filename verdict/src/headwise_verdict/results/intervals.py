@@ -193,8 +193,7 @@ def equivalence(intervals: JointIntervals, margin: float | None, alpha: float = 
     p = np.maximum(intervals.p(-ends), intervals.p(ends)) / 2
     # a mean outside the margin lies on the other side of its nearer end
     p = np.where(abs(intervals.means) < margin, p, 1 - p)
-    return [_declared(one, float(at), margin) for one, at in zip(within, p)]
-
-
-def _declared(within: float | None, p: float, margin: float) -> Equivalence:
-    return Equivalence(within, None if within is None else p, within is not None and within < margin)
+    return [
+        Equivalence(one, None if one is None else float(at), one is not None and one < margin)
+        for one, at in zip(within, p)
+    ]
