@@ -80,6 +80,17 @@ def test_the_command_line_ends_with_the_code_and_prints_json(table):
     assert record["low"] < record["difference"] < record["high"] and "more" in record and record["pairs"] == 8
 
 
+def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):
+    from typer.testing import CliRunner
+
+    from headwise_verdict import cli
+
+    monkeypatch.setattr(cli, "_script", lambda *_: 1 / 0)
+    command = ["judge", "--script", "python train.py", "--change", "lr=1", "--metric", METRIC]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 5 and "ZeroDivisionError" in done.stderr and not done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,10 @@ class JudgeCommand(TyperCommand):
                 error.exit_code = error.exit_code and 5
             elif is_for_users(error):
                 print(f"error: {printable(str(error))}", file=sys.stderr)
+                sys.exit(5)
+            else:
+                # Python's own 1 would be the answer "reject"
+                traceback.print_exc()
                 sys.exit(5)
             raise
 
