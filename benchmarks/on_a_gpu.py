@@ -34,7 +34,7 @@ from headwise_verdict.files.ownership import claim  # noqa: E402
 
 OUT = ROOT / "results" / "gpu"
 WHEELS, SITE = ROOT / "wheels", ROOT / "build" / "site"
-DONE = "done.json"
+DONE, JOBS = "done.json", "side-by-side.json"
 # what a study needs beside torch, by the name that is imported
 NEEDED = (
     "accelerate altair filelock jinja2 numpy optuna pandas psutil pydantic rich safetensors scipy sklearn typer "
@@ -165,6 +165,25 @@ def shared_device(wanted: bool) -> Iterator[None]:
                 os.environ.pop(name)
 
 
+def measured_jobs(folder: Path, *, dry: bool) -> int:
+    """Return how many runs are fastest side by side: measured once for a folder, with MPS where there is any."""
+    kept = folder / JOBS
+    if not kept.exists():
+        options = ["--device", "cpu", "--counts", "1,2", "--seconds", "0.3"] if dry else []
+        command = [sys.executable, "benchmarks/side_by_side.py", *options]
+        with shared_device(not dry):
+            done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            # the studies can run nonetheless, one after the other
+            print(f"runs side by side could not be measured: {done.stderr.strip().splitlines()[-1:]}", flush=True)
+            return 1
+        kept.write_text(done.stdout.splitlines()[-1])
+    found = json.loads(kept.read_text())
+    told = ", ".join(f"{count} make {rate:.3g}" for count, rate in found["rates"].items())
+    print(f"runs side by side: {found['best']}; steps a second by their number: {told}", flush=True)
+    return int(found["best"])
+
+
 def read_done(folder: Path) -> dict[str, dict[str, object]]:
     """Return how each part ended the last time it ran."""
     path = folder / DONE
@@ -176,13 +195,13 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="toy sizes on the CPU")
     parser.add_argument("--only", default="", help="the part of this name, or parts whose names begin so")
     parser.add_argument("--seconds", type=int, default=10**9, help="for all parts together")
-    parser.add_argument("--jobs", type=int, default=3, help="runs at once on one device")
+    parser.add_argument("--jobs", type=int, help="runs at once on one device; default: by a short measurement")
     parser.add_argument("--out", type=Path, help="folder of the results; default: results/gpu")
     parser.add_argument("--again", action="store_true", help="parts that are done too")
     parser.add_argument("--list", action="store_true", help="print the parts and do nothing")
     options = parser.parse_args()
     folder = (options.out or (OUT / "dry" if options.dry else OUT)).resolve()
-    written = (DONE, *dict.fromkeys(f"{part.name}.txt" for part in PARTS))
+    written = (DONE, JOBS, *dict.fromkeys(f"{part.name}.txt" for part in PARTS))
     if not options.list:
         try:
             claim(folder, written, shared=True)
@@ -205,7 +224,7 @@ def main() -> None:
         if not torch.cuda.is_available():
             raise SystemExit("torch finds no CUDA device here. --dry walks through all parts on the CPU.")
     ends = time.monotonic() + options.seconds
-    failed = []
+    failed, jobs = [], options.jobs
     for part in chosen:
         if done.get(part.command, {}).get("ended") == "done" and not options.again:
             continue
@@ -213,9 +232,13 @@ def main() -> None:
         if left < 5:
             print("the time is over; the same command continues here")
             break
+        is_study = part.name.startswith("studies-")
+        if is_study and jobs is None:
+            jobs = measured_jobs(folder, dry=options.dry)
+            left = max(5, int(ends - time.monotonic()))
         begin = time.monotonic()
-        command = (part.dry if options.dry else part.command).format(jobs=options.jobs, out=shlex.quote(str(folder)))
-        with shared_device(part.name.startswith("studies-") and not options.dry and options.jobs > 1):
+        command = (part.dry if options.dry else part.command).format(jobs=jobs, out=shlex.quote(str(folder)))
+        with shared_device(is_study and not options.dry and (jobs or 1) > 1):
             ended = carry_out(part, command, folder, min(part.seconds, left))
         took = round(time.monotonic() - begin, 1)
         done[part.command] = {"name": part.name, "ended": ended, "seconds": took}

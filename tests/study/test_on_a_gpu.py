@@ -82,3 +82,47 @@ def test_without_a_gpu_it_says_what_can_be_done():
     assert refused.returncode == 1 and "--dry walks through all parts on the CPU" in refused.stderr
     listed = run("--list")
     assert "studies-blog-cifar100" in listed.stdout and "not run" in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [
+        ({1: 100.0, 2: 104.0, 3: 90.0}, 1),
+        ({1: 100.0, 2: 180.0, 3: 185.0, 6: 240.0}, 6),
+        # each step is worth less than 5 %, and both together more
+        ({1: 100.0, 2: 104.0, 3: 108.0}, 3),
+    ],
+)
+def test_the_fewest_runs_side_by_side_that_no_larger_number_beats_are_chosen(monkeypatch, rates, best):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import side_by_side
+
+    assert side_by_side.best(rates) == best
+
+
+def test_the_number_of_runs_side_by_side_is_measured_once_and_printed(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, 'steps\n{"rates": {"1": 10.0, "2": 18.0}, "best": 2}\n', "")
+
+    monkeypatch.setattr(on_a_gpu.subprocess, "run", run)
+    monkeypatch.setenv("PATH", "")
+    assert [on_a_gpu.measured_jobs(tmp_path, dry=True) for _ in range(2)] == [2, 2] and len(asked) == 1
+    assert (
+        capfd.readouterr().out.count("runs side by side: 2; steps a second by their number: 1 make 10, 2 make 18") == 2
+    )
+
+
+def test_where_it_cannot_be_measured_runs_go_one_after_the_other(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: no memory\n")
+    monkeypatch.setattr(on_a_gpu.subprocess, "run", lambda *_, **__: failed)
+    assert on_a_gpu.measured_jobs(tmp_path, dry=True) == 1 and "no memory" in capfd.readouterr().out
+    assert not (tmp_path / "side-by-side.json").exists()
