@@ -70,7 +70,7 @@ def _(
 
 
 def _in_blocks(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float, real: Tensor | None) -> Tensor:
-    best = torch.full(q.shape[:2], float("-inf"), device=q.device)
+    best = torch.full(q.shape[:2], float("-inf"), device=q.device, dtype=torch.float32)
     if not k.numel() or not q.numel():
         return best
     # Converted here, not in every block.

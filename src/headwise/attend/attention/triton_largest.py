@@ -128,11 +128,11 @@ def largest(
 ) -> Tensor:
     """Return the result of `largest_logits.largest_logits` for tensors that `supports` accepts."""
     (batch, heads, queries, size), groups, keys = q.shape, k.shape[1], k.shape[2]
-    top = torch.full((batch, heads), float("-inf"), device=q.device)
+    top = torch.full((batch, heads), float("-inf"), device=q.device, dtype=torch.float32)
     mask, strides, kind = readable(mask, q, k)
     counted = q if real is None else real.view(torch.uint8).expand(batch, queries)
     chunks, bounded = triton.cdiv(keys, CHUNK), enough > float("-inf")
-    norms = torch.empty(batch, groups, chunks, device=q.device) if bounded else top
+    norms = torch.empty(batch, groups, chunks, device=q.device, dtype=torch.float32) if bounded else top
     chosen = settings(q.dtype, size)
     # Triton launches on the current device, which differs from q's in a model spread over several devices.
     with torch.cuda.device_of(q):

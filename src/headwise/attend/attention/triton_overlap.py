@@ -258,8 +258,8 @@ def head_overlap(
     mask_read, strides, kind = readable(mask, q, k)
     half = q.dtype != torch.float32
     grams = torch.empty(batch, heads, rows, queries, dtype=torch.float16 if half else torch.float32, device=q.device)
-    sums = torch.empty(batch, rows, queries, device=q.device)
-    delta = torch.empty(batch, heads, queries, device=q.device)
+    sums = torch.empty(batch, rows, queries, device=q.device, dtype=torch.float32)
+    delta = torch.empty(batch, heads, queries, device=q.device, dtype=torch.float32)
     first, second = settings(q.dtype, size)
     counted = q if real is None else real.view(torch.uint8)
     real_strides = (0, 0) if real is None else counted.expand(batch, queries).stride()
@@ -272,7 +272,7 @@ def head_overlap(
     given = (q, k, mask_read, lse, counted, q if sinks is None else sinks)
     sizes = (heads, groups, queries, keys, scale * 1.4426950408889634)
     steps = (*q.stride(), *k.stride(), *strides, *real_strides, *sizes)
-    dk = torch.zeros(k.shape if slopes else (0,), device=q.device)
+    dk = torch.zeros(k.shape if slopes else (0,), device=q.device, dtype=torch.float32)
     # Triton's interpreter computes bf16 products incorrectly.
     exact = precision(torch.bfloat16)["UPCAST"]
     slope, parts, splits = grams, delta, 1

@@ -316,14 +316,14 @@ class Call:
             return (self.query_positions() + 1).clamp(max=self.keys).float()[:, None, :, None]
         allowed = self.allowed()
         if allowed is None:
-            return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device)
+            return torch.full((1, 1, 1, 1), float(self.keys), device=self.q.device, dtype=torch.float32)
         return allowed.sum(-1, keepdim=True).clamp(min=1).float()
 
     def uniform(self) -> Tensor:
         """Return uniform weights over the allowed keys, (B|1, H|1, T|1, N) in fp32; 0 in a row without allowed keys."""
         allowed = self.allowed()
         if allowed is None:
-            return torch.full((1, 1, 1, self.keys), 1.0 / self.keys, device=self.q.device)
+            return torch.full((1, 1, 1, self.keys), 1.0 / self.keys, device=self.q.device, dtype=torch.float32)
         return allowed.float() / self.allowed_counts()
 
     def mean_over_keys(self, v: Tensor) -> Tensor:
@@ -379,14 +379,14 @@ class Call:
         if per == "sample":
             total, count = value.flatten(1).mean(1).sum() if value.dim() > 1 else value.sum(), value.shape[0]
             # Filled on the device: copying a host tensor there would wait for the device.
-            weight = torch.full((), float(count), device=value.device)
+            weight = torch.full((), float(count), device=value.device, dtype=torch.float32)
         else:
             value = value.mean(1) if value.dim() == 3 else value
             if times is None:
                 times = self._shares(value, within_samples=per == "query of sample")
             if times is None or times.dim() == 1:
                 total = value.sum() if times is None else (value * times).sum()
-                weight = torch.full((), float(value.shape[0] * self.queries), device=value.device)
+                weight = torch.full((), float(value.shape[0] * self.queries), device=value.device, dtype=torch.float32)
             else:
                 # Padded rows may hold any value, NaN included.
                 times = times.expand_as(value)

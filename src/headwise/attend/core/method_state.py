@@ -78,7 +78,7 @@ class MethodState:
     def mark(self) -> None:
         """Add an empty entry to the state dict, whose name tells users who load it into a plain model what to do."""
         if not hasattr(self._home(), ADVICE):
-            self._home().register_buffer(ADVICE, torch.empty(0))
+            self._home().register_buffer(ADVICE, torch.empty(0, dtype=torch.float32))
 
     def parameter(self, name: str, value: Tensor) -> nn.Parameter:
         """Register a learned parameter, in the device and dtype of the site's own parameters, and return it."""
@@ -114,7 +114,7 @@ class MethodState:
         device = next((p.device for p in self._owner.parameters()), None)
         home = self._home()
         home.fills[name] = (number, written)
-        home.register_buffer(name, torch.full((size,), number, device=device), persistent=False)
+        home.register_buffer(name, torch.full((size,), number, device=device, dtype=torch.float32), persistent=False)
 
     def tensor(self, name: str) -> Tensor:
         """Return the parameter or buffer of this name.
@@ -180,7 +180,9 @@ def strengths_on(strengths: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     here = device.type != "cpu" and not torch.compiler.is_compiling() and all(s.device.type == "cpu" for s in strengths)
     if here and len(set(map(float, strengths))) == 1:
-        return torch.full((len(strengths),), float(strengths[0]), device=device)
+        return torch.full((len(strengths),), float(strengths[0]), device=device, dtype=torch.float32)
     if here and capturing():
-        return torch.stack([torch.full((), float(strength), device=device) for strength in strengths])
+        return torch.stack(
+            [torch.full((), float(strength), device=device, dtype=torch.float32) for strength in strengths]
+        )
     return torch.stack([strength.to(device, non_blocking=True) for strength in strengths])

@@ -303,7 +303,7 @@ def _heads_on_device(
     from headwise.attend.core import triton_draws
 
     key = key if key is None or key.device == device else key.to(device, non_blocking=True)
-    out = torch.empty(shape, device=device)
+    out = torch.empty(shape, device=device, dtype=torch.float32)
     return triton_draws.draw_heads(key, number, salt, p, rescale, out)
 
 
@@ -314,7 +314,7 @@ draw_heads_on_device = torch.library.custom_op("headwise::draw_heads", _heads_on
 def _(
     key: Tensor | None, number: int, salt: int, p: float, shape: list[int], rescale: bool, *, device: torch.device
 ) -> Tensor:
-    return torch.empty(shape, device=device)
+    return torch.empty(shape, device=device, dtype=torch.float32)
 
 
 def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:

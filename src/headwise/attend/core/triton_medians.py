@@ -77,7 +77,7 @@ def medians(x: Tensor, center: Tensor | None) -> Tensor:
     passes = PASSES[torch.float32 if center is not None else x.dtype]
     counts = torch.zeros(rows, passes * 256 + 1, dtype=torch.int32, device=x.device).flatten()
     nans = counts[rows * passes * 256 :]
-    out = torch.empty(rows, device=x.device)
+    out = torch.empty(rows, device=x.device, dtype=torch.float32)
     rank = (count - 1) // 2
     with torch.cuda.device_of(out):
         for done in range(passes):

@@ -79,5 +79,7 @@ class AttentionNormPenalty(Method):
 def _size(call: Call) -> Tensor:
     """Return the number of weights of real queries and keys in all maps, 0-d in fp32."""
     if call.mask is None and call.packed is None:
-        return torch.full((), float(call.batch * call.heads * call.queries * call.keys), device=call.q.device)
+        return torch.full(
+            (), float(call.batch * call.heads * call.queries * call.keys), device=call.q.device, dtype=torch.float32
+        )
     return (query_counts(call) * key_counts(call)).expand(call.batch).sum() * call.heads

@@ -39,7 +39,7 @@ class AttentionSink(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         if self.learned:
-            state.parameter("logit", torch.full((site.heads,), self.logit))
+            state.parameter("logit", torch.full((site.heads,), self.logit, dtype=torch.float32))
         else:
             state.fill("logit", site.heads, self.logit)
 

@@ -31,7 +31,7 @@ class AttnScale(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        state.parameter("gain", torch.zeros(site.heads))
+        state.parameter("gain", torch.zeros(site.heads, dtype=torch.float32))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         gain, uniform = self._gain(call, a), call.uniform().to(a.dtype)

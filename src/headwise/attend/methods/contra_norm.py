@@ -54,8 +54,8 @@ class ContraNorm(Method):
     def build(self, site: Site, state: MethodState) -> None:
         if self.norm:
             channels = branch_channels(site, "ContraNorm")
-            state.parameter("gain", torch.ones(channels))
-            state.parameter("shift", torch.zeros(channels))
+            state.parameter("gain", torch.ones(channels, dtype=torch.float32))
+            state.parameter("shift", torch.zeros(channels, dtype=torch.float32))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:

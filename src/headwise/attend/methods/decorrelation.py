@@ -141,7 +141,9 @@ def _weights(queries: int, number: int, first: int, device: torch.device) -> Ten
     and the others drawn."""
     every, drawn = queries - first, number - first
     times = every / max(drawn, 1)
-    weights = torch.full((number, number), 0.5 * times * (every - 1) / max(drawn - 1, 1), device=device)
+    weights = torch.full(
+        (number, number), 0.5 * times * (every - 1) / max(drawn - 1, 1), device=device, dtype=torch.float32
+    )
     weights[first:].diagonal(first).fill_(0.5 * times)
     if first:
         weights[:first, first:].fill_(0.5 * times)

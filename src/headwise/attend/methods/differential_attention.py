@@ -85,13 +85,13 @@ class DifferentialAttention(Method):
                     f"DifferentialAttention(version=2) reads the layer's input, whose size at {site.name} is not "
                     "known; pass example=batch to regularize()"
                 )
-            state.parameter("factor", torch.zeros(site.heads // 2, site.hidden))
+            state.parameter("factor", torch.zeros(site.heads // 2, site.hidden, dtype=torch.float32))
             return
         for name in VECTORS:
             # Without torch's generators, so that the host's own initial weights do not change.
             key = random_draws.mix("DifferentialAttention", state.seed, site.index, name)
             state.parameter(name, SPREAD * random_draws.normal(key, 0, (site.head_dim,), torch.device("cpu")))
-        state.parameter("gain", torch.ones(2 * (site.value_dim or site.head_dim)))
+        state.parameter("gain", torch.ones(2 * (site.value_dim or site.head_dim), dtype=torch.float32))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if self.version == 2:

@@ -44,8 +44,8 @@ class FeatScale(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         channels = branch_channels(site, "FeatScale")
-        state.parameter("mean_gain", torch.zeros(channels))
-        state.parameter("rest_gain", torch.zeros(channels))
+        state.parameter("mean_gain", torch.zeros(channels, dtype=torch.float32))
+        state.parameter("rest_gain", torch.zeros(channels, dtype=torch.float32))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         if call.queries != call.keys:

@@ -52,8 +52,8 @@ class ForgettingAttention(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads and site.hidden  # the plan refuses sites without what `shapes` names
-        state.parameter("weight", torch.zeros(site.heads, site.hidden))
-        state.parameter("bias", torch.full((site.heads,), self.bias))
+        state.parameter("weight", torch.zeros(site.heads, site.hidden, dtype=torch.float32))
+        state.parameter("bias", torch.full((site.heads,), self.bias, dtype=torch.float32))
 
     def logits(self, s: Tensor, call: Call) -> Tensor:
         sums = self._sums(call)

@@ -46,9 +46,9 @@ class GatedNorm(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.hidden  # the plan refuses sites without what `shapes` names
         state.parameter("down", drawn((self.rank, site.hidden), state.seed, "GatedNorm", site.index))
-        state.parameter("up", torch.zeros(site.hidden, self.rank))
+        state.parameter("up", torch.zeros(site.hidden, self.rank, dtype=torch.float32))
         if self.start == "open":
-            state.parameter("bias", torch.full((site.hidden,), 4.0))
+            state.parameter("bias", torch.full((site.hidden,), 4.0, dtype=torch.float32))
 
     def hidden(self, x: Tensor, call: Call) -> Tensor:
         state = call.state(self)

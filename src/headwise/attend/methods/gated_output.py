@@ -72,13 +72,13 @@ class GatedOutput(Method):
         read = {"": self.channels or site.hidden, "output_": size}
         for name in self._beginnings():
             if self.rank is None:
-                state.parameter(f"{name}weight", torch.zeros(site.heads * gates, read[name]))
+                state.parameter(f"{name}weight", torch.zeros(site.heads * gates, read[name], dtype=torch.float32))
                 continue
             shape = site.heads * self.rank, read[name]
             state.parameter(f"{name}down", drawn(shape, state.seed, f"GatedOutput {name}", site.index))
-            state.parameter(f"{name}up", torch.zeros(site.heads, self.rank, gates))
+            state.parameter(f"{name}up", torch.zeros(site.heads, self.rank, gates, dtype=torch.float32))
         if self.start == "open":
-            state.parameter("bias", torch.full((site.heads * gates,), 4.0))
+            state.parameter("bias", torch.full((site.heads * gates,), 4.0, dtype=torch.float32))
 
     def _beginnings(self) -> tuple[str, ...]:
         """Return how the names of the parameters for each source begin."""

@@ -44,7 +44,7 @@ class GFSA(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        state.parameter("gain", torch.zeros(site.heads))
+        state.parameter("gain", torch.zeros(site.heads, dtype=torch.float32))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         self._check_square(call)

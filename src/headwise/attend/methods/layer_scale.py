@@ -33,7 +33,7 @@ class LayerScale(Method):
         self.require(0 < self.start < float("inf"), f"start must be positive and finite, got {self.start}")
 
     def build(self, site: Site, state: MethodState) -> None:
-        state.parameter("gain", torch.full((branch_channels(site, "LayerScale"),), self.start))
+        state.parameter("gain", torch.full((branch_channels(site, "LayerScale"),), self.start, dtype=torch.float32))
 
     def branch(self, y: Tensor, call: Call) -> Tensor:
         return y * call.state(self).tensor("gain").to(y.dtype)

@@ -54,7 +54,7 @@ class LSA(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         # A vector even for one number, because FSDP2 cannot shard scalars.
-        state.parameter("temperature", torch.ones(site.heads if self.per == "head" else 1))
+        state.parameter("temperature", torch.ones(site.heads if self.per == "head" else 1, dtype=torch.float32))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         return divided(q, call.state(self).tensor("temperature")), k, v

@@ -49,8 +49,8 @@ class QKNorm(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads and site.kv_heads  # the plan refuses sites without what `shapes` names
-        state.parameter("query_gain", torch.full((site.heads,), self.start))
-        state.parameter("key_gain", torch.ones(site.kv_heads))
+        state.parameter("query_gain", torch.full((site.heads,), self.start, dtype=torch.float32))
+        state.parameter("key_gain", torch.ones(site.kv_heads, dtype=torch.float32))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         state = call.state(self)

@@ -286,11 +286,11 @@ def _factors(pieces: dict[str, Piece], weight_of: Callable[[nn.Module, str], Ten
 def _by_row(pieces: dict[str, Piece], rates: dict[str, Tensor], module: nn.Module, name: str, like: Tensor) -> Tensor:
     """Return the factors of a parameter's rows, in a shape that broadcasts to it; 1 for rows that are in no piece."""
     axis = next((piece.axis for piece in pieces.values() if piece.weight[0] is module and piece.weight[1] == name), 0)
-    by_row = torch.ones(like.shape[axis], device=like.device)
+    by_row = torch.ones(like.shape[axis], device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
     for kind, piece in pieces.items():
         for owner, rows in ((piece.weight, piece.rows), (piece.bias, piece.bias_rows)):
             if owner is not None and rows is not None and owner[0] is module and owner[1] == name:
-                by_row[rows.to(like.device, non_blocking=True)] = rates[kind][:, None]
+                by_row[rows.to(like.device, non_blocking=True)] = rates[kind][:, None].to(by_row.dtype)
     shape = [1] * like.dim()
     shape[axis] = -1
     return by_row.view(shape)

@@ -54,12 +54,12 @@ class ReAttention(Method):
 
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
-        state.parameter("mix", torch.eye(site.heads))
+        state.parameter("mix", torch.eye(site.heads, dtype=torch.float32))
         if self.norm == "batch":
-            state.parameter("gain", torch.ones(site.heads))
-            state.parameter("shift", torch.zeros(site.heads))
-            state.buffer("mean", torch.zeros(site.heads), saved=True)
-            state.buffer("variance", torch.ones(site.heads), saved=True)
+            state.parameter("gain", torch.ones(site.heads, dtype=torch.float32))
+            state.parameter("shift", torch.zeros(site.heads, dtype=torch.float32))
+            state.buffer("mean", torch.zeros(site.heads, dtype=torch.float32), saved=True)
+            state.buffer("variance", torch.ones(site.heads, dtype=torch.float32), saved=True)
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         if call.dropout > 0:
@@ -111,7 +111,7 @@ class ReAttention(Method):
         """Return each head's mean and variance over the entries that count, and update their running means."""
         wide, entries = at_least_fp32(mixed), _counted_entries(call)
         if entries is None:
-            count = torch.full((), float(wide[:, 0].numel()), device=wide.device)
+            count = torch.full((), float(wide[:, 0].numel()), device=wide.device, dtype=torch.float32)
             mean = wide.mean((0, 2, 3))
             spread = (wide - mean[:, None, None]).square().sum((0, 2, 3))
         else:

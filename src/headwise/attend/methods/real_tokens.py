@@ -38,7 +38,7 @@ def query_counts(call: Call) -> Tensor:
 def _count(real: Tensor | None, size: int, call: Call) -> Tensor:
     # A mask that is the same for all queries does not distinguish them: then all count.
     if real is None or real.shape[-1] != size:
-        return torch.full((1,), float(size), device=call.q.device)
+        return torch.full((1,), float(size), device=call.q.device, dtype=torch.float32)
     return real.sum(-1).clamp(min=1).float()
 
 

@@ -29,7 +29,9 @@ def drawn_rows(method: Method, rows: int, call: Call) -> tuple[Tensor, Tensor]:
     drawn = call.per_sample(call.uniform_draw(method, (call.samples, number)))
     real = call.real_queries()
     if real is None:
-        times = torch.full((number,), (call.queries - first) / (number - first), device=drawn.device)
+        times = torch.full(
+            (number,), (call.queries - first) / (number - first), device=drawn.device, dtype=torch.float32
+        )
         if first:
             times[:first] = 1.0
         return torch.addcmul(times.cumsum(0) - times, drawn, times).long().clamp(max=last), times
@@ -47,6 +49,6 @@ def drawn_times(method: Method, rows: int, call: Call) -> Tensor:
     """Return how many real queries each query of a call or block stands for, fp32 (B, t): 0 if it is not drawn."""
     whole = whole_of(call)
     positions, times = drawn_rows(method, rows, whole)
-    every = torch.zeros(whole.batch, whole.queries, device=times.device)
+    every = torch.zeros(whole.batch, whole.queries, device=times.device, dtype=torch.float32)
     every = every.scatter_add(1, positions, times.expand(positions.shape))
     return every if call.query_block is None else every[:, call.query_block]

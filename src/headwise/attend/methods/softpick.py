@@ -46,7 +46,7 @@ class Softpick(Method):
 
     def edit(self, call: Call) -> LogitEdit:
         self._check_call(call)
-        return LogitEdit("pick", torch.tensor(self.eps))
+        return LogitEdit("pick", torch.tensor(self.eps, dtype=torch.float32))
 
     def _check_call(self, call: Call) -> None:
         if call.sinks is not None:

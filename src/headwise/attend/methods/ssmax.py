@@ -39,7 +39,7 @@ class SSMax(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         if self.learned:
-            state.parameter("scale", torch.full((site.heads,), self.scale))
+            state.parameter("scale", torch.full((site.heads,), self.scale, dtype=torch.float32))
         else:
             state.fill("scale", site.heads, self.scale)
 

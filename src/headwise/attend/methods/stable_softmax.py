@@ -52,7 +52,7 @@ class StableSoftmax(Method):
         return s
 
     def edit(self, call: Call) -> LogitEdit:
-        return LogitEdit("stable", torch.tensor(self.beta))
+        return LogitEdit("stable", torch.tensor(self.beta, dtype=torch.float32))
 
     def attend(self, attend: Attend, call: Call) -> Attend:
         return lambda v: self._mapped(v, call)

@@ -54,7 +54,7 @@ class XSA(Method):
     def build(self, site: Site, state: MethodState) -> None:
         assert site.heads is not None  # the plan refuses sites without what `shapes` names
         if self.learned:
-            state.parameter("gain", torch.zeros(site.heads))
+            state.parameter("gain", torch.zeros(site.heads, dtype=torch.float32))
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         # With a cache the values include past tokens; those of the queries are the last.

@@ -70,7 +70,7 @@ def _takes_config(module: nn.Module, inner: nn.Module) -> bool:
 
 
 def _random(*shape: int, like: Tensor) -> Tensor:
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     return numbers.to(device=like.device, dtype=like.dtype)
 
 
@@ -220,7 +220,7 @@ def finite(root: nn.Module) -> Iterator[bool]:
         ]
         broken = [(weight, weight.clone()) for weight in weights if not bool(torch.isfinite(weight).all())]
         for weight, saved in broken:
-            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) / 50
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) / 50
             weight.copy_(torch.where(torch.isfinite(saved), saved, noise.to(saved)))
     try:
         yield bool(broken)

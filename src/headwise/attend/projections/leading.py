@@ -42,7 +42,7 @@ def _bidiagonalized(matrix: Tensor) -> tuple[Tensor, Tensor]:
     columns, turned = matrix.shape[1], matrix.t()
     vectors, left = matrix.new_zeros(STEPS + 1, columns), matrix.new_zeros(len(matrix))
     diagonal, above = torch.zeros(2, STEPS, dtype=torch.float64)
-    vectors[0] = unit(torch.randn(columns, generator=torch.Generator().manual_seed(0)).to(matrix))
+    vectors[0] = unit(torch.randn(columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(matrix))
     beside = 0.0
     for step in range(STEPS):
         image = matrix @ vectors[step]

@@ -211,7 +211,7 @@ class Probe:
 
 def _noise(like: Tensor) -> Tensor:
     # By a separate generator, which leaves the user's random numbers as they were.
-    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1)).to(like)
+    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(like)
     # As large as the numbers themselves, so that no precision hides it; for rows of zeros the scale is 1.
     size = like.detach().float().std()
     return numbers * (size if size > 0 else torch.ones_like(size)).to(like)

@@ -332,4 +332,5 @@ def _tables(
 
 @functools.lru_cache(maxsize=8)
 def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(SIGNS, device=device), torch.tensor(ROOTS, device=device)
+    signs, roots = (torch.tensor(factors, dtype=torch.float32, device=device) for factors in (SIGNS, ROOTS))
+    return signs, roots

@@ -280,7 +280,7 @@ def _by_gradient(measured: Measured, data: Iterable[Any]) -> tuple[float, list[t
             of_heads = factor.read(gradients) if factor.made else None
             # The loss of a batch that does not count may be the mean of nothing.
             if of_heads is not None and count:
-                sums[index] = sums.get(index, torch.zeros(())) + of_heads * count
+                sums[index] = sums.get(index, torch.zeros((), dtype=torch.float32)) + of_heads * count
         losses.append((float(value.detach()), count))
     mean, whole = _mean_of(losses)
     return mean, [tuple((sums[i] / whole).tolist()) if i in sums else () for i in range(len(slots))]

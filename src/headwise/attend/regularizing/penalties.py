@@ -23,7 +23,7 @@ def joint_mean(entries: list[Entry], device: torch.device, *, alone: bool = Fals
     # In compiled graphs, a 0-d CPU tensor tells at run time whether a call was a repetition.
     entries = [e for e in entries if not (isinstance(e.again, Tensor) and bool(e.again))]
     if not entries:
-        return torch.zeros((), device=device)
+        return torch.zeros((), device=device, dtype=torch.float32)
     # Sums of squares come last, so that a slice selects them: a mask would synchronize with the device.
     entries.sort(key=lambda entry: entry.strength is not None)
     plain = sum(entry.strength is None for entry in entries)

@@ -96,7 +96,7 @@ def save(handle: Handle, folder: str | Path, **options: Any) -> None:
     path = made_folder(folder)
     plain, own = split(model)
     names = "_and_".join(dict.fromkeys(type(m).__name__ for m in model_card.beyond_weights(handle.methods)))
-    mark = {MARK.format(methods=names): torch.zeros(1)} if names else {}
+    mark = {MARK.format(methods=names): torch.zeros(1, dtype=torch.float32)} if names else {}
     with new_files(path) as written:
         write_weights(model, plain | mark, written, **options)
         save_file(apart(own), written / LEARNED)

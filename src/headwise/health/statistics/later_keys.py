@@ -33,7 +33,9 @@ class LaterKeys(Statistic):
         reading = rows.reading
         if reading.mask is None:
             # No element of a mask is read, as none is there.
-            counted = torch.full((reading.heads,), float(reading.queries > 1), device=reading.q.device)
+            counted = torch.full(
+                (reading.heads,), float(reading.queries > 1), device=reading.q.device, dtype=torch.float32
+            )
             return Tally(counted * float(not reading.causal), counted, None, False)
         earlier = torch.arange(reading.queries, device=reading.q.device) < reading.keys - 1
         return rows.queries.mean(_shares(rows), among=earlier.float())

@@ -47,7 +47,7 @@ class TopKeyShare(Statistic):
 
     def tally(self, rows: RowFigures) -> Tally:
         valid = rows.queries.valid.expand(rows.top_key.shape)
-        counts = torch.zeros(*valid.shape[:2], rows.reading.keys, device=valid.device)
+        counts = torch.zeros(*valid.shape[:2], rows.reading.keys, device=valid.device, dtype=torch.float32)
         # Rows that do not count may hold any position.
         place = torch.where(valid > 0, rows.top_key, 0).long()
         most = counts.scatter_add_(2, place, valid.to(counts.dtype)).amax(-1)

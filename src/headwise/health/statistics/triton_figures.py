@@ -417,12 +417,12 @@ def _middles(rows: FigureRows, v: Tensor | None, real: Tensor | None) -> tuple[T
     (B, Hkv), rounded as products take them, and their squared lengths (B, Hkv, N)."""
     k = rows.k
     values = k if v is None else v
-    middle = torch.empty(*k.shape[:2], k.shape[3], device=k.device)
+    middle = torch.empty(*k.shape[:2], k.shape[3], device=k.device, dtype=torch.float32)
     # fp16 has more digits than bf16, and these values are of size 1.
     dtype = torch.float32 if k.dtype == torch.float32 else torch.float16
     rounded = middle if v is None else torch.empty(v.shape, dtype=dtype, device=k.device)
-    lengths = middle if v is None else torch.empty(v.shape[:3], device=k.device)
-    unit = middle if v is None else torch.empty(v.shape[:2], device=k.device)
+    lengths = middle if v is None else torch.empty(v.shape[:3], device=k.device, dtype=torch.float32)
+    unit = middle if v is None else torch.empty(v.shape[:2], device=k.device, dtype=torch.float32)
     counted = k if real is None else real.view(torch.uint8)
     middles_kernel[(k.shape[0] * k.shape[1],)](
         k, values, counted, middle, rounded, lengths, unit,
@@ -448,10 +448,10 @@ def figures(
     """
     q, k = rows.q, rows.k
     mask, strides, (heads, groups, queries, keys, factor), constants = rows.arguments()
-    out = torch.empty(len(WRITTEN), *rows.shape, device=q.device)
+    out = torch.empty(len(WRITTEN), *rows.shape, device=q.device, dtype=torch.float32)
     own = v is not None
     size_v = 16 if v is None else v.shape[-1]
-    mixed = torch.empty(*rows.shape, size_v, device=q.device) if descent else out
+    mixed = torch.empty(*rows.shape, size_v, device=q.device, dtype=torch.float32) if descent else out
     counts = rows.counts.expand(rows.shape)
     chosen = settings(q.dtype, max(q.shape[-1], size_v))
     grid = blocks_of(out[0][..., None], chosen["BT"])
@@ -476,7 +476,7 @@ def columns(rows: FigureRows, lse: Tensor) -> Tensor:
     """Return the mean over valid queries of the weights of each key, (B, H, N) in fp32, from `lse` (B, H, R)."""
     q, k = rows.q, rows.k
     mask, strides, (heads, groups, queries, keys, factor), constants = rows.arguments()
-    out = torch.empty(*q.shape[:2], keys, device=q.device)
+    out = torch.empty(*q.shape[:2], keys, device=q.device, dtype=torch.float32)
     valid = rows.valid.expand(rows.shape)
     chosen = settings(q.dtype, q.shape[-1])
     with torch.cuda.device_of(q):

@@ -125,7 +125,7 @@ def head_products(rows: FigureRows, lse: Tensor, before: FigureRows | None, lse_
     items = q.shape[0] * parts
     programs = min(items, PROGRAMS)
     half = q.dtype != torch.float32
-    out = torch.empty(q.shape[0], parts, width, width, device=q.device)
+    out = torch.empty(q.shape[0], parts, width, width, device=q.device, dtype=torch.float32)
     tiles = torch.empty(
         programs, width, chosen["BT"] * chosen["BN"], dtype=torch.float16 if half else torch.float32, device=q.device
     )

@@ -80,7 +80,7 @@ def _pack(tally: Tally | None, shape: tuple[int, ...]) -> Tensor:
     size = torch.Size(shape).numel()
     if tally is None:
         return torch.zeros(4 + 3 * size, dtype=torch.float64)
-    spread = torch.zeros(size) if tally.spread is None else tally.spread.flatten()
+    spread = torch.zeros(size, dtype=torch.float32) if tally.spread is None else tally.spread.flatten()
     head = torch.tensor(
         [1.0, float(KINDS.index(tally.kind)), float(tally.sampled), float(tally.spread is not None)],
         dtype=torch.float64,
