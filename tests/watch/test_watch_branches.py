@@ -265,8 +265,8 @@ def test_what_is_not_usual_is_read_only_if_it_is_named():
     HOSTS["own"].run(model).sum().backward()
     watch.step()
     found = {record["statistic"] for record in watch.records()}
-    assert {"log_sum_exp", "largest_log_sum_exp"} < found
-    assert not {"min_logit", "top_key_share", "top_key_distance", *WRITES} & found
+    assert "log_sum_exp" in found
+    assert not {"largest_log_sum_exp", "min_logit", "top_key_share", "top_key_distance", *WRITES} & found
     watch.remove()
 
 

@@ -25,16 +25,16 @@ class LogSumExp(Statistic):
 class LargestLogSumExp(Statistic):
     """Finds the largest log Σ_j exp(s_ij) of each head, with a learned sink among the columns.
 
-    At most log(keys) above `max_logit`, if no learned sink is larger. On a sample of the queries it is a lower bound,
-    and its record is marked `sampled`.
+    At most log(keys) above `max_logit`, if no learned sink is larger, so that it is read only if it is named. On a
+    sample of the queries it is a lower bound, and its record is marked `sampled`.
     """
 
     name = "largest_log_sum_exp"
     unit = "nats"
     reduction = "maximum over real queries with a key"
     needs = ("lse",)
-    # High values are bad, but max_logit says the same, and an audit would count them twice.
-    worse = None
+    worse = "high"
+    usual = False
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.extremum(rows.lse, "max")

@@ -20,7 +20,7 @@ LINEAR = re.compile(
     r"|Rwkv\w*Attention|RWKV\w*(TimeMix|Attention)|GatedLinear|HGRN|ShortConv|RecurrentBlock|RgLru"
 )
 ROUTER = re.compile(r"Router$|(MoE|MoeTop\w|TopK|Switch|Noisy)Gate$", re.IGNORECASE)
-# The reason stands under this name, as it holds for every statistic of heads.
+# The name of the reason, which is that of every statistic of heads.
 EVERY = "statistics of heads"
 
 
@@ -59,7 +59,7 @@ def _found(model: nn.Module, attention: set[nn.Module]) -> Iterator[tuple[str, s
 
 
 def _gate_of_experts(name: str, model: nn.Module) -> bool:
-    """Return whether a module is the linear layer beside a list of experts that chooses among them."""
+    """Return whether a module is the linear layer that chooses among the experts next to it."""
     above, _, own = name.rpartition(".")
     parent = model.get_submodule(above)
     return own in ("gate", "router", "wg") and isinstance(getattr(parent, "experts", None), nn.Module)

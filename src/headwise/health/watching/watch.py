@@ -74,14 +74,14 @@ def watch(
         where: which sites to read, as in `regularize`.
         statistics: names of statistics; None for the usual ones of activations and weights. The following are read only
             if they are named. `min_logit`, `top_key_distance` and `top_key_share` need another pass over the logits,
-            `attention_write` and `mlp_write` hooks where the branches end. `log_sum_exp_drift`, `sink_mass_growth`,
-            `sink_weight_growth` and `gate_mean_growth` are changes since the first reading of a head. `matrix_norm` is
-            the spectral norm of every matrix of the model. `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖ of a step) are
-            read for each attention layer, for the rest of each block and for the parameters outside all blocks.
-            `update_entropy`, `update_norm` and `update_rank` are the spectral entropy, spectral norm and stable rank
-            of the change of each head's W_qᵀW_k in a step. `gradient_spike` and `loss_spike` are the largest deviation
-            of a step since the last reading from the steps before it (a thousand steps; fifty for the loss), in their
-            standard deviations.
+            `attention_write` and `mlp_write` hooks where the branches end, and `largest_log_sum_exp` is near
+            `max_logit`. `log_sum_exp_drift`, `sink_mass_growth`, `sink_weight_growth` and `gate_mean_growth` are the
+            change since the first reading of a head. `matrix_norm` is the spectral norm of every matrix of the model.
+            `gradient_norm` and `update_ratio` (‖ΔW‖/‖W‖ of a step) are read for each attention layer, for the rest of
+            each block and for the parameters outside all blocks. `update_entropy`, `update_norm` and `update_rank` are
+            the spectral entropy, spectral norm and stable rank of the change of each head's W_qᵀW_k in a step.
+            `gradient_spike` and `loss_spike` are the largest deviation of a step since the last reading from the steps
+            before it (a thousand steps; fifty for the loss), in their standard deviations.
         thresholds: the limits of the alerts.
         closer: the number of steps between readings once a cheap signal has moved, for `every` steps at a time and at
             most half of the training; None for none. Such signals are a loss or `gradient_norm` passed to `step()`
