@@ -775,16 +775,11 @@ def _share_avoided(errors: np.ndarray, plain: np.ndarray) -> tuple[float, float,
 
 
 def _over_worlds(gains: list[tuple[float, float]]) -> tuple[float, ...]:
-    """Return the random-effects mean, its interval, and that for a new world."""
-    means, variances = np.array([one for one, _ in gains]), np.maximum([one for _, one in gains], 1e-9)
-    fixed = 1 / variances
-    q = float((fixed * (means - np.average(means, weights=fixed)) ** 2).sum())
-    tau2 = max(0.0, (q - len(means) + 1) / float(fixed.sum() - (fixed**2).sum() / fixed.sum()))
-    weights = 1 / (variances + tau2)
-    mean = float(np.average(means, weights=weights))
-    scale = max(1.0, float((weights * (means - mean) ** 2).sum()) / (len(means) - 1))
-    error2, t = scale / float(weights.sum()), float(stats.t.ppf(0.975, len(means) - 1))
-    half, wide = t * error2**0.5, t * (error2 + tau2) ** 0.5
+    """Return the mean over worlds, its interval, and that for a new world."""
+    means, within = np.array([one for one, _ in gains]), float(np.mean([one for _, one in gains]))
+    worlds, between = len(means), float(means.var(ddof=1))
+    deviation, t = max(between, within) ** 0.5, float(stats.t.ppf(0.975, worlds - 1))
+    mean, half, wide = float(means.mean()), t * deviation * worlds**-0.5, t * deviation * (1 + 1 / worlds) ** 0.5
     return mean, mean - half, mean + half, mean - wide, mean + wide
 
 

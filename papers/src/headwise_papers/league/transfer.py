@@ -1,10 +1,10 @@
 """Whether a gain carries over: the mean over worlds with an interval for a new one, and each world left out in turn.
 
 A gain is the share of the plain model's errors that a contestant avoids, on final seeds, paired by seed. Worlds of a
-symptom are combined by a random-effects mean: the variance between worlds of DerSimonian and Laird 1986
-(doi 10.1016/0197-2456(86)90046-2), intervals of Hartung and Knapp 2001 (doi 10.1002/sim.791) with their factor at
-least 1, and the prediction interval for a new world of Higgins et al. 2009 (doi 10.1111/j.1467-985X.2008.00552.x),
-with k − 1 degrees of freedom for k worlds.
+symptom are drawn from all that have it, so each counts once: the mean over them, its Student's t interval over worlds,
+and the prediction interval for a new world (random effects with equal weights, as Shuster 2010, doi 10.1002/sim.3607).
+Weights by precision would let one world that is known exactly (a tuned rate that is the usual one gains 0 ± 0) stand
+for all. The variance over worlds is taken as no smaller than the mean variance within them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A random-effects mean with its 95 % interval, the prediction interval for a new world, and tau²."""
+    """A mean over worlds with its 95 % interval, the prediction interval for a new world, and the variance between."""
 
     worlds: int
     mean: float
@@ -91,7 +91,7 @@ def gain_of(errors: Sequence[float], against: Sequence[float]) -> Gain:
 
 
 def pooled(gains: Sequence[Gain]) -> Pooled:
-    """Return the random-effects mean of gains in several worlds.
+    """Return the mean of gains over several worlds, each counted once.
 
     Raises:
         ValueError: for fewer than two worlds.
@@ -100,21 +100,13 @@ def pooled(gains: Sequence[Gain]) -> Pooled:
         raise ValueError("a mean over worlds needs two of them")
     from scipy import stats
 
-    means = [one.mean for one in gains]
-    # gains without any variance would get all the weight
-    variances = [max(one.variance, 1e-9) for one in gains]
-    fixed = [1 / one for one in variances]
-    centre = _weighted(means, fixed)
-    spread = sum(weight * (mean - centre) ** 2 for mean, weight in zip(means, fixed, strict=True))
-    freedom = len(gains) - 1
-    tau2 = max(0.0, (spread - freedom) / (sum(fixed) - sum(one**2 for one in fixed) / sum(fixed)))
-    weights = [1 / (one + tau2) for one in variances]
-    mean = _weighted(means, weights)
-    factor = sum(weight * (one - mean) ** 2 for one, weight in zip(means, weights, strict=True)) / freedom
-    error2 = max(1.0, factor) / sum(weights)
-    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
-    half, wide = quantile * math.sqrt(error2), quantile * math.sqrt(error2 + tau2)
-    return Pooled(len(gains), mean, mean - half, mean + half, mean - wide, mean + wide, tau2)
+    means, count = [one.mean for one in gains], len(gains)
+    mean, within = statistics.fmean(means), statistics.fmean(one.variance for one in gains)
+    between = statistics.variance(means)
+    variance = max(between, within)
+    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    half, wide = quantile * math.sqrt(variance / count), quantile * math.sqrt(variance * (1 + 1 / count))
+    return Pooled(count, mean, mean - half, mean + half, mean - wide, mean + wide, max(0.0, between - within))
 
 
 def common(standings: Sequence[Standing]) -> list[str]:
@@ -151,7 +143,3 @@ def advice(standings: Sequence[Standing]) -> dict[str, str]:
     if len({turn.chosen for turn in told}) == 1 and all(turn.carried for turn in told):
         words[told[0].chosen] = "try first"
     return words
-
-
-def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
