@@ -28,7 +28,7 @@ def argument(default: Any, *, help: str, **more: Any) -> Any:
 
 
 def takes_options_of(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, a function of any keywords, the options that the fields of a dataclass declare.
+    """Return a decorator that gives a command, a function of any keywords, the options that a dataclass declares.
 
     It receives each by its field's name: of a repeated option a tuple, and of an argument None where it is not given.
     """

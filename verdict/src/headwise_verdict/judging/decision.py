@@ -118,7 +118,7 @@ def _decided(
 
 
 class Looks:
-    """The differences so far, with a look after each."""
+    """The differences so far, read after each of them."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
