@@ -25,8 +25,11 @@ from torch._functorch.aot_autograd import make_boxed_func
 import headwise
 from headwise.attend import methods as shelf
 from headwise.attend.core.method import REGISTRY
+from headwise.health.statistics import STATISTICS
 from headwise.health.statistics.sharpness import sharpness_underway
 from headwise.health.watching import whole_model
+from headwise.health.watching.drift import DRIFTS
+from headwise.health.watching.weights import WEIGHT_NAMES
 from headwise.numerics import kernels
 
 # A causal model with grouped keys and a padded batch has more masks than any; some methods have no meaning there.
@@ -203,7 +206,11 @@ def readings() -> Iterator[Case]:
 
 
 def watched(host: str, dtype: str, rows: int | None) -> list[str]:
-    training = Training(host, DTYPES[dtype], lambda model: headwise.watch(model, every=2, rows=rows, on_alert=None))
+    # those too that are read only if they are named
+    every = [*STATISTICS, *WEIGHT_NAMES, *DRIFTS]
+    training = Training(
+        host, DTYPES[dtype], lambda model: headwise.watch(model, every=2, rows=rows, on_alert=None, statistics=every)
+    )
     found = wrong_readings(training)
     watch = training.handle
     read = {record["statistic"] for record in watch.records()}

@@ -254,8 +254,9 @@ def test_gates_of_a_method_are_read(settings):
 
 
 def test_a_layer_without_gates_and_sinks_says_so():
-    _, reasons = one_step(fresh(HOSTS["own"]), lambda m: HOSTS["own"].run(m), ["gate_mean", "sink_open"])
+    _, reasons = one_step(fresh(HOSTS["own"]), lambda m: HOSTS["own"].run(m), ["gate_mean_growth", "sink_open"])
     for why in reasons.values():
+        assert why["gate_mean_growth"] == why["gate_mean"]
         assert why["sink_open"] == "the layer has no learned sink" and "no method gates" in why["gate_mean"]
 
 

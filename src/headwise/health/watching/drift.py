@@ -41,6 +41,10 @@ class Drift:
                 place = record["statistic"], record["site"], int(record["head"] or 0)
                 self._first.setdefault(place, record["value"])
 
+    def explained(self, reasons: dict[str, str]) -> dict[str, str]:
+        """Return the reasons for missing statistics of a site, with those for their changes."""
+        return reasons | {name: reasons[base] for base, name in self._bases.items() if base in reasons}
+
     def of(self, figures: Iterable[Figures]) -> list[Figures]:
         """Return the changes of figures since the first of them; 0 at that one."""
         return [self._change(figure, name) for figure in figures if (name := self._bases.get(figure.statistic))]

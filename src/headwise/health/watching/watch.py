@@ -415,7 +415,10 @@ class Watch:
         Layers that mix tokens without a softmax over keys (linear attention, state spaces) and routers of experts are
         listed too, with what can be read of them.
         """
-        by_site = {self._names_of_sites[index]: dict(reasons) for index, reasons in self._recorder.reasons.items()}
+        by_site = {
+            self._names_of_sites[index]: self._drift.explained(reasons)
+            for index, reasons in self._recorder.reasons.items()
+        }
         no_loss = LOSS_SPIKE in self.names and not self._losses.given
         whole = self._whole.reasons() | ({LOSS_SPIKE: NO_LOSS} if no_loss else {})
         others = {name: {EVERY: why} for name, why in beside(self._places.model, self._places.all_sites).items()}
