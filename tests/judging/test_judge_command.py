@@ -98,6 +98,8 @@ def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):
         (["--metric", METRIC, "--candidat", "new"], "No such option"),
         (["--metric", METRIC, "--budget", "0"], "Invalid value"),
         (["--metric", METRIC, "--json", "--markdown"], "Invalid value"),
+        (["--metric", METRIC, "--candidate", "new", "--change", "lr=1"], "--change belongs to --script"),
+        (["--metric", METRIC, "--candidate", "new", "--first-seed", "9"], "--first-seed belongs to --script"),
     ],
 )
 def test_an_error_has_an_exit_code_that_is_no_answer(table, options, told):

@@ -68,6 +68,12 @@ def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys)
     assert again | {"budget": 10} == record
 
 
+def test_what_was_accepted_is_run_again_on_fresh_seeds(command, capsys):
+    script = JudgedScript(command, "gain=0.08", "val_loss:lower", first=100)
+    assert judge_script(script, Rule(budget=2)).pairs == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()[-2:]] == ["seed 100", "seed 101"]
+
+
 def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
     script = JudgedScript(command, "gain=1e-9", "val_loss:lower")
     assert run(Request(None, "val_loss:lower", "gain=1e-9", budget=3, script=script)) == 4

@@ -112,6 +112,9 @@ def judge(
     timeout: Annotated[
         float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
     ] = None,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="Start --script with this seed: run what was accepted again on fresh seeds.")
+    ] = 0,
     diverged: Annotated[
         float | None,
         typer.Option(help="Count a diverged run as this figure: the metric of a model that has learned nothing."),
@@ -131,6 +134,9 @@ def judge(
 
     if as_json and markdown:
         raise typer.BadParameter("give either --json or --markdown")
+    of_script = {"--change": change, "--out": out, "--timeout": timeout, "--first-seed": first_seed}
+    if script is None and (given := [name for name, value in of_script.items() if value]):
+        raise typer.BadParameter(f"{given[0]} belongs to --script")
     form = "json" if as_json else "markdown" if markdown else "line"
     options: dict[str, Any] = {
         "against": against,
@@ -143,11 +149,13 @@ def judge(
         "step": step,
         "diverged": diverged,
         "bound": bound,
-        "script": None if script is None else _script(script, change, metric, arguments, out, timeout, diverged),
+        "script": script and _script(script, change, metric, arguments, out, timeout, diverged, first_seed),
     }
+    if script is not None:
+        candidate = f"{change}, seeds from {first_seed}" if first_seed else change
     if against is not None and table is not None:
         candidate, baseline = _named(table, against, candidate, baseline)
-    main(Request(table, metric, change if script else candidate, baseline, margin, alpha, budget, form=form, **options))
+    main(Request(table, metric, candidate, baseline, margin, alpha, budget, form=form, **options))
 
 
 def _named(table: Path, against: Path, candidate: str, baseline: str) -> tuple[str, str]:

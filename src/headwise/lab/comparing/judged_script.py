@@ -39,6 +39,7 @@ class JudgedScript:
         out: folder of the runs; None: results/judge/NAME.
         timeout: seconds of silence after which a run is ended.
         diverged: the figure of a run that diverged; None: such a run is refused.
+        first: the seed of the first pair; a change that was accepted is run again on seeds that had no say in it.
     """
 
     command: str
@@ -48,6 +49,7 @@ class JudgedScript:
     out: Path | None = None
     timeout: float | None = None
     diverged: float | None = None
+    first: int = 0
 
     def study(self) -> Study:
         """Return the study of two arms.
@@ -115,7 +117,7 @@ class PairOfRuns:
 
 
 def pairs_of(script: JudgedScript) -> Iterator[PairOfRuns]:
-    """Run a pair for one seed after another, from 0; which arm runs first is drawn from the seed. Kept runs are reused.
+    """Run a pair for one seed after another; which arm runs first is drawn from the seed. Kept runs are reused.
 
     Raises:
         StudyError: if a run fails or diverges, or the script ignores its seed.
@@ -125,7 +127,7 @@ def pairs_of(script: JudgedScript) -> Iterator[PairOfRuns]:
     study = script.study()
     candidate = next(arm for arm in study.arms if arm != BASELINE)
     known: dict[tuple[float, float], int] = {}
-    for seed in itertools.count():
+    for seed in itertools.count(script.first):
         order = (BASELINE, candidate) if derive(seed, "first of a pair") & 1 else (candidate, BASELINE)
         runs = {arm: _run(script, study, arm, seed) for arm in order}
         figures = {arm: _figure(study, run, script.diverged) for arm, run in runs.items()}
