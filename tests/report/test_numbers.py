@@ -429,12 +429,22 @@ def test_a_figure_of_json_is_a_number(tmp_path, value):
         study_of_numbers(tmp_path / "runs.json", OUTCOME, "plain", tmp_path / "out")
 
 
-@pytest.mark.parametrize("value", ["", "NaN", "nan", "None", "null", "NA", "N/A", "<NA>", "inf", "-Infinity"])
+@pytest.mark.parametrize("value", ["", "NaN", "nan", "None", "null", "NA", "N/A", "<NA>"])
 def test_a_cell_without_a_figure_makes_no_pair(tmp_path, value):
     rows = rows_of()
     rows[2]["accuracy"] = value
     notes = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
     assert notes == ["row 4 (plain, seed 2) has no accuracy: this seed makes no pair."]
+
+
+@pytest.mark.parametrize("value", ["inf", "-Infinity"])
+def test_an_infinite_figure_is_noted_as_what_a_diverged_run_leaves(tmp_path, value):
+    rows = rows_of()
+    rows[2]["accuracy"] = value
+    (note,) = study_of_numbers(table(tmp_path / "runs.csv", rows), OUTCOME, "plain", tmp_path / "out")
+    assert note.startswith(
+        "row 4 (plain, seed 2) has an infinite accuracy: this seed makes no pair. If the run diverged"
+    )
 
 
 def test_numbers_may_have_signs_exponents_and_blanks(tmp_path):

@@ -11,7 +11,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.AS
 # 3 as pandas writes it in a column that lacks a value
 WHOLE = re.compile(r"([+-]?\d+)(\.0*)?", re.ASCII)
 # texts that replace a figure that a run lacks
-MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
+INFINITE = ("inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
+MISSING = ("", "nan", "none", "null", "na", "n/a", "<na>", *INFINITE)
 # every whole number below this is a float exactly
 EXACT = 2**53
 # digits of the longest seed that Python converts at once

@@ -18,7 +18,7 @@ from typing import Any
 from headwise_verdict.files.durable import read_json, write_bytes, write_json
 from headwise_verdict.files.errors import StudyError, suggest
 from headwise_verdict.files.ownership import REPORT, STUDY, claim, plain_folder
-from headwise_verdict.reporting.cell_values import figure_of, is_missing, same_value, seed_of
+from headwise_verdict.reporting.cell_values import INFINITE, figure_of, is_missing, same_value, seed_of
 from headwise_verdict.reporting.one_row_per_run import last_of_each_run, named_by_run
 from headwise_verdict.reporting.run_states import RunState, state_columns, states_of
 from headwise_verdict.reporting.table_columns import (
@@ -47,13 +47,17 @@ HASH = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TableRun:
-    """A run read from a table: its row, arm, seed, state, and its figures by outcome, None if it did not finish."""
+    """A run read from a table: its row, arm, seed, state, and its figures by outcome, None if it did not finish.
+
+    `infinite` names the outcomes for which a finished run has an infinite number, which is none of its figures.
+    """
 
     row: Row
     arm: str
     seed: int
     figures: dict[str, float | None]
     state: RunState
+    infinite: frozenset[str] = frozenset()
 
     @property
     def diverged(self) -> bool:
@@ -151,7 +155,8 @@ def _cells(
                 if figure_of(value) is None and not is_missing(value)
             ]
             figures = {name: figure_of(value) if state.kind == "finished" else None for name, value in values.items()}
-            cells.append(TableRun(row, arm, seed, figures, state))
+            infinite = {n for n, v in values.items() if state.kind == "finished" and str(v).strip().lower() in INFINITE}
+            cells.append(TableRun(row, arm, seed, figures, state, frozenset(infinite)))
     _refuse(path, wrong, "Repair the rows.")
     return cells
 
@@ -279,6 +284,11 @@ def _gaps(cells: list[TableRun], arms: list[str], outcome: str) -> list[str]:
                 notes.append(f"{place} diverged.")
             elif state.kind != "finished":
                 notes.append(f"{place} is not finished ({state.text}): this seed makes no pair.")
+            elif outcome in cell.infinite:
+                notes.append(
+                    f"{place} has an infinite {outcome}: this seed makes no pair. If the run diverged, add a column "
+                    "`state` that says diverged: left out, it flatters its arm."
+                )
             elif cell.figures[outcome] is None:
                 why = f" ({state.text})" if state.text else ""
                 notes.append(f"{place} has no {outcome}{why}: this seed makes no pair.")
