@@ -70,9 +70,10 @@ order, would leave 1.06 at that rate: 1.05 needs half of fused attention's rate 
 
 What else bounds rows above the budget: GFSA attends twice, and the second map's products alone make 1.05 (GPT-2) and
 1.04 (ViT), to which it adds gradients of q, k and v and its mixture. ContraNorm's head is as wide as the model, whose
-products alone make 1.09 and 1.03; the rest is its matrix by blocks. Gates of low rank read and write the layer's input
-or output, 24 or 37 MiB a layer, once for each factor and gradient. Disagreement's and the penalties' `rows=` gather
-queries of every head, and adding their gradients to the whole ones reads and writes all of q.
+products alone make 1.09 and 1.03; the rest is its matrix by blocks. Gates read and write the layer's input and output,
+24 or 37 MiB a layer, once for each product, gate and gradient, and the gradient of the input twice more. Disagreement's
+and the penalties' `rows=` gather queries of every head, and adding their gradients to the whole ones reads and writes
+all of q.
 
 What SpectralCap adds depends on the weights. Counted is a step in which every matrix has singular values near the limit
 and is cut once, in fewer than 13 directions: one program for each matrix, which reads it some 50 times from L2, at 75

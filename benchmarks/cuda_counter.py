@@ -132,6 +132,8 @@ GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralC
 LAUNCHES = {
     "norm_rows_backward": 2,
     "mix_rows_backward": 2,
+    # of two sources and a bias: their parts are summed, and rounded
+    "low_rank_gate_backward": 7,
     "pair_difference_backward": 2,
     "pair_norm_rows_backward": 3,
     "attend_linear_backward": 2,

@@ -7,12 +7,13 @@ python tests/kernels/triton_head_rows_cases.py compile                   prints 
 
 import itertools
 import json
+import math
 import sys
 
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attend.attention import exponential, gates, head_rows, means, pairs, wide_head
+from headwise.attend.attention import exponential, gates, head_rows, low_rank_gates, means, pairs, wide_head
 
 # (batch, heads, queries, size), whether rows of all heads lie beside each other in memory, dtype
 SHAPES = {
@@ -109,6 +110,34 @@ def cases():
 
         return made
 
+    def low_rank(sources, biased, rank, factor):
+        def made(x):
+            batch, heads, queries, size = x.shape
+            shapes = [(batch, heads, queries, rank)] * sources + [(heads, rank, size)] * sources
+            inner_and_up = [3 * (x.gains(math.prod(shape)) - 1).view(shape) for shape in shapes]
+            bias = x.gains(heads * size).view(heads, size) if biased else None
+            given = [x.rows(), *inner_and_up, *([bias] if biased else [])]
+
+            def form(*t):
+                return low_rank_gates._form(factor, sources, *t, *([] if biased else [None]))
+
+            def kernel(*t):
+                return low_rank_gates._LowRank.apply(factor, sources, *t, *([] if biased else [None]))
+
+            return given, form, kernel
+
+        return made
+
+    def with_inner(tokens):
+        def made(x):
+            rows = x.rows()
+            rows = rows.transpose(1, 2).flatten(2) if tokens else rows
+            shape = (6, rows.shape[2]) if tokens else (x.shape[1], 6, x.shape[3])
+            given = [rows, (x.gains(math.prod(shape)) - 1).view(shape)]
+            return given, low_rank_gates.with_inner, low_rank_gates._WithInner.apply
+
+        return made
+
     def exponents(x):
         v = x.rows()
         m = v.amax(2, keepdim=True)
@@ -202,6 +231,10 @@ def cases():
         "gates of two sources": gate(False, True, 2.0),
         "one gate for each row": gate(True, False, 2.0),
         "one gate for each row of two sources": gate(True, True, 1.0),
+        "gates of low rank": low_rank(1, False, 5, 2.0),
+        "gates of low rank of two sources": low_rank(2, True, 16, 1.0),
+        "rows and their inner ones": with_inner(False),
+        "tokens and their inner ones": with_inner(True),
         "exponentials": exponents,
         "logarithms": logarithm,
         "tokens like it": similar(False, False, 1 << 24),
@@ -288,6 +321,8 @@ def compile_all():
         for size, dtype in ((64, "bfloat16"), (80, "float16"), (256, "float32")):
             x = Inputs((2, 4, 256, size), True, dtype)
             for name, case in cases().items():
+                if "low rank" in name and size > low_rank_gates.LARGEST:
+                    continue
                 given, _, kernel = case(x)
                 given = [t.detach().requires_grad_() for t in given]
                 with compiled_instead_of_launched(capability) as made:

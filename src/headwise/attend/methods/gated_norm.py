@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from headwise.attend.attention.gates import gated_tokens
+from headwise.attend.attention.low_rank_gates import low_rank_gated_tokens, with_inner
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
@@ -53,5 +52,5 @@ class GatedNorm(Method):
     def hidden(self, x: Tensor, call: Call) -> Tensor:
         state = call.state(self)
         bias = state.tensor("bias").to(x.dtype) if self.start == "open" else None
-        inner = F.silu(F.linear(x, state.tensor("down").to(x.dtype)))
-        return gated_tokens(x, F.linear(inner, state.tensor("up").to(x.dtype), bias), factor_of(self.start))
+        x, inner = with_inner(x, state.tensor("down").to(x.dtype))
+        return low_rank_gated_tokens(x, inner, state.tensor("up").to(x.dtype), bias, factor_of(self.start))

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attend.attention.gates import gated
+from headwise.attend.attention.low_rank_gates import low_rank_gated, with_inner
 from headwise.attend.core.call import Call
 from headwise.attend.core.method import Method
 from headwise.attend.core.method_state import MethodState
@@ -86,6 +87,8 @@ class GatedOutput(Method):
 
     def output(self, o: Tensor, call: Call) -> Tensor:
         self._check_size(o, call)
+        if self.rank is not None and self.per == "element":
+            return self._low_rank(o, call)
         parts = [self._of_output(o, call) if name else self._of_input(call) for name in self._beginnings()]
         if call.observed:
             call.gates = torch.sigmoid(sum(parts[1:], parts[0]).detach())
@@ -104,6 +107,27 @@ class GatedOutput(Method):
                 f"{o.shape[-1]}: pass example=batch to regularize(), which tells their number"
             )
 
+    def _low_rank(self, o: Tensor, call: Call) -> Tensor:
+        """Return o times its gates, one per channel, of low rank."""
+        state, dtype = call.state(self), o.dtype
+        inner = [] if self.source == "output" else [self._inner_of_input(call)]
+        if self.source != "input":
+            o, own = with_inner(o, self._down_of_output(o, call))
+            inner.append(own)
+        up = [state.tensor(f"{name}up").to(dtype) for name in self._beginnings()]
+        bias = state.tensor("bias").to(dtype).view(call.heads, -1) if self.start == "open" else None
+        return low_rank_gated(o, inner, up, bias, factor_of(self.start))
+
+    def _inner_of_input(self, call: Call) -> Tensor:
+        """Return D·x of each head, (B, H, T, rank)."""
+        x = tokens_of_queries(self, call)[..., : self.channels]
+        found = F.linear(x, call.state(self).tensor("down").to(x.dtype))
+        return found.unflatten(-1, (call.heads, -1)).transpose(1, 2)
+
+    def _down_of_output(self, o: Tensor, call: Call) -> Tensor:
+        """Return D of each head's own output, (H, rank, Dv)."""
+        return call.state(self).tensor("output_down").to(o.dtype).unflatten(0, (call.heads, -1))
+
     def _of_input(self, call: Call) -> Tensor:
         """Return what the layer's input adds to the numbers before the sigmoid, (B, H, T, 1 or Dv), with the bias."""
         state, x = call.state(self), tokens_of_queries(self, call)[..., : self.channels]
@@ -111,8 +135,7 @@ class GatedOutput(Method):
         if self.rank is None:
             found = F.linear(x, state.tensor("weight").to(x.dtype), bias)
             return found.unflatten(-1, (call.heads, -1)).transpose(1, 2)
-        inner = F.silu(F.linear(x, state.tensor("down").to(x.dtype)))
-        found = inner.unflatten(-1, (call.heads, -1)).transpose(1, 2) @ state.tensor("up").to(x.dtype)
+        found = F.silu(self._inner_of_input(call)) @ state.tensor("up").to(x.dtype)
         return found if bias is None else found + bias.view(call.heads, 1, -1)
 
     def _of_output(self, o: Tensor, call: Call) -> Tensor:
@@ -122,8 +145,7 @@ class GatedOutput(Method):
             weight = state.tensor("output_weight").to(o.dtype).unflatten(0, (call.heads, -1))
             found = o @ weight.mT
         else:
-            down = state.tensor("output_down").to(o.dtype).unflatten(0, (call.heads, -1))
-            found = F.silu(o @ down.mT) @ state.tensor("output_up").to(o.dtype)
+            found = F.silu(o @ self._down_of_output(o, call).mT) @ state.tensor("output_up").to(o.dtype)
         if self.source == "both" or self.start != "open":
             return found
         return found + state.tensor("bias").to(o.dtype).view(call.heads, 1, -1)
