@@ -81,8 +81,7 @@ from fake_cuda import FakeCuda, believe_in_cuda  # noqa: E402
 from training_models import LAYERS, MODELS  # noqa: E402
 
 import headwise  # noqa: E402
-from headwise.attend.attention.overlap import rows_of_a_strip  # noqa: E402
-from headwise.attend.attention.strips import STRIP, strips  # noqa: E402
+from headwise.attend.attention.strips import STRIP, rows_of_a_strip, strips  # noqa: E402
 from headwise.attend.core.method import REGISTRY  # noqa: E402
 from headwise.attend.projections.chebyshev import BLOCK, steps_of  # noqa: E402
 from headwise.health.statistics import figures_by_kernels  # noqa: E402
@@ -126,6 +125,8 @@ OVERLAP_BLOCK = 128
 PROCESSORS, L2_BYTES, TF32, SMALL = 132, 75e9, 1.7e12, 180e-6
 # rows of a tile of a matrix, for each of which the block is read
 CUT_ROWS = 64
+# The share of attention's rate at which products of stored weights run: they compute nothing else.
+STORED = 0.7
 # methods with kernels that serve all layers at once
 GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
 # Kernels of our other operators, where they are more than one.
@@ -197,6 +198,9 @@ class Counter(FakeCuda):
         if name in ("mix_heads", "mix_heads_backward"):
             self._add(_mixing(name, args, outputs))
             return out
+        if name == "head_overlap" and (launches := _stored_overlap(args[0], args[1], args[6], args[8])):
+            self._add(launches)
+            return out
         flops, rate = _products(name, args, inputs, outputs)
         apart = PASSES[name] * _bytes(outputs[0]) if name in PASSES else 0
         # The values, and the gradient, are read for sums of chunks first.
@@ -210,8 +214,8 @@ class Counter(FakeCuda):
             moved += _bytes(inputs[0]) * (2 if name == "row_slopes" else 1)
         kernels = OWN[name][0] if name in OWN else LAUNCHES.get(name, 1)
         if name == "head_overlap":
-            kernels, flops, rate, strips, apart, strip = _overlap(args[0], args[1], args[6], args[8])
-            moved, self.largest = moved + strips, max(self.largest, strip)
+            kernels, flops, rate, during, apart, strip = _overlap(args[0], args[1], args[6], args[8])
+            moved, self.largest = moved + during, max(self.largest, strip)
         least = max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
         if name == "cut_singular_values":
             moved, flops, least = _cuts(inputs)
@@ -316,6 +320,35 @@ def _mixing(name: str, args: Any, outputs: list[Tensor]) -> list[tuple[int, floa
         if norm
         else found
     )
+
+
+def _stored_overlap(q: Tensor, k: Tensor, causal: bool, slopes: bool) -> list[tuple[int, float, float, float]]:
+    """Return what each kernel launches, moves and multiplies of the overlap of heads, whose weights are stored; nothing
+    where those of one sample are too many."""
+    (batch, heads, queries, size), keys = q.shape, k.shape[2]
+    found = list(strips(batch, heads, queries, keys, q.element_size()))
+    if found[0][3] < queries:
+        return []
+    number, rate = len(found), ATTENTION * 0.45
+    entries = q[..., 0].numel() * keys * ((1 + 16 / keys) / 2 if causal else 1)
+    strip, rows, of_heads = 2 * entries, _bytes(q) + _bytes(k), 2 * entries * size
+    # Of each query with each other over all keys that both see.
+    products, whole = 2 * q[..., 0].numel() * queries * keys / (3 if causal else 1), ATTENTION * STORED
+    grams, sums = 2 * q[..., 0].numel() * queries, 4 * batch * queries * queries
+    launches = [
+        (number, strip + rows, of_heads, rate),
+        (number, strip + grams + sums, products, whole),
+        # Gram matrices become those of the other heads.
+        (number, 2 * grams + sums, 0.0, rate),
+        (2, 0.0, 0.0, rate),
+    ]
+    if slopes:
+        launches += [
+            (number, grams + 2 * strip + rows, products + of_heads * rate / whole, whole),
+            (number, strip + 3 * rows / 2, of_heads, rate),
+            (1, 3 * rows / 2, 0.0, rate),
+        ]
+    return launches
 
 
 def _overlap(q: Tensor, k: Tensor, causal: bool, slopes: bool) -> tuple[int, float, float, int, int, int]:

@@ -6,13 +6,20 @@ from triton_process import SHARED, lines
 
 SCRIPT = "triton_mixing_cases.py"
 # of each kind one
-SOME = ("no norm", "batch, causal, in strips", "a mask of each head", "padding, causal, some queries", "bf16")
+SOME = (
+    "no norm",
+    "one sample after the other",
+    "batch, causal, in strips",
+    "a mask of each head",
+    "padding, causal, some queries",
+    "bf16",
+)
 
 
 @pytest.mark.parametrize("which", part_of_grid(("some", "all"), ("some",)))
 def test_values_figures_and_gradients_are_those_of_a_batch_norm_behind_a_convolution(which):
     found = lines(SCRIPT, "run", *(SOME if which == "some" else ()), TRITON_INTERPRET="1")
-    assert len(found) == (len(SOME) if which == "some" else 22)
+    assert len(found) == (len(SOME) if which == "some" else 23)
     for line in found:
         # Weights and their gradients are stored in half precision.
         bound = 2e-2 if "bf16" in line["case"] else 4e-3 if "fp16" in line["case"] else 5e-6

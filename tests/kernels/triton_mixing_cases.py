@@ -43,6 +43,22 @@ CASES = {
     "batch, causal": (2, 2, 1, 70, 70, 32, 32, "none", True, "float32", "batch", False, False, False),
     "batch, causal, in strips": (2, 2, 1, 150, 150, 16, 16, "none", True, "float32", "batch", False, False, True),
     "batch, in strips": (1, 2, 1, 140, 150, 16, 16, "none", False, "float32", "batch", True, False, True),
+    "one sample after the other": (
+        2,
+        2,
+        1,
+        40,
+        40,
+        16,
+        16,
+        "bool",
+        True,
+        "float32",
+        "batch",
+        True,
+        False,
+        16000,
+    ),
     "kept figures": (2, 3, 1, 37, 37, 32, 32, "none", True, "float32", "kept", False, False, False),
     "causal, fewer queries than keys": (1, 2, 1, 5, 40, 16, 16, "none", True, "float32", "batch", False, False, False),
     "causal, more queries than keys": (1, 2, 1, 70, 5, 16, 16, "none", True, "float32", "batch", False, False, False),
@@ -118,7 +134,7 @@ def run(name):
     """Return the largest error of the output, the figures and each gradient, over the largest number wanted."""
     *case, small = CASES[name]
     q, k, v, mask, seen, real, sinks, causal, scale, learned, fixed = given_to(*case)
-    strips.STRIP = 0 if small else 128 << 20
+    strips.STRIP = int(small) if small else 128 << 20
     leaves = [x for x in (q, k, v, sinks, *learned) if x is not None]
     wide = [x.double().requires_grad_() for x in leaves]
     first = 3 if sinks is None else 4
@@ -134,7 +150,7 @@ def run(name):
         q, k, v, lse.float().detach(), mask, seen, real if fixed is None else None, sinks, causal, scale, learned[0],
         *norm, fixed, None, count if fixed is None else None, EPS,
     )  # fmt: skip
-    found, _, _, table = head_mixing._Mixed.apply(*given)
+    found, _, _, table = head_mixing._MixedHeads.apply(*given)
     g = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9))
     right = torch.autograd.grad(wanted, wide, g.double())
     made = torch.autograd.grad(found, leaves, g.to(found.dtype))
@@ -177,7 +193,7 @@ def graph():
 
     def whole(q, k, v, sinks, *learned):
         given = (q, k, v, lse, mask, seen, real, sinks, causal, scale, *learned, None, None, torch.tensor(300.0), EPS)
-        run = head_mixing._operator if torch.compiler.is_compiling() else head_mixing._Mixed.apply
+        run = head_mixing._operator if torch.compiler.is_compiling() else head_mixing._MixedHeads.apply
         return run(*given)[0].square().sum()
 
     compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
@@ -207,7 +223,7 @@ def compile_all():
                 for x in (q, k, v):
                     x.requires_grad_()
                 lse, count = torch.zeros(q.shape[:3]), torch.tensor(9.0)
-                out = head_mixing._Mixed.apply(
+                out = head_mixing._MixedHeads.apply(
                     q, k, v, lse, given, seen, real, sinks, causal, scale, learned[0], *norms, None,
                     None, count if norm == "batch" else None, EPS,
                 )[0]  # fmt: skip

@@ -60,7 +60,7 @@ def mixed_map(
         seen = four if four.shape[1] == 1 else visible(four).any(1, keepdim=True)
         real = call.real_queries() if fixed is None else None
     given = (q, k, v, lse, mask, seen, real, attend.sinks, causal, scale, mix, gain, shift, fixed, number, count, eps)
-    out, _, _, table = (_operator if calls_are_seen(q, k, v) else _Mixed.apply)(*given)  # type: ignore[no-untyped-call]
+    out, _, _, table = (_operator if calls_are_seen(q, k, v) else _MixedHeads.apply)(*given)  # type: ignore[no-untyped-call]
     return out, table
 
 
@@ -168,7 +168,7 @@ def _gradients(ctx: Any, g: Tensor | None, *_: Tensor | None) -> tuple[Tensor | 
 _operator.register_autograd(_gradients, setup_context=_save)
 
 
-class _Mixed(torch.autograd.Function):
+class _MixedHeads(torch.autograd.Function):
     """The operator where operators are not seen."""
 
     forward = staticmethod(_forward)

@@ -18,9 +18,6 @@ from headwise.numerics import kernels
 from headwise.numerics.kernels import plain
 from headwise.numerics.operators import calls_are_seen
 
-# Bytes of the Gram matrices of a strip, and of its gradients of logits.
-STRIP = 128 << 20
-
 
 def overlap_runs(q: Tensor, k: Tensor) -> bool:
     """Return whether the kernels compute the overlap of these queries and keys; elsewhere the matrix is computed."""
@@ -57,12 +54,6 @@ def head_overlap(
     return overlap(*given)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-def rows_of_a_strip(heads: int, others: int, queries: int, size: int) -> int:
-    """Return how many of the queries a strip takes, with `size` bytes for each of (heads, rows, others)."""
-    rows = STRIP // (heads * others * size)
-    return queries if rows >= queries else max(128, rows // 128 * 128)
-
-
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -76,8 +67,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from headwise.attend.attention import triton_overlap
 
-    rows = rows_of_a_strip(q.shape[0] * q.shape[1], max(q.shape[2], k.shape[2]), q.shape[2], q.element_size())
-    delta, dq, dk = triton_overlap.head_overlap(q, k, lse, mask, real, sinks, causal, scale, slopes, rows)
+    delta, dq, dk = triton_overlap.head_overlap(q, k, lse, mask, real, sinks, causal, scale, slopes)
     return delta.sum((1, 2)) / 4, delta, dq, dk
 
 

@@ -33,3 +33,9 @@ def strips(batch: int, heads: int, queries: int, keys: int, size: int) -> Iterat
 def part_of(x: Tensor | None, first: int, last: int) -> Tensor | None:
     """Return the samples of a tensor whose first dimension is the batch, or 1 and left alone."""
     return x if x is None or x.shape[0] == 1 else x[first:last]
+
+
+def rows_of_a_strip(heads: int, others: int, queries: int, size: int) -> int:
+    """Return how many of the queries a strip takes, with `size` bytes for each of (heads, rows, others)."""
+    rows = STRIP // (heads * others * size)
+    return queries if rows >= queries else max(128, rows // 128 * 128)

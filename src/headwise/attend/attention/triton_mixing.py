@@ -262,7 +262,10 @@ def forward(
     """
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     out = as_hosts(v, heads, queries)
-    total, figures = out.new_empty(0), torch.empty(2 if norm else 0, batch, heads, queries, device=q.device)
+    total, figures = (
+        out.new_empty(0),
+        torch.empty(2 if norm else 0, batch, heads, queries, device=q.device, dtype=torch.float32),
+    )
     each = norm and (causal or seen is not None)
     # The sum of many values may overflow in half precision.
     wide = torch.float32 if v.dtype == torch.float16 else v.dtype
@@ -306,14 +309,14 @@ def backward(
     """
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     dq, dk, dv = (as_hosts(x, x.shape[1], x.shape[2]) for x in (q, k, v))
-    delta = torch.empty(batch, heads, queries, device=q.device)
+    delta = torch.empty(batch, heads, queries, device=q.device, dtype=torch.float32)
     constants = _constants(q.dtype, heads, 1024)
     every = list(strips(batch, heads, queries, keys, q.element_size()))
     programs = [(last - b) * triton.cdiv(end - start, QUERIES) for b, last, start, end in every]
-    parts = torch.empty(sum(programs), heads, heads, device=q.device)
+    parts = torch.empty(sum(programs), heads, heads, device=q.device, dtype=torch.float32)
     # The sums of several strips of queries are kept in fp32.
     split = every[0][3] < queries
-    of_k, of_v = (torch.empty(x.shape, device=q.device) if split else x for x in (dk, dv))
+    of_k, of_v = (torch.empty(x.shape, device=q.device, dtype=torch.float32) if split else x for x in (dk, dv))
     counted = real is not None and numbers is not None
     with torch.cuda.device_of(q):
         for (b, last, start, end), blocks, part in zip(every, programs, parts.split(programs), strict=True):
@@ -349,7 +352,7 @@ def norm(totals: Tensor, number: float | None, count: Tensor | None, gain: Tenso
     (0-d) on the device; or without either mean and variance.
     """
     heads = totals.shape[1]
-    table = torch.empty(5, heads, device=totals.device)
+    table = torch.empty(5, heads, device=totals.device, dtype=torch.float32)
     with torch.cuda.device_of(totals):
         norm_kernel[(1,)](
             totals.contiguous(), totals if count is None else count, float(number or 0), gain, shift, table, heads, eps,
@@ -385,7 +388,7 @@ def combine(x: Tensor, y: Tensor, table: Tensor) -> Tensor:
 def dots(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the sums of g x and of g y over samples and rows (B, H, T, D), (2, H) in fp32."""
     parts = g.shape[0] * triton.cdiv(g.shape[2], 64)
-    part = torch.empty(2, parts, g.shape[1], device=g.device)
+    part = torch.empty(2, parts, g.shape[1], device=g.device, dtype=torch.float32)
     with torch.cuda.device_of(g):
         dots_kernel[_blocks(g)](
             g, x, y, part, *_steps(g, x, y), *g.shape[1:3], parts, D=g.shape[3], BT=64, BD=padded(g.shape[3])

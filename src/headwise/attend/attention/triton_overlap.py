@@ -3,15 +3,16 @@
 With G_h = A_h A_h^T and S = sum over heads of G_h, the overlap of a sample is (||S||^2 - sum ||G_h||^2) / 2, and the
 gradient of A_h is 2 (S - G_h) A_h. For one strip of queries after another:
 
-- `grams_kernel` multiplies recomputed tiles of weights to the strip's rows of every G_h, and sums them over heads;
+- `grams_kernel` multiplies tiles of weights to the strip's rows of every G_h, and sums them over heads;
 - `rests_kernel` replaces G_h by S - G_h and writes d = 2 rowsum((S - G_h) G_h) of each row, whose sum is four times the
   overlap, and which is rowsum(A dA) of the softmax;
-- `slopes_kernel` multiplies the strip's rows of S - G_h with recomputed weights to dA, writes A (dA - d), the gradients
+- `slopes_kernel` multiplies the strip's rows of S - G_h with weights to dA, writes A (dA - d), the gradients
   of the logits, and multiplies them with the keys;
 - `keys_kernel` multiplies them with the queries and adds the result to what earlier strips gave.
 
-Sums are in a fixed order: there are no atomics, and results repeat to the bit. Weights in half precision are taken
-times 2^15, so that what is below 2^-29 alone loses digits.
+The weights are those of some samples, stored in memory of a fixed size (`triton_strips`), or computed again in each
+tile where one sample has too many. Sums are in a fixed order: there are no atomics, and results repeat to the bit.
+Weights in half precision are taken times 2^15, so that what is below 2^-29 alone loses digits.
 """
 
 # Triton interprets the annotations of a kernel itself.
@@ -24,56 +25,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.numerics.triton_tiles import head_of, inside, mask_tile, padded, place, precision, readable, tile
+from headwise.attend.attention.strips import part_of, rows_of_a_strip, step_of, strips
+from headwise.attend.attention.triton_strips import levels, row_end, weights, write_weights
+from headwise.numerics.triton_tiles import head_of, padded, place, precision, readable, tile
 
 # Programs that fill a large GPU: their registers leave room for one on each multiprocessor.
 PROGRAMS = 132
+# Weights in half precision are taken times this.
+UNIT = 2.0**15
 
 
 @triton.jit
-def _levels(
-    lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL: tl.constexpr, SINK: tl.constexpr, BT: tl.constexpr
-):
-    """Return what exponents of rows are relative to, in units of log 2; that of a row that does not count is 1e30."""
-    i = row + tl.arange(0, BT)
-    counts = i < T
-    level = tl.load(lse_at + (b.to(tl.int64) * H + h) * T + i, mask=counts, other=0.0)
-    if SINK:
-        sink = tl.load(sink_at + h).to(tl.float32)
-        top = tl.maximum(level, sink)
-        level = top + tl.log(tl.exp(level - top) + tl.exp(sink - top))
-    if REAL:
-        counts = counts & (tl.load(real_at + b.to(tl.int64) * rb + i * rt, mask=counts, other=0) != 0)
-    return tl.where(counts, level * 1.4426950408889634, 1e30)
-
-
-@triton.jit
-def _weights(
-    q, k, level, mask_at, row, key, mt, mn, T, N, factor,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Return a tile of weights (BT, BN)."""
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
-    seen = inside(row, key, N, BT, BN, CAUSAL)
-    if MASK != 0:
-        entries = mask_tile(mask_at, row, key, mt, mn, T, N, BT, BN)
-        if MASK == 1:
-            seen = seen & (entries != 0)
-        else:
-            # The lowest number of a dtype stays finite, so that a row of it is a mean, as in PyTorch.
-            s += tl.maximum(entries.to(tl.float32) * 1.4426950408889634, -1e30)
-            seen = seen & (entries.to(tl.float32) > float("-inf"))
-    return tl.exp2(tl.where(seen, s, float("-inf")) - level[:, None])
+def _stored(p_at, row, key, T, N, STEP, CAUSAL: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr):
+    """Return a tile (BT, BN) of the stored weights of one head."""
+    i, n = row + tl.arange(0, BT), key + tl.arange(0, BN)
+    there = (i < T)[:, None] & (n[None, :] < row_end(i, N, CAUSAL)[:, None])
+    return tl.load(p_at + i.to(tl.int64)[:, None] * STEP + n[None, :], mask=there, other=0.0)
 
 
 @triton.jit
 def grams_kernel(
-    q_at, k_at, mask_at, lse_at, real_at, sink_at, gram_at, sum_at,
+    q_at, k_at, mask_at, lse_at, real_at, sink_at, p_at, gram_at, sum_at,
     qb, qh, qt, qd, kb, kh, kn, kd, mb, mh, mt, mn, rb, rt,
-    H, G, T, N, factor, start, ROWS, BLOCKS, STEP,
-    D: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr, SINK: tl.constexpr,
-    UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    H, G, T, N, factor, PSTEP, start, ROWS, BLOCKS, STEP,
+    D: tl.constexpr, STORED: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr,
+    SINK: tl.constexpr, UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write a block of the Gram matrix of every head times KEPT, (B, H, ROWS, STEP), and of their sum."""
     other_blocks = tl.cdiv(T, BT)
@@ -94,18 +71,23 @@ def grams_kernel(
         q = tile(head_of(q_at, b, h, qb, qh), row, qt, qd, T, D, BT, BD, False, UPCAST)
         p = tile(head_of(q_at, b, h, qb, qh), other, qt, qd, T, D, BT, BD, False, UPCAST)
         k_here, mask_here = head_of(k_at, b, h // (H // G), kb, kh), head_of(mask_at, b, h, mb, mh)
-        level = _levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
-        other_level = _levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BT)
+        level = levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
+        other_level = levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BT)
         gram = tl.zeros([BT, BT], tl.float32)
         for key in range(0, end, BN):
-            k = tile(k_here, key, kn, kd, N, D, BN, BD, False, UPCAST)
-            one = _weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
-            two = _weights(
-                p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN
-            )
-            one, two = one * UNIT, two * UNIT
-            if HALF:
-                one, two = one.to(tl.float16), two.to(tl.float16)
+            if STORED:
+                p_here = p_at + (b.to(tl.int64) * H + h) * T * PSTEP
+                one = _stored(p_here, row, key, T, N, PSTEP, CAUSAL, BT, BN)
+                two = _stored(p_here, other, key, T, N, PSTEP, CAUSAL, BT, BN)
+            else:
+                k = tile(k_here, key, kn, kd, N, D, BN, BD, False, UPCAST)
+                one = weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
+                two = weights(
+                    p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN
+                )
+                one, two = one * UNIT, two * UNIT
+                if HALF:
+                    one, two = one.to(tl.float16), two.to(tl.float16)
             gram += tl.dot(one, tl.trans(two), input_precision=PRECISION)
         gram = gram * (KEPT / (UNIT * UNIT))
         gram_here = gram_at + (b.to(tl.int64) * H + h) * ROWS * STEP
@@ -139,12 +121,12 @@ def rests_kernel(
 
 @triton.jit
 def slopes_kernel(
-    q_at, k_at, mask_at, lse_at, real_at, sink_at, rest_at, delta_at, slope_at, dq_at,
+    q_at, k_at, mask_at, lse_at, real_at, sink_at, p_at, rest_at, delta_at, slope_at, dq_at,
     qb, qh, qt, qd, kb, kh, kn, kd, mb, mh, mt, mn, rb, rt,
-    H, G, T, N, factor, scale, start, ROWS, BLOCKS, STEP, SLOPES, SPLITS, SPLIT_STEP,
-    D: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr, SINK: tl.constexpr,
-    UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
-    EXACT: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    H, G, T, N, factor, PSTEP, scale, start, ROWS, BLOCKS, STEP, SLOPES, SPLITS, SPLIT_STEP,
+    D: tl.constexpr, STORED: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, REAL: tl.constexpr,
+    SINK: tl.constexpr, UNIT: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr, EXACT: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of the logits of a block of queries, (B, H, ROWS, SLOPES), and of its queries.
 
@@ -157,10 +139,11 @@ def slopes_kernel(
     q_here, k_here = head_of(q_at, b, h, qb, qh), head_of(k_at, b, h // (H // G), kb, kh)
     mask_here = head_of(mask_at, b, h, mb, mh)
     at = b.to(tl.int64) * H + h
+    p_at += at * T * PSTEP
     rest_at += at * ROWS * STEP
     slope_at += at * ROWS * SLOPES
     q = tile(q_here, row, qt, qd, T, D, BT, BD, False, UPCAST)
-    level = _levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
+    level = levels(lse_at, real_at, sink_at, b, h, row, H, T, rb, rt, REAL, SINK, BT)
     delta = tl.load(delta_at + at * T + start + i, mask=i < ROWS, other=0.0)
     dq = tl.zeros([BT, BD], tl.float32)
     for key in range(split * BN, SLOPES, SPLITS * BN):
@@ -173,20 +156,26 @@ def slopes_kernel(
             first = key
             last = tl.where(key < row + BT, T, 0)
         for other in range(first, last, BN):
-            p = tile(q_here, other, qt, qd, T, D, BN, BD, False, UPCAST)
-            other_level = _levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BN)
-            a = _weights(
-                p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BN, BN
-            )
-            a *= UNIT
-            if HALF:
-                a = a.to(tl.float16)
+            if STORED:
+                a = _stored(p_at, other, key, T, N, PSTEP, CAUSAL, BN, BN)
+            else:
+                p = tile(q_here, other, qt, qd, T, D, BN, BD, False, UPCAST)
+                other_level = levels(lse_at, real_at, sink_at, b, h, other, H, T, rb, rt, REAL, SINK, BN)
+                a = weights(
+                    p, k, other_level, mask_here, other, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BN, BN
+                )
+                a *= UNIT
+                if HALF:
+                    a = a.to(tl.float16)
             rest = tl.load(
                 rest_at + i[:, None] * STEP + (other + j)[None, :],
                 mask=(i[:, None] < ROWS) & ((other + j)[None, :] < STEP), other=0.0,
             )  # fmt: skip
             slope += tl.dot(rest, a, input_precision=PRECISION)
-        a = _weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
+        if STORED:
+            a = _stored(p_at, row, key, T, N, PSTEP, CAUSAL, BT, BN).to(tl.float32) * (1.0 / UNIT)
+        else:
+            a = weights(q, k, level, mask_here, row, key, mt, mn, T, N, factor, MASK, CAUSAL, PRECISION, BT, BN)
         slope = a * (slope * (2.0 / (UNIT * KEPT)) - delta[:, None])
         rounded = slope.to(slope_at.dtype.element_ty)
         written = (i[:, None] < ROWS) & ((key + n)[None, :] < SLOPES)
@@ -246,42 +235,67 @@ def settings(dtype: torch.dtype, size: int) -> tuple[dict[str, int], dict[str, i
 
 def head_overlap(
     q: Tensor, k: Tensor, lse: Tensor, mask: Tensor | None, real: Tensor | None, sinks: Tensor | None,
-    causal: bool, scale: float, slopes: bool, rows: int,
+    causal: bool, scale: float, slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return rowsum(A dA) (B, H, T) in fp32, and the gradients of q and k, without numbers unless `slopes`.
 
-    `rows` is the number of queries of a strip.
-
     A quarter of a sample's sum of the first is its overlap, whose gradients these are.
     """
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    delta = torch.empty(batch, heads, queries, device=q.device, dtype=torch.float32)
+    dq = torch.empty(q.shape if slopes else (0,), dtype=q.dtype, device=q.device)
+    dk = torch.zeros(k.shape if slopes else (0,), device=q.device, dtype=torch.float32)
+    samples = list(strips(batch, heads, queries, keys, q.element_size()))
+    if samples[0][3] < queries:
+        # The weights of one sample are too many to be stored.
+        _overlap(q, k, lse, mask, real, sinks, causal, scale, None, delta, dq, dk)
+        return delta, dq, dk.to(k.dtype)
+    for b, last, _, _ in samples:
+        of_q, of_k, of_lse = (x[b:last] for x in (q, k, lse))
+        of_mask, of_real = part_of(mask, b, last), part_of(real, b, last)
+        half = q.dtype != torch.float32
+        size = (last - b, heads, queries, step_of(keys))
+        p = torch.empty(size, dtype=torch.float16 if half else torch.float32, device=q.device)
+        with torch.cuda.device_of(q):
+            write_weights(of_q, of_k, of_lse, of_mask, of_real, sinks, causal, scale, 0, p, UNIT if half else 1.0)
+        made = (delta[b:last], dq[b:last] if slopes else dq, dk[b:last] if slopes else dk)
+        _overlap(of_q, of_k, of_lse, of_mask, of_real, sinks, causal, scale, p, *made)
+    return delta, dq, dk.to(k.dtype)
+
+
+def _overlap(
+    q: Tensor, k: Tensor, lse: Tensor, mask: Tensor | None, real: Tensor | None, sinks: Tensor | None,
+    causal: bool, scale: float, p: Tensor | None, delta: Tensor, dq: Tensor, dk: Tensor,
+) -> None:  # fmt: skip
+    """Fill rowsum(A dA), and unless they have no numbers dq and dk, which is 0 and in fp32; p: the stored weights."""
     (batch, heads, queries, size), (groups, keys) = q.shape, k.shape[1:3]
-    mask_read, strides, kind = readable(mask, q, k)
+    rows = rows_of_a_strip(batch * heads, max(queries, keys), queries, q.element_size())
+    mask_read, of_mask, kind = readable(mask, q, k)
     half = q.dtype != torch.float32
     grams = torch.empty(batch, heads, rows, queries, dtype=torch.float16 if half else torch.float32, device=q.device)
     sums = torch.empty(batch, rows, queries, device=q.device, dtype=torch.float32)
-    delta = torch.empty(batch, heads, queries, device=q.device, dtype=torch.float32)
     first, second = settings(q.dtype, size)
     counted = q if real is None else real.view(torch.uint8)
-    real_strides = (0, 0) if real is None else counted.expand(batch, queries).stride()
+    of_real = (0, 0) if real is None else counted.expand(batch, queries).stride()
     # A sum over heads is at most their number.
-    units = {"UNIT": 2.0**15, "KEPT": 2.0 ** (15 - heads.bit_length())} if half else {"UNIT": 1.0, "KEPT": 1.0}
+    units = {"UNIT": UNIT, "KEPT": 2.0 ** (15 - heads.bit_length())} if half else {"UNIT": 1.0, "KEPT": 1.0}
     constants = {
         "D": size, "BD": padded(size), "MASK": kind, "CAUSAL": causal, "REAL": real is not None,
-        "SINK": sinks is not None, "HALF": half, **units, **precision(q.dtype),
+        "SINK": sinks is not None, "HALF": half, "STORED": p is not None, **units, **precision(q.dtype),
     }  # fmt: skip
-    given = (q, k, mask_read, lse, counted, q if sinks is None else sinks)
-    sizes = (heads, groups, queries, keys, scale * 1.4426950408889634)
-    steps = (*q.stride(), *k.stride(), *strides, *real_strides, *sizes)
-    dk = torch.zeros(k.shape if slopes else (0,), device=q.device, dtype=torch.float32)
+    given = (q, k, mask_read, lse, counted, q if sinks is None else sinks, grams if p is None else p)
+    sizes = (heads, groups, queries, keys, scale * 1.4426950408889634, 0 if p is None else p.shape[3])
+    steps = (*q.stride(), *k.stride(), *of_mask, *of_real, *sizes)
     # Triton's interpreter computes bf16 products incorrectly.
     exact = precision(torch.bfloat16)["UPCAST"]
-    slope, parts, splits = grams, delta, 1
-    if slopes:
+    slope, parts, splits = grams, dq, 1
+    if dq.numel():
         # The gradients of logits of uniform and of collapsed weights are too far apart for fp16.
         slope_dtype = torch.bfloat16 if half else torch.float32
         slope = torch.empty(batch * heads * rows * keys, dtype=slope_dtype, device=q.device)
         splits = max(1, min(PROGRAMS // (batch * heads * triton.cdiv(rows, second["BT"])), triton.cdiv(keys, 256)))
-        parts = torch.empty(splits, *q.shape, dtype=q.dtype if splits == 1 else torch.float32, device=q.device)
+        if splits > 1:
+            parts = torch.empty(splits, *q.shape, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
         for start in range(0, queries, rows):
             here = min(rows, queries - start)
@@ -292,7 +306,7 @@ def head_overlap(
             rests_kernel[(batch * heads * triton.cdiv(here, 16),)](
                 grams, sums, delta, heads, queries, start, here, queries, KEPT=units["KEPT"], BT=16, BN=128
             )
-            if not slopes:
+            if not dq.numel():
                 continue
             blocks, seen = triton.cdiv(here, second["BT"]), min(keys, start + here) if causal else keys
             slopes_kernel[(batch * heads * blocks * splits,)](
@@ -304,6 +318,5 @@ def head_overlap(
                 D=size, BD=padded(size), CAUSAL=causal, EXACT=exact, **precision(q.dtype),
                 BT=64 if half else 32, BN=64, num_warps=4 if size <= 128 else 8, num_stages=2,
             )  # fmt: skip
-    if not slopes:
-        return delta, dk, dk
-    return delta, parts[0] if splits == 1 else parts.sum(0).to(q.dtype), dk.to(k.dtype)
+    if splits > 1:
+        dq.copy_(parts.sum(0))
