@@ -69,8 +69,8 @@ OPTIONS = {
     "studies": "--help --minutes --source",
     "alarms": "--help --json --map --run --step",
     "audit": "--fail-on --help --images --json --out --text",
-    "judge": "--alpha --arguments --arm --baseline --bound --budget --calibrate --candidate --change --diverged "
-    "--floor --help --json --ledger --margin --markdown --metric --out --script --seed-column --step "
+    "judge": "--against --alpha --arguments --arm --baseline --bound --budget --calibrate --candidate --change --diverged "
+    "--first-seed --floor --help --json --ledger --margin --markdown --metric --out --script --seed-column --step "
     "--target --timeout",
     "replay": "--help",
 }
