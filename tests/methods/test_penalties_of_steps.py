@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -308,8 +309,28 @@ def test_a_compiled_model_skips_batches_that_are_not_finite():
         penalty = handle.loss()
     assert penalty.item() == pytest.approx(penalty_of(ids(seed=0)))
     both = loss_of(fast, ids(seed=1)) + loss_of(fast, ids(seed=2))
-    assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
+    with pytest.warns(UserWarning, match="2 training forwards of a model that is compiled as a whole"):
+        assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
     assert both.requires_grad
+
+
+def test_a_compiled_model_warns_once_that_a_skipped_batch_may_count():
+    net, handle = fitted()
+    fast = torch.compile(net, backend="aot_eager", fullgraph=True)
+    loss_of(fast, ids(seed=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handle.loss()  # one forward, one loss
+    for seed in (1, 2):
+        loss_of(fast, ids(seed=seed))
+    with pytest.warns(UserWarning, match="read loss\\(\\) before it decides to skip a batch") as told:
+        handle.loss()
+    assert told[0].filename == __file__
+    for seed in (1, 2):
+        loss_of(fast, ids(seed=seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handle.loss()
 
 
 def test_a_compiled_models_last_penalty_is_told_though_it_is_not_finite():

@@ -14,6 +14,13 @@ from torch import Tensor, nn
 
 from headwise.attend.core.call import Call
 from headwise.borders import MODULE_CALL, sequence_number, tree_leaves
+from headwise.files.user_warnings import warn
+
+SEVERAL = (
+    "{count} training forwards of a model that is compiled as a whole waited for this loss(), and the penalties of all "
+    "are in it. That is right if one loss is made of them. If the loop skipped some, read loss() before it decides to "
+    "skip a batch: a compiled model does not tell"
+)
 
 
 class AwaitedForward:
@@ -114,6 +121,7 @@ class Penalties:
         self.entries: list[Entry] = []
         self._parts = AwaitedForward()
         self._mine = threading.local()
+        self._told = False
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -225,6 +233,7 @@ class Penalties:
         """Return the entries of the forwards that can still belong to one loss, and clear all."""
         if not self.entries:
             return []
+        compiled = any(e.run is None for e in self.entries)
         self.entries = _tell_compiled_runs_apart(self.entries)
         last = self.entries[-1].run
         self._sweep(keep=last)
@@ -235,8 +244,16 @@ class Penalties:
         kept = [e for e in entries if e.run not in dropped]
         # Nothing tells whether these were skipped, but a loop that accumulates has no use for them either.
         poisoned = _not_finite([e for e in kept if e.alive is None and e.run is not last])
+        if compiled:
+            self._warn_of({e.run for e in kept if e.alive is None} - poisoned)
         # Not dropped, because all processes must have the same number.
         return [_without_weight(e) if e.run in poisoned else e for e in kept]
+
+    def _warn_of(self, runs: Collection[AwaitedForward | None]) -> None:
+        """Warn, the first time, that several forwards count of which some may have been skipped."""
+        if len(runs) > 1 and not self._told:
+            self._told = True
+            warn(SEVERAL.format(count=len(runs)))
 
 
 def _tell_compiled_runs_apart(entries: list[Entry]) -> list[Entry]:
