@@ -58,7 +58,7 @@ def overhead(rounds: int) -> None:
             images, labels = data
             steps = torch.randperm(len(images)).split(task.batch_size)
             for index in steps:
-                output = plain(task.batch(images[index], None))
+                output = plain(task.transform(images[index], None))
                 loss = F.cross_entropy(output, labels[index])
                 plain_optimizer.zero_grad()
                 loss.backward()
@@ -107,14 +107,14 @@ def images_per_second(rounds: int) -> None:
 
     def timm_epoch() -> None:
         for batch, target in loader:
-            loss = F.cross_entropy(other(task.batch(batch, None)), target)
+            loss = F.cross_entropy(other(task.transform(batch, None)), target)
             its_optimizer.zero_grad()
             loss.backward()
             its_optimizer.step()
 
     def loading() -> None:
         for batch, _ in loader:
-            task.batch(batch, None)
+            task.transform(batch, None)
 
     runs = {
         "study": lambda: train_epoch(training, (images, labels), 0, lambda *_: None),
