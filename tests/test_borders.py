@@ -262,6 +262,21 @@ def test_buffers_that_are_none_are_there():
     assert list(borders.own_buffers(module)) == ["rope", "table"] and borders.own_buffers(module)["rope"] is None
 
 
+@canary("MovedModule")
+def test_a_module_is_told_before_and_after_its_tensors_move():
+    class Told(borders.MovedModule):
+        def before_move(self):
+            return self.table.dtype
+
+        def after_move(self, before):
+            self.moves = [*getattr(self, "moves", []), (before, self.table.dtype)]
+
+    told = Told()
+    told.register_buffer("table", torch.ones(2))
+    nn.Sequential(told).half().to_empty(device="cpu")
+    assert told.moves == [(torch.float32, torch.float16), (torch.float16, torch.float16)]
+
+
 @canary("outside_transforms")
 def test_a_tensor_from_outside_can_be_changed_outside_of_transforms():
     counter = torch.zeros(())

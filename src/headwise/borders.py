@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,25 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the live dict of a module's own buffers; `named_buffers()` leaves out None."""
     return module._buffers
+
+
+class MovedModule(nn.Module):
+    """A module that is told before and after its tensors move, as by `to()`, `half()` and `to_empty()`.
+
+    torch has no hook for this. Gone: `before_move()` and `after_move()` are never called.
+    """
+
+    def before_move(self) -> Any:
+        """Return what `after_move()` gets; the tensors are still the old ones."""
+
+    def after_move(self, before: Any) -> None:
+        """Act on the moved tensors."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self.before_move()
+        super()._apply(fn, recurse)
+        self.after_move(before)
+        return self
 
 
 def forward_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from headwise.borders import in_transform, own_modules
+from headwise.borders import MovedModule, in_transform, own_modules
 from headwise.numerics.kernels import capturing
 
 # Trainable dtypes: a learned parameter must not take the dtype of quantized weights.
@@ -18,7 +18,7 @@ TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ADVICE = "fold_before_saving_or_regularize_before_loading"
 
 
-class _Home(nn.Module):
+class _Home(MovedModule):
     """Holds what one method keeps on a site.
 
     Buffers that no state dict holds get their number again where `to_empty()` has left memory without numbers.
@@ -28,14 +28,14 @@ class _Home(nn.Module):
         super().__init__()
         self.fills: dict[str, tuple[float, bool]] = {}
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: getattr(self, name).is_meta for name in self.fills}
-        super()._apply(fn, recurse)
+    def before_move(self) -> dict[str, bool]:
+        return {name: getattr(self, name).is_meta for name in self.fills}
+
+    def after_move(self, before: dict[str, bool]) -> None:
         for name, (number, written) in self.fills.items():
             # What a forward has written moves with the model, which only the meta device tells from `to_empty()`.
             if before[name] or not written:
                 getattr(self, name).fill_(number)
-        return self
 
 
 class MethodState:
