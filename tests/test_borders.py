@@ -170,7 +170,7 @@ def names_of_borders() -> set[str]:
     """Return the names that `borders.py` defines, without those of typing."""
     names = set()
     for node in ast.parse(BORDERS.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             names |= {ast.unparse(target) for target in getattr(node, "targets", None) or [node.target]}
