@@ -59,7 +59,8 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         return "**No world was run to its end yet, so there is nothing to report.**"
     first = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "try first"]
     candidates = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "candidate"]
-    tuned = [searches(one)[TUNED] for one in complete]
+    # the premise of the others is that the usual rate fails
+    tuned = [searches(one)[TUNED] for one in complete if one.world.symptom != "unstable training"]
     names = ", ".join(one.symptom for one in told)
     lines = []
     if first:
@@ -67,9 +68,9 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         lines.append(f"{words}. Each was chosen without each world in turn, and gained in it.")
     elif told:
         lines.append(
-            f"**Nothing transfers** ({names}): of {len(told[0].means)} methods and controls none, chosen on all worlds "
-            "of a symptom but one, gained on the one left out each time, against the best plain model and the best "
-            "control. Few worlds show large gains alone, so this does not say that nothing helps."
+            f"**Nothing transfers** ({names}). Each of {len(told[0].means)} methods and controls could be the choice of "
+            "all worlds of a symptom but one. None gained on the one left out each time, against both its best plain "
+            "model and its best control. Some worlds show large gains, so this does not say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
@@ -78,12 +79,14 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         if len(tuned) >= FEWEST
         else ""
     )
-    least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
-    lines.append(
-        "**Tune the learning rate of the plain model first.** From the usual rate to the best of nine rates over two "
-        f"decades it avoids this share of the errors{mean}: from {_interval(least.to_plain)} in "
-        f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*."
-    )
+    if tuned:
+        least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
+        lines.append(
+            "**Tune the learning rate of the plain model first.** From the usual rate to the best of nine rates over "
+            f"two decades it avoids this share of the errors{mean}: from {_interval(least.to_plain)} in "
+            f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
+            "Worlds of unstable training are left out: there the usual rate fails by their premise."
+        )
     if candidates:
         words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
         lines.append(
