@@ -68,8 +68,8 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         lines.append(f"{words}. Each was chosen without each world in turn, and gained in it.")
     elif told:
         lines.append(
-            f"**Nothing transfers** ({names}). Each of {len(told[0].means)} methods and controls could be the choice of "
-            "all worlds of a symptom but one. None gained on the one left out each time, against both its best plain "
+            f"**Nothing transfers** ({names}). Each of {len(told[0].means)} methods and controls could be the choice "
+            "of all worlds of a symptom but one. None gained on the one left out each time, against both its best plain "
             "model and its best control. Some worlds show large gains, so this does not say that nothing helps."
         )
     else:
