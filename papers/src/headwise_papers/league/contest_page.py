@@ -69,8 +69,8 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     elif told:
         lines.append(
             f"**Nothing transfers** ({names}). Each of {len(told[0].means)} methods and controls could be the choice "
-            "of all worlds of a symptom but one. None gained on the one left out each time, against both its best plain "
-            "model and its best control. Some worlds show large gains, so this does not say that nothing helps."
+            "of all worlds of a symptom but one. None gained on the one left out each time, against both its best "
+            "plain model and its best control. Some worlds show large gains, so this does not say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
