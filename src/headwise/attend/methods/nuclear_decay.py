@@ -121,8 +121,8 @@ def norms_by_products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sizes = [torch.linalg.vector_norm(x, dim=(-1, -2), keepdim=True) for x in (a, b)]
         # Below, the product is what rounding of the Gram matrices has left.
         nonzero = square > ROUNDING * sizes[0] * sizes[1]
-    # The root of a 0 that is not selected would still give a gradient that is not a number.
-    scale = torch.where(nonzero, torch.where(nonzero, square, 1.0).rsqrt(), 0.0)
+    # A root that is selected away would still have a gradient that is not a number; this one's is 0.
+    scale = torch.where(nonzero, square, float("inf")).rsqrt()
     w, z = a * scale, b * scale
     one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
     for factor in CUBICS:
