@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import study_steps
 
 # its files study.py and watch.py have the names of folders of tests
-sys.path.pop(0)
+sys.path.remove(str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @with_marks

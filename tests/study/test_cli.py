@@ -69,9 +69,9 @@ OPTIONS = {
     "studies": "--help --minutes --source",
     "alarms": "--help --json --map --run --step",
     "audit": "--fail-on --help --images --json --out --text",
-    "judge": "--against --alpha --arguments --arm --baseline --bound --budget --calibrate --candidate --change --diverged "
-    "--first-seed --floor --help --json --ledger --margin --markdown --metric --out --script --seed-column --step "
-    "--target --timeout",
+    "judge": "--against --alpha --arguments --arm --baseline --bound --budget --calibrate --candidate --change "
+    "--diverged --first-seed --floor --help --json --ledger --margin --markdown --metric --out --script --seed-column "
+    "--step --target --timeout",
     "replay": "--help",
 }
 

@@ -261,12 +261,13 @@ def test_a_checkpoint_gives_back_every_bit_and_type(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ['{"epoch": 9, "tr', '{"epoch": 9}', "\x00\x00\x00"])
-def test_a_truncated_last_line_is_repaired(tmp_path, monkeypatch, ending):
+def test_a_last_line_without_its_end_is_repaired(tmp_path, monkeypatch, ending):
     (order,), (whole,) = (orders(tiny_study(epochs=4), tmp_path / name) for name in "ab")
     stopped_after(order, 2, monkeypatch)
     with open(order.folder / "metrics.jsonl", "a") as stream:
         stream.write(ending)
-    assert [line["epoch"] for line in durable.read_lines(order.folder / "metrics.jsonl")] == [1, 2]
+    whole_line = [9] if ending.endswith("}") else []
+    assert [line["epoch"] for line in durable.read_lines(order.folder / "metrics.jsonl")] == [1, 2, *whole_line]
     execute(order, lambda event: None)
     execute(whole, lambda event: None)
     assert numbers(order.folder) == numbers(whole.folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from study_analysis.test_claims import judged, noise, paired, study, test_of
+from study_analysis.test_claims import claimed, judged, noise, paired, study
 
 from headwise.lab.experiments.premises import better_than_untrained, failure_arose, majority, memorised
 from headwise.lab.experiments.premises import learned as learned_by
@@ -36,7 +36,7 @@ def learned(level: float, **more) -> Premise:
     return Premise(name="learned", text="The baseline learned.", tests=(ClaimTest(**test),))
 
 
-HELPS = Claim(text="It helps.", tests=(test_of("higher"),))
+HELPS = Claim(text="It helps.", tests=(claimed("higher"),))
 
 
 @pytest.mark.parametrize(("level", "state"), [(0.1, "holds"), (0.9, "fails"), (0.55, "not shown")])
@@ -60,7 +60,7 @@ def test_an_arm_that_diverged_throughout_did_not_learn():
     """As with one run left of six, and not as if nothing were known."""
     figures = {"A()": [0.6, 0.61, 0.6, 0.62, 0.6, 0.61]}
     for base in (["diverged"] * 6, ["diverged"] * 5 + [0.5]):
-        often = Claim(text="It diverges less.", tests=(test_of("lower", outcome="diverged"),))
+        often = Claim(text="It diverges less.", tests=(claimed("lower", outcome="diverged"),))
         found = said(study({"baseline": base} | figures), [often], [learned(0.1)])
         assert judged_premises(found)[0].holds is False
         assert judged_claims(found)[0].verdict == "not testable here"
@@ -99,7 +99,7 @@ def test_all_parts_of_a_claim_at_five_percent_need_no_correction():
     arms = {f"A{at}()": base + 0.01 + 0.002 * np.roll(noise(6), at) for at in range(8)}
     arms["A3()"] = base + 0.01 + 0.006 * noise(6)
     made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
-    found = judged(made, *(test_of("higher", arm=arm) for arm in arms))
+    found = judged(made, *(claimed("higher", arm=arm) for arm in arms))
     assert found.verdict == "as published", found.why
     assert all(test.p < 0.05 and test.low > 0 for test in found.tests)
 
@@ -108,7 +108,7 @@ def test_a_margin_wider_than_an_effect_told_on_the_page_shows_nothing():
     base = np.linspace(0.5, 0.6, 10)
     arms = {"A()": base + 0.01 + 0.002 * noise(10), "B()": base + 0.001 * noise(10)[::-1]}
     made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
-    idle = [Claim(text=f"{m}", tests=(test_of("same", arm="B()", margin=m),)) for m in (0.008, 0.015)]
+    idle = [Claim(text=f"{m}", tests=(claimed("same", arm="B()", margin=m),)) for m in (0.008, 0.015)]
     narrow, wide = judged_claims(said(made, idle))
     assert narrow.verdict == wide.verdict == "as published"
     _, narrow, wide = judged_claims(said(made, [HELPS, *idle]))
@@ -121,7 +121,7 @@ def test_a_default_margin_that_is_refused_is_said_to_be():
     base = np.linspace(0.5, 0.6, 10)
     arms = {"A()": base + 0.01 + 0.002 * noise(10), "B()": base + 0.001 * noise(10)[::-1]}
     made = study({"baseline": list(base)} | {arm: list(values) for arm, values in arms.items()})
-    open_ = Claim(text="B helps.", tests=(test_of("higher", arm="B()", effect=0.04),))
+    open_ = Claim(text="B helps.", tests=(claimed("higher", arm="B()", effect=0.04),))
     assert judged_claims(said(made, [open_]))[0].verdict == "no effect"
     _, wide = judged_claims(said(made, [HELPS, open_]))
     assert wide.verdict == "undecided" and "the margin ±2.00 points is wider than the 1.00 points of A()" in wide.why
@@ -130,8 +130,8 @@ def test_a_default_margin_that_is_refused_is_said_to_be():
 def test_a_difference_that_is_the_published_one_is_neither_larger_nor_smaller():
     # 0.51 - 0.5 is more than 0.01 in floating point
     made = study({"baseline": [0.5] * 8, "A()": [0.51] * 8})
-    assert judged(made, test_of("higher", effect=0.01)).verdict == "as published"
-    assert judged(made, test_of("higher", effect=0.0101)).verdict == "same direction, smaller"
+    assert judged(made, claimed("higher", effect=0.01)).verdict == "as published"
+    assert judged(made, claimed("higher", effect=0.0101)).verdict == "same direction, smaller"
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_a_verdict_says_its_margin_or_its_seeds(given, words):
 
 
 def test_no_effect_is_told_within_half_of_the_published_one_by_default():
-    found = judged(paired(0.0005, 0.002), test_of("higher", effect=0.01))
+    found = judged(paired(0.0005, 0.002), claimed("higher", effect=0.01))
     assert (found.verdict, found.within) == ("no effect", "±0.50 points")
-    own = judged(paired(0.0005, 0.002), test_of("higher", effect=0.01, margin=0.001))
+    own = judged(paired(0.0005, 0.002), claimed("higher", effect=0.01, margin=0.001))
     assert own.verdict == "undecided"
 
 
@@ -160,7 +160,7 @@ def test_a_claim_is_wrongly_contradicted_in_five_percent_at_most():
     for _ in range(150):
         runs = rng.normal(size=(8, 7))
         figures = {name: list(runs[:, at]) for at, name in enumerate(["baseline", *"ABCDEF"])}
-        claim = Claim(text="?", tests=tuple(test_of("higher", arm=arm) for arm in "ABCDEF"))
+        claim = Claim(text="?", tests=tuple(claimed("higher", arm=arm) for arm in "ABCDEF"))
         wrong.append(judge(study(figures), claim).verdict == "contrary")
     assert np.mean(wrong) < 0.08
 
@@ -243,8 +243,8 @@ def test_a_lower_loss_of_models_worse_than_chance_is_no_finding():
 
 def test_an_arm_that_diverges_as_rarely_has_no_effect_within_half_of_the_published_one():
     made = study({"baseline": [0.5] * 8, "A()": [0.6] * 8})
-    (test,) = judged(made, test_of("higher", outcome="diverged", effect=1.0)).tests
+    (test,) = judged(made, claimed("higher", outcome="diverged", effect=1.0)).tests
     assert (test.verdict, test.why) == ("no effect", "within ±50.00 points")
     # the exact one-sided bound of none in eight is 31 %
     assert pytest.approx(0.312, abs=1e-3) == 1 - 0.05 ** (1 / 8)
-    assert judged(made, test_of("higher", outcome="diverged", effect=0.6)).verdict == "undecided"
+    assert judged(made, claimed("higher", outcome="diverged", effect=0.6)).verdict == "undecided"

@@ -229,6 +229,12 @@ class Penalties:
                 kept.append(entry)
         self.entries = kept[::-1]
 
+    def clear(self) -> bool:
+        """Drop all penalties, and return whether there were any."""
+        had = bool(self.entries)
+        self.entries = []
+        return had
+
     def take(self) -> list[Entry]:
         """Return the entries of the forwards that can still belong to one loss, and clear all."""
         if not self.entries:

@@ -173,7 +173,7 @@ class Regularized:
 
     def drop_penalties(self) -> bool:
         """Drop the penalties that were never read, and return whether there were any."""
-        return bool(self.shared.penalties.take())
+        return self.shared.penalties.clear()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -399,7 +399,7 @@ class Regularized:
         for hook in self.hooks:
             hook.remove()
         self.shared.forward.end()
-        self.shared.penalties.take()
+        self.shared.penalties.clear()
         self._forgotten.stop()
         self.model.__dict__.pop(HANDLE, None)
         self.removed = True
