@@ -109,7 +109,8 @@ def exit_code(work):
 
 def begin(name, out, ray):
     """Start a study of a kind in a session of its own."""
-    from headwise.lab.comparing.command import Request, run
+    from headwise.lab.comparing.command import run
+    from headwise.lab.comparing.request import Request
 
     options, task = KINDS[name].options, f"{PLACE}:Tiny"
     if name == "command":
@@ -131,8 +132,8 @@ def begin(name, out, ray):
         with open(f"{out}.log", "a") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     more = {"ray_address": ray} if options.get("engine") == "ray" else {}
-    changes = {"epochs": EPOCHS, "learning_rate": RATE}
-    request = Request(task=task, methods=(ARM,), seeds=1, **changes, device="cpu", out=out, **options, **more)
+    more |= {"settings": (f"learning_rate={RATE}",), "epochs": EPOCHS}
+    request = Request(task=task, methods=(ARM,), seeds=1, device="cpu", out=out, **options, **more)
     return Fork(lambda: run(request), f"{out}.log")
 
 
