@@ -280,6 +280,7 @@ def main() -> None:
     """Run the command line: errors a user can act on are printed without a traceback, with exit code 1."""
     # stops torch's profiler, which measures memory, from printing; it must be set before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from headwise.lab.engines.rank import be_one_of_several
 
