@@ -12,18 +12,12 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.computation import attention
 from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, shapes_seen
-from headwise.attend.core import shared_state
-from headwise.attend.core.acting import Acting
-from headwise.attend.core.call import Call, KernelsRan
-from headwise.attend.core.forward import Entered, Running
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.packed import Packed
+from headwise.attend.core import Acting, Call, Entered, Method, MethodState, Packed, SharedState, Site, shared_state
+from headwise.attend.core.call import KernelsRan
+from headwise.attend.core.forward import Running
 from headwise.attend.core.passes import Passes
 from headwise.attend.core.random_draws import mix
 from headwise.attend.core.recompute import Pass
-from headwise.attend.core.shared_state import SharedState
-from headwise.attend.core.site import Site
 from headwise.attend.projections.sharded import CONTEXT_PARALLEL, tokens_split
 from headwise.numerics.kernels import capturing
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from headwise.attend.attention.edited_logits import Once, edits_run
 from headwise.attend.attention.flash_rows import attend_with_lse
 from headwise.attend.attention.matrix_free import FusedMap
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend
+from headwise.attend.core import Attend, Call
 from headwise.numerics.kernels import as_hosts
 from headwise.numerics.masked import visible
 from headwise.numerics.operators import calls_are_seen

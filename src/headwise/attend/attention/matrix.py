@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attend.attention.softmax import logits, normalize
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method
 from headwise.numerics.masked import rows_at
 from headwise.numerics.precision import at_least_fp32
 

@@ -19,8 +19,7 @@ from headwise.attend.attention.overlap import head_overlap, overlap_runs
 from headwise.attend.attention.row_statistics import attend_rows
 from headwise.attend.attention.sink_rows import attend_with_sinks
 from headwise.attend.attention.softmax import fused, fused_causal, normalize, takes_causal_and_mask
-from headwise.attend.core.call import Call, Dropping, LogitEdit
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Dropping, LogitEdit, Method
 from headwise.numerics.masked import mask_at, masked_logits, rows_at
 from headwise.numerics.precision import at_least_fp32
 

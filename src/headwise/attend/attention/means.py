@@ -9,8 +9,7 @@ from torch import Tensor
 
 from headwise.attend.attention.head_rows import on_host
 from headwise.attend.attention.matrix_free import FusedMap
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend
+from headwise.attend.core import Attend, Call
 from headwise.numerics.kernels import gradients_again, operator, rows_by_kernel
 from headwise.numerics.masked import mean_over_all, mean_over_earlier
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, Site
 from headwise.attend.projections.sharded import heads_split
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attend.core.call import Call
+from headwise.attend.core import Call
 from headwise.borders import flash_on_cpu
 from headwise.numerics.masked import allowed_keys, masked_logits
 

@@ -18,7 +18,7 @@ from headwise.attend.attention.fitted_layer import bare_layers
 from headwise.attend.compressing.exchange import in_place, put, refusal
 from headwise.attend.compressing.record import Compressed, LayerCut, Pair
 from headwise.attend.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.projections import Block, ProjectionError, Projections, capture
 from headwise.attend.projections.capture import feed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.compressing.site_cut import NarrowColumns, SiteCut, cut_site
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections import Projections, capture
 from headwise.attend.projections.capture import ways
 

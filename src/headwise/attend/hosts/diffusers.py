@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
-from headwise.attend.core.forward import Entered
-from headwise.attend.core.site import Site
+from headwise.attend.core import Entered, Site
 from headwise.attend.hosts.layers.declared import Candidate, forward_of, is_cross, names_used, reached, without_softmax
 from headwise.attend.hosts.sdpa import call
 from headwise.attend.hosts.sdpa.adapter import NAME, SdpaAdapter

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from headwise.attend.core.site import Site, number
+from headwise.attend.core import Site
+from headwise.attend.core.site import number
 from headwise.attend.hosts import diffusers, torch_mha
 from headwise.attend.hosts.layers.declared import (
     LIKE,

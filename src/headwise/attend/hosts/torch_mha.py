@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import fused
-from headwise.attend.core.forward import Entered
-from headwise.attend.core.method import Method, touches_call
-from headwise.attend.core.site import Site
+from headwise.attend.core import Entered, Method, Site, touches_call
 from headwise.attend.hosts.layers.branch_walk import last_before_sum
 from headwise.attend.hosts.layers.declared import Candidate, is_cross
 from headwise.attend.hosts.layers.refusal import refusal

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method, RowReadings
 from headwise.attend.methods.real_tokens import key_counts, only_real_rows, query_counts
 from headwise.attend.methods.sampled_rows import check_rows, drawn_rows, drawn_times
 from headwise.numerics.precision import at_least_fp32

@@ -7,10 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attend.attention.wide_head import mean_of_similar
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 from headwise.attend.methods.layer_input import branch_channels
 from headwise.numerics.kernels import rows_by_kernel
 

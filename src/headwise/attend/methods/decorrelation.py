@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.matrix import overlap_of
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, RowReadings, Site
 from headwise.attend.methods.real_tokens import key_counts, only_real_rows, query_counts
 from headwise.attend.methods.sampled_rows import check_rows
 from headwise.numerics.masked import rows_at

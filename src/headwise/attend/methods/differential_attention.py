@@ -9,11 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwise.attend.attention.pairs import difference, pair_norm
-from headwise.attend.core import random_draws
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Attend, Call, Method, MethodState, Site, random_draws
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
 from headwise.numerics.precision import at_least_fp32
 

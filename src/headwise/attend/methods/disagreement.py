@@ -7,9 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from headwise.attend.attention.pairs import agreement, agreement_of
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, RowReadings, Site
 from headwise.attend.methods.real_tokens import key_counts, only_real_rows, query_counts, real_keys
 from headwise.attend.methods.sampled_rows import check_rows, drawn_rows, drawn_times
 from headwise.numerics.precision import at_least_fp32

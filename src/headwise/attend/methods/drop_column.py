@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
+from headwise.attend.core import Attend, Call, Method
 
 
 class DropColumn(Method):

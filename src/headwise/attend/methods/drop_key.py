@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attend.core.call import Call, Dropping
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Dropping, Method, Site
 from headwise.attend.methods.kept_keys import kept_keys
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method, RowReadings
 from headwise.attend.methods.sampled_rows import check_rows, drawn_rows, drawn_times
 from headwise.numerics.masked import rows_at
 from headwise.numerics.precision import at_least_fp32

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.attend.core.call import Call, LogitEdit
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, LogitEdit, Method, MethodState, Site
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
 from headwise.attend.methods.real_tokens import whole_of
 from headwise.numerics.precision import at_least_fp32

@@ -8,10 +8,7 @@ from torch.nn import functional as F
 
 from headwise.attend.attention.gates import gated
 from headwise.attend.attention.low_rank_gates import low_rank_gated, with_inner
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 from headwise.attend.methods.gates import STARTS, drawn, factor_of
 from headwise.attend.methods.layer_input import JOINT, tokens_of_queries
 from headwise.files.arguments import is_a

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import mixed
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Attend, Call, Method, MethodState, Site
 
 
 class GFSA(Method):

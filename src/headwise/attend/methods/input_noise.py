@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from headwise.attend import projections
-from headwise.attend.core import random_draws
-from headwise.attend.core.call import Call
+from headwise.attend.core import Call, Method, MethodState, Site, random_draws
 from headwise.attend.core.medians import row_medians
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
 
 
 class InputNoise(Method):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core import random_draws
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site, random_draws
 from headwise.attend.methods.reparametrization import put_on, refusal, take_off
 from headwise.attend.projections.block import Block, multiply_
 from headwise.numerics.precision import at_least_fp32

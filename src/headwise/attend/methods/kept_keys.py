@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method
 from headwise.attend.methods.real_tokens import whole_of
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from headwise.attend.attention.exponential import exponentials, logarithms
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method
 
 
 class LASER(Method):

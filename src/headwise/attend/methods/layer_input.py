@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise.attend import projections
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, Site
 from headwise.attend.methods.real_tokens import whole_of
 from headwise.attend.projections import ProjectionError
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.linear import features, linear_attention
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
+from headwise.attend.core import Attend, Call, Method
 from headwise.numerics.masked import visible
 from headwise.numerics.precision import at_least_fp32
 

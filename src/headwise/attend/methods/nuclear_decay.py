@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend import projections
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site
 from headwise.attend.projections.gram_penalty import gram_penalty, in_transforms
 from headwise.attend.projections.newton_schulz import cubics
 from headwise.attend.projections.products import factors, refusal, weighted_products

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site
 from headwise.attend.projections.gram_penalty import gram_penalty
 from headwise.attend.projections.products import refusal, weighted_products
 

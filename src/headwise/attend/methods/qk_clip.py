@@ -9,10 +9,7 @@ from torch import nn
 
 from headwise.attend import projections
 from headwise.attend.attention.largest_logits import largest_logits
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, RowReadings, Site
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import base_of
 from headwise.attend.projections.block import Block

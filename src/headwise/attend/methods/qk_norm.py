@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import normalised
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 
 # As in the configurations of Qwen3 and Gemma 3.
 EPS = 1e-6

@@ -11,10 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.attend import projections
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 from headwise.attend.methods.reparametrization import hold, release, without_numbers
 from headwise.attend.projections import ProjectionError, together
 from headwise.attend.projections.adapted import MERGE, is_adapted

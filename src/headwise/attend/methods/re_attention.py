@@ -9,10 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.attend.attention.head_mixing import mixed_map, mixes
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Attend, Call, Method, MethodState, Site
 from headwise.numerics import masked
 from headwise.numerics.precision import at_least_fp32
 

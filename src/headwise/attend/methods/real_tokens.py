@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.call import Call
+from headwise.attend.core import Call
 
 
 def whole_of(call: Call) -> Call:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise.attend.attention.means import towards_mean
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Attend, Method
+from headwise.attend.core import Attend, Call, Method
 
 
 class RelaxedAttention(Method):

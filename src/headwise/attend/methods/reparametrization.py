@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from headwise.attend import hosts, projections
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import MethodState, Site
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import MERGE, is_adapted
 from headwise.attend.projections.block import Block

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site
 from headwise.attend.methods.qk_clip import clipped
 from headwise.attend.methods.reparametrization import LAYERS, put_on, refusal, spectrals, take_off
 from headwise.attend.projections.spectral import Spectral, iterate_all

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 
 
 class SSMax(Method):

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.attend.attention.softmax import logits
-from headwise.attend.core.call import Call, LogitEdit
-from headwise.attend.core.method import Attend, Method
+from headwise.attend.core import Attend, Call, LogitEdit, Method
 from headwise.numerics.precision import at_least_fp32
 
 # Entries of the weights that are computed at once. Larger calls use blocks of queries, recomputed in backward.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method
 
 
 class Temperature(Method):

@@ -7,7 +7,8 @@ import reprlib
 from typing import Any
 
 # The registry is filled here: Python runs the package's __init__, which imports every method, before this file.
-from headwise.attend.core.method import REGISTRY, Method, Methods
+from headwise.attend.core import Method
+from headwise.attend.core.method import REGISTRY, Methods
 from headwise.attend.core.settings import no_setting
 from headwise.files.entry_points import entry_points, load
 from headwise.files.errors import suggest

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import normalised_values
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, Site
 
 # As in the configurations of Gemma 3n and Gemma 4.
 EPS = 1e-6

@@ -8,9 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site
 from headwise.attend.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
 from headwise.attend.projections import together
 from headwise.attend.projections.block import Block, multiply_, whole

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.head_rows import without_own
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Call, Method, MethodState, Site
 
 # Lower bound of a value's squared norm, against division by zero.
 TINY = 1e-12

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headwise.attend.core.call import Call, RowReadings
-from headwise.attend.core.method import Method
+from headwise.attend.core import Call, Method, RowReadings
 
 
 class ZLoss(Method):

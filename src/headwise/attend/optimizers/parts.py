@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import projections
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import adapters_of, base_of, underlying
 from headwise.attend.projections.block import Block, Rows

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections import stand_ins
 from headwise.attend.projections.leaves import leaves
 from headwise.borders import hook_first

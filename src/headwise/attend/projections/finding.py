@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections import named
 from headwise.attend.projections.adapted import base_of, is_adapted, obstacle
 from headwise.attend.projections.block import Block, ProjectionError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections.adapted import is_adapted
 from headwise.attend.projections.block import Block, ProjectionError, Rows
 from headwise.attend.projections.leaves import Leaf, leaf, leaves

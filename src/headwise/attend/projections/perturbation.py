@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.projections import capture, named
 from headwise.attend.projections.adapted import is_adapted
 from headwise.attend.projections.block import as_rows

@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headwise.attend.core.method_state import MethodState
-from headwise.attend.core.site import Site
+from headwise.attend.core import MethodState, Site
 from headwise.attend.projections.block import Block, ProjectionError, by_heads
 from headwise.attend.projections.finding import of
 from headwise.attend.projections.gram_penalty import Weighted

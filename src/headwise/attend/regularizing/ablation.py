@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer, bare_layers
-from headwise.attend.core.shared_state import SharedState
+from headwise.attend.core import SharedState
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.borders import is_compiled
 from headwise.files.errors import suggest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.shared_state import SharedState
+from headwise.attend.core import SharedState
 from headwise.attend.regularizing.plan import Plan
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.files.html import html_table
 

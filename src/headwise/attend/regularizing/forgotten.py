@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.optim import Optimizer
 
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.attend.regularizing.handle_place import Handle
 from headwise.attend.regularizing.optimizer_steps import OptimizerSteps, held_by, held_by_any
 from headwise.files.user_warnings import warn

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
-from headwise.attend.core.schedule import Schedule
-from headwise.attend.core.shared_state import SharedState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, Schedule, SharedState, Site
 from headwise.attend.core.unread_penalties import Penalties
 from headwise.attend.regularizing import (
     ablation,

@@ -7,9 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.method import Method
-from headwise.attend.core.shared_state import SharedState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, SharedState, Site
 from headwise.borders import COMPILED_INSIDE, FSDP1_INSIDE, own_modules
 
 # A key of the model's __dict__: torch neither saves it nor registers it as a submodule, and a deep copy copies it.

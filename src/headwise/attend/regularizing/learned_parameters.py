@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.borders import version_of
 from headwise.files.user_warnings import warn
 

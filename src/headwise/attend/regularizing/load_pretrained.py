@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.attend.methods.text import parse
 from headwise.attend.projections.adapted import is_adapted
 from headwise.attend.regularizing import saving

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.files.durable import write_bytes
 
 CARD = "README.md"

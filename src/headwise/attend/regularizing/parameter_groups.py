@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.attend import hosts, projections
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.declared import LIKE
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import adapters_of, base_of, underlying

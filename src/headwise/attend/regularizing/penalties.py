@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.method import Method
-from headwise.attend.core.method_state import MethodState, strengths_on
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, MethodState, Site, strengths_on
 from headwise.attend.core.unread_penalties import Entry
 
 

@@ -13,9 +13,7 @@ from torch import nn
 
 from headwise.attend import hosts, projections
 from headwise.attend.attention.fitted_layer import FittedLayer, bare_layers, live_layers
-from headwise.attend.core.method import Method
-from headwise.attend.core.shared_state import SharedState
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, SharedState, Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.hosts.layers.refusal import refusal
 from headwise.attend.hosts.sdpa.samples import run_and_learn

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.attend.core.random_draws import DRAWS
 from headwise.attend.regularizing.adapter_files import keep_with_adapters
 from headwise.attend.regularizing.handle import Regularized

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.core.method import Method
+from headwise.attend.core import Method
 from headwise.attend.core.random_draws import DRAWS
 from headwise.attend.methods.reparametrization import is_reparametrized
 from headwise.attend.projections.adapted import MERGE, is_adapted

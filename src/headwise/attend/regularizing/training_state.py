@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core import schedule
-from headwise.attend.core.method import Method
-from headwise.attend.core.schedule import Schedule, extremes, number
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, Schedule, Site, schedule
+from headwise.attend.core.schedule import extremes, number
 from headwise.files.user_warnings import warn
 
 CAPTURED = (

@@ -7,7 +7,7 @@ import re
 from torch import nn
 
 from headwise.attend import projections
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.branch_walk import drops, last_after, norms
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.leaves import leaves

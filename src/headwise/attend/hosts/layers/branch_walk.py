@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from headwise.attend import projections
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.declared import forward_of, names_used
 from headwise.attend.projections import ProjectionError
 from headwise.borders import DropoutLayer, own_modules

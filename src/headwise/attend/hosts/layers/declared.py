@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from headwise.attend.attention.fitted_layer import Adapter
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 
 
 @dataclass

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from headwise.attend.attention.computation import edits
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
+from headwise.attend.core import Method, Site
 from headwise.attend.hosts.layers.branch_walk import obstacle
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.core import Method, Site
 from headwise.attend.core import recompute as passes
-from headwise.attend.core.method import Method
-from headwise.attend.core.site import Site
 from headwise.attend.hosts.layers.refusal import refusal
 from headwise.files.errors import LEAVE_OUT
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headwise.attend import projections
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.branch_walk import last_before_sum
 from headwise.attend.hosts.layers.declared import (
     Candidate,

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import logits, normalize
-from headwise.attend.core.call import Call
-from headwise.attend.core.method import touches_call
-from headwise.attend.core.packed import Packed
+from headwise.attend.core import Call, Packed, touches_call
 from headwise.attend.hosts.layers.declared import names_used
 from headwise.attend.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
 from headwise.attend.hosts.transformers.routed import KEY, PLACE, ModuleAdapter, is_flash

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.core import Packed
 from headwise.attend.core.forward import Running, paddings
-from headwise.attend.core.packed import Packed, order
+from headwise.attend.core.packed import order
 from headwise.attend.core.recompute import in_backward
 from headwise.attend.hosts.transformers.routed import FLEX, PLAIN, ModuleAdapter
 from headwise.files.errors import LEAVE_OUT

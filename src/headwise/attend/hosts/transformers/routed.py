@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core.site import Site
+from headwise.attend.core import Site
 
 # Our name among transformers' attention implementations, and the attribute of a routed module with its adapter.
 KEY = "headwise"
