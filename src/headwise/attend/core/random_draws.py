@@ -68,14 +68,8 @@ DTYPES = (torch.float32, torch.float32, torch.bool, torch.float32, torch.float32
 
 
 def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return fp32 numbers drawn uniformly from [0, 1).
-
-    Args:
-        key: the pass's key, an integer or a 0-d int64 tensor.
-        salt: separates the draws of one pass.
-        shape: shape of the draw.
-        device: device of the result.
-    """
+    """Return fp32 numbers drawn uniformly from [0, 1), by the key of a pass, which is an integer or a 0-d int64 tensor,
+    and a salt, which separates the draws of the pass."""
     if _one_kernel(device):
         return _drawn(UNIFORM, key, salt, None, shape, device)
     return _uniform(key, salt, shape, device)
@@ -84,15 +78,11 @@ def uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.
 def uniform_matrix(
     key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device, block: slice | None = None
 ) -> Tensor:
-    """Return fp32 numbers drawn uniformly from [0, 1), for the elements of matrices (..., T, N).
+    """Return fp32 numbers drawn uniformly from [0, 1) for the elements of matrices (..., T, N), or of a
+    block of their rows T.
 
-    They cost a fifth of `uniform`'s on a CPU and on a GPU: each row is hashed as there, each element of it with one
-    round more.
-
-    Args:
-        key, salt, device: as in `uniform`.
-        shape: shape of the whole draw.
-        block: slice of the rows T; only that part of the whole draw is returned.
+    They cost a fifth of those of `uniform` on a CPU and on a GPU: each row is hashed as there, each element of it with
+    one round more.
     """
     rows = slice(0, shape[-2]) if block is None else block
     if _one_kernel(device):
@@ -318,12 +308,9 @@ def _(
 
 
 def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:
-    """Return mix(prefix's parts, first + replays) as a 0-d int64 tensor of the device, and count one replay.
+    """Return mix(parts, first + replays) as a 0-d int64 tensor of the device, and count one replay.
 
-    Args:
-        prefix: `mix` of the parts before the count.
-        first: the count while `replays` is 0.
-        replays: 0-d int64 tensor of the device, which is incremented.
+    `prefix` is `mix` of the parts, and `replays` a 0-d int64 tensor of the device.
     """
     if kernels_run_on(replays.device) and not modes_see_operators():
         from headwise.attend.core import triton_draws

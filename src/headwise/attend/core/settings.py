@@ -43,10 +43,6 @@ def check_type(owner: str, field: dataclasses.Field[Any], value: Any, allowed: f
     The type is that of the default; fields whose default is None are left to the method's own `check`.
 
     Args:
-        owner: the class's name, for the message.
-        field: the field.
-        value: the value to check.
-        allowed: the types in the field's annotation.
         neutral: the neutral value of this field, or None; only this value may be infinite.
     """
     default, name = field.default, f"{owner}.{field.name}"

@@ -149,11 +149,7 @@ def _noise(level: Tensor, key: Tensor, salt: int, shape: tuple[int, ...]) -> Ten
 
 @torch.no_grad()
 def _factor(x: Tensor, projected: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Return the factor by which a host scales x·Wᵀ + b to get `projected` (OPT and Whisper scale their queries).
-
-    Raises:
-        ValueError: if `projected` is not a multiple of x·Wᵀ + b, checked on one token; unchecked while compiling.
-    """
+    """Return the factor by which a host scales x·Wᵀ + b to get `projected` (OPT and Whisper scale their queries)."""
     # One token suffices: the last of the first sample, or with packing, where the last may be padding, the first.
     position = -1 if call.packed is None else 0
     expected = (weight.flatten(0, 1) @ x[0, position].to(weight.dtype)).float()

@@ -16,8 +16,6 @@ def kept_keys(method: Method, call: Call, p: Tensor, unit: str, window: int = 1)
     queries of the head, so that the mask still consists of columns; under causality column 0 is never dropped.
 
     Args:
-        method: the method that draws.
-        call: the call, or a block of it, which gets its part of the whole draw.
         p: probability that a unit is dropped, 0-d; a window of dropped keys starts with probability `p / window`.
         unit: "column" drops a key for all queries of a head, "element" for each query separately.
         window: number of neighbouring keys that are dropped together.

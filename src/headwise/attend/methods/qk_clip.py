@@ -126,11 +126,7 @@ def clipped(site: Site) -> bool:
 
 
 def _powers(site: Site, balance: float) -> list[tuple[Block, float]]:
-    """Return the blocks to be scaled, queries first, each with its power of a head's factor.
-
-    Raises:
-        ProjectionError: if the weights cannot be identified or read, with the site, the reason and the remedy.
-    """
+    """Return the blocks to be scaled, queries first, each with its power of a head's factor."""
     layer = projections.of(site)
     if not layer.latent:
         pairs = [stream.need("qk", "QKClip", of="rows") for stream in layer.streams()]

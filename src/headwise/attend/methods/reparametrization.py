@@ -62,10 +62,7 @@ def _unsaved(module: nn.Module) -> Any:
 def restore(module: nn.Module, name: str, *, folded: bool) -> None:
     """Make `module.name` a plain parameter again: the same object, at its old position among the parameters.
 
-    Args:
-        module: the module.
-        name: name of the parameter.
-        folded: whether it gets the values that the parametrization computes, bit for bit, or its own values back.
+    `folded` says whether it gets the values that the parametrization computes, bit for bit, or its own values back.
     """
     # A deep copy shares the class that torch made for the parametrized module, which torch modifies on removal.
     cls = type(module)
@@ -111,9 +108,6 @@ def put_on(site: Site, state: MethodState, who: str, layers: str, make: Make) ->
     """Reparametrize a site's q, k, v and o weights, and with `layers="all"` the rest of the model once.
 
     Args:
-        site: the attention layer.
-        state: the method's state on this site, which keeps the list of reparametrized weights under `parts`.
-        who: the method's name.
         layers: "attention", "qk" (only its queries and keys) or "all": also every other linear layer and convolution of
             the model, except attention layers that are not regularized, and a head that shares its matrix with an
             embedding.
@@ -160,8 +154,6 @@ def hold(state: MethodState, who: str, weights: list[tuple[nn.Module, str, str]]
     """Mark plain weights that a method writes after each step, and return the indices of the newly marked ones.
 
     Args:
-        state: the method's state on one site, from which `release` removes the marks.
-        who: the method's name.
         weights: module, name in it, and qualified name; a weight that several layers share is marked once.
 
     Raises:

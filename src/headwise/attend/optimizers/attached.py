@@ -77,11 +77,7 @@ class Attached(ABC):
         own[:] = [one for one in own if one is not self]
 
     def _find(self, groups: ParameterGroups, parts: dict[int, list[Part]], who: str) -> None:
-        """Find the parameters that have parts in the optimizer.
-
-        Raises:
-            ValueError: if it holds none, or QKClip shrinks weights whose size is fixed here.
-        """
+        """Find the parameters that have parts in the optimizer."""
         self._places = [
             (at, index, parts[id(parameter)])
             for at, group in enumerate(self.optimizer.param_groups)

@@ -44,12 +44,8 @@ def _divided(matrices: Tensor, least: float) -> Tensor:
 def by_shape(compute: Callable[..., Tensor], stacks: Sequence[Tensor], *further: Sequence[Tensor]) -> list[Tensor]:
     """Return `compute` of stacks (n, r, C), called once for all that agree in their sides, dtype and device.
 
-    It is given matrices with r <= C, transposed where they have more rows, and must keep their shape.
-
-    Args:
-        compute: called with the joined stacks and the joined further tensors.
-        stacks: the matrices.
-        further: for each stack a tensor (n, r, C) or (n, 1, 1).
+    It is called with the joined stacks and the joined `further` tensors, (n, r, C) or (n, 1, 1). The matrices have r <=
+    C there, transposed where they have more rows, and must keep their shape.
     """
     turned = [stack.shape[1] > stack.shape[2] for stack in stacks]
     alike: dict[object, list[int]] = {}

@@ -104,11 +104,8 @@ def parts_of(groups: ParameterGroups, per: Per, heads_per_group: int | None, lay
     """Return the matrices of a model's trainable attention weights, and of its MLPs if `layers` is "all".
 
     Args:
-        groups: of the model.
         per: "head", "group" or "matrix".
         heads_per_group: the query heads of a group; None for those that share a key head.
-        layers: "attention" or "all".
-        who: the optimizer, for messages.
 
     Raises:
         ValueError: naming the layer, the reason and the remedy, if its heads cannot be told or divided.
@@ -191,11 +188,7 @@ def _indices(part: Part, parameter: Tensor) -> Tensor:
 
 
 def _add(parts: list[Part], part: Part, parameter: Tensor, where: str) -> None:
-    """Add a part unless a layer that shares the weight has added it.
-
-    Raises:
-        ValueError: if layers divide the weight in different ways.
-    """
+    """Add a part unless a layer that shares the weight has added it."""
     for other in parts:
         same = part.axis == other.axis and part.count == other.count
         if same and torch.equal(_indices(part, parameter), _indices(other, parameter)):

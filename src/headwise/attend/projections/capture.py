@@ -140,7 +140,6 @@ def seen(module: nn.Module, edit: Callable[[Tensor, bool], Tensor] | None = None
     """Collect the inputs of attention while `module` runs in this thread.
 
     Args:
-        module: the attention module.
         edit: changes the attention's output; its second argument is whether the heads are dimension -2, as in
             transformers' interface.
     """

@@ -31,10 +31,8 @@ class Weighted(NamedTuple):
 def gram_penalty(products: Sequence[Weighted], form: Form, dtype: torch.dtype | None = None) -> list[Tensor]:
     """Return terms, 0-d, whose sum is the sum of strength·f over all heads of all products.
 
-    Args:
-        products: the products; those whose factors agree in heads, head size, dtype and device become one term.
-        form: computes f, Z and W, by operators that can be differentiated.
-        dtype: of the Gram matrices; by default that of the factors.
+    Products whose factors agree in heads, head size, dtype and device become one term. The Gram matrices have `dtype`,
+    or that of the factors.
     """
     groups: dict[Any, list[Weighted]] = {}
     for product in products:

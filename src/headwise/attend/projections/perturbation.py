@@ -351,11 +351,7 @@ def _makers(probe: Probe, candidates: list[Leaf]) -> dict[str, Leaf]:
 
 
 def _maker(probe: Probe, kind: str, movers: list[Leaf]) -> Leaf:
-    """Return the one of `movers`, the leaves that change q, k or v, whose rows are its heads.
-
-    Raises:
-        Unclear: if there is none or more than one, or if it is not a matrix.
-    """
+    """Return the one of `movers`, the leaves that change q, k or v, whose rows are its heads."""
     matrices = [mover for mover in movers if not mover.obstacle]
     # A convolution before the projection, such as the spatial reduction of Twins, only changes its input.
     if len(matrices) == 1 and [mover for mover in probe.order if mover in movers][-1:] == matrices:

@@ -69,8 +69,6 @@ class Projections:
         """Return the named blocks, such as `need("qk", "QKClip", of="rows")`.
 
         Args:
-            kinds: letters among "q", "k", "v" and "o".
-            who: the method that needs them, for messages.
             of: what the blocks must be: matrices that map single tokens; matrices (out, in·kh·kw) that may also map
                 patches of tokens, as convolutions do; or only rows that belong to heads.
 

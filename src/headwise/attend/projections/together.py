@@ -60,12 +60,7 @@ def plain_original(chain: nn.Module | None) -> nn.Parameter | None:
 
 
 class WeightsOfForward:
-    """One forward of the whole model: the weights of all layers, computed when the first of them is read.
-
-    Args:
-        members: the parametrizations.
-        compute: computes the weights of those that can be computed together now.
-    """
+    """One forward of the whole model: the weights of all layers, computed when the first of them is read."""
 
     def __init__(self, members: Sequence[nn.Module], compute: Callable[[], Iterable[Computed]]) -> None:
         self.members, self.compute = members, compute

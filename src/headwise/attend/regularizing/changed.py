@@ -22,8 +22,6 @@ def check_reached(model: nn.Module, fitted: list[FittedLayer], first: bool) -> N
     """Raise RuntimeError if methods did nothing because a training step did not reach their layers.
 
     Args:
-        model: the regularized model.
-        fitted: its sites, each with a flag that it was reached since the last optimizer step.
         first: whether this is the first step. In later steps a layer may be skipped if it is still in the model.
     """
     missing = [f for f in fitted if not f.reached and f.methods]

@@ -56,13 +56,8 @@ def coverage(
 ) -> Coverage:
     """Return the status of every attention-like module.
 
-    Args:
-        found: the modules.
-        fitted: the layers that carry methods.
-        reasons: for each site that was left out, its status and the reason; for a fitted one, the methods that do not
-            apply to it.
-        describe: returns the text of a method with the strengths that were set later.
-        draws: what random draws follow, as for `headwise.regularize`.
+    `reasons` gives the status of each site that was left out and why, and the methods that do not apply to a fitted
+    one; `describe` gives the text of a method with the strengths that were set later.
     """
     by_site = {f.site: f for f in fitted}
     rows = [_row(candidate.site, by_site.get(candidate.site), reasons, describe) for candidate in found]

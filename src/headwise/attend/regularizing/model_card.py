@@ -17,8 +17,6 @@ def write(folder: Path, text: str, library: str) -> None:
     """Write the part about methods into a folder's model card, and keep the rest of the card.
 
     Args:
-        folder: the folder of the model.
-        text: the part, in Markdown.
         library: the module of the model's class, from which a hub learns how to load it.
     """
     path = folder / CARD
@@ -39,9 +37,6 @@ def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, 
     """Return the part of a model card about methods, in Markdown.
 
     Args:
-        methods: in order of action.
-        fitted: the layers that carry them.
-        model: the class of the model.
         loads: whether the folder is for `headwise.load_pretrained`; otherwise it holds a stock model.
     """
     rows = ["| method | what it does | acts in | layers | source |", "|---|---|---|---|---|"]

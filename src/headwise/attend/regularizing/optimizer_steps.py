@@ -26,9 +26,7 @@ _hooks: list[Any] = []
 class OptimizerSteps:
     """A counter of the steps that optimizers begin on a model's parameters.
 
-    Args:
-        model: the model; optimizers that hold none of its parameters are not counted.
-        begins: called before each step with its number, counted from 1 for each optimizer, and the optimizer.
+    `begins` is called before each step with its number, counted from 1 for each optimizer, and the optimizer.
     """
 
     def __init__(self, model: nn.Module, begins: Callable[[int, Optimizer], None]) -> None:

@@ -29,9 +29,6 @@ class Batches:
     """A maker of batches for one model, with the tokenizer of its folder and the image size of its config.
 
     Args:
-        folder: the folder of the tokenizer and the image settings.
-        config: of transformers; None for a timm model.
-        image: size, mean and std of a timm model.
         first: the number of the first token's position.
     """
 
@@ -188,11 +185,7 @@ def unfitting(name: str, shape: tuple[int, ...], claimed: Tensor) -> str:
 
 
 def _as_float(tensor: Tensor, name: str) -> Tensor:
-    """Return a floating-point tensor that supports arithmetic; 8-bit floats become single precision.
-
-    Raises:
-        CheckpointError: if the tensor holds integers, whose scale is stored elsewhere.
-    """
+    """Return a floating-point tensor that supports arithmetic; 8-bit floats become single precision."""
     if not tensor.is_floating_point():
         raise CheckpointError(
             f"{name} holds {tensor.dtype} instead of floating-point numbers: audit the model it was made from"

@@ -30,12 +30,6 @@ def check_depths(
 
     Without this check, a model of thousands of layers would be built for a minute before a missing weight is found.
 
-    Args:
-        folder: the folder of the checkpoint, for the message.
-        config: the config with its parts.
-        shapes: the shape of every tensor in the files.
-        build: builds the structure of a config on the meta device.
-
     Raises:
         CheckpointError: if so; the message names the setting, its value and the number of layers in the tensors.
     """

@@ -195,11 +195,7 @@ def snapshot_of(path: Path) -> Path:
 
 
 def _of_hub(name: str) -> Path:
-    """Return the folder of a model of the hub in the local cache; nothing is downloaded.
-
-    Raises:
-        CheckpointError: if the model is not in the cache; the message has the command that downloads it.
-    """
+    """Return the folder of a model of the hub in the local cache; nothing is downloaded."""
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
     except ModuleNotFoundError as error:

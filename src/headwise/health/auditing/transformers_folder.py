@@ -195,11 +195,7 @@ class TransformersFolder:
 
 
 def _remarks(folder: Path, files: TensorFiles) -> list[str]:
-    """Return what a reader must know of the files: prefixes, adapters and numbers of 8 bits.
-
-    Raises:
-        CheckpointError: if numbers of 8 bits have scales, without which they are not the weights.
-    """
+    """Return what a reader must know of the files: prefixes, adapters and numbers of 8 bits."""
     remarks = []
     if files.prefix:
         remarks.append(f"the names in the files begin with or hold {files.prefix}, which is left out here")

@@ -53,10 +53,6 @@ class Read:
 def read_checkpoint(checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Read:
     """Return the readings of every attention layer; at most one layer's weights are in memory at a time.
 
-    Args:
-        checkpoint: the opened checkpoint.
-        progress: called with (layers done, layers).
-
     Raises:
         ValueError: if the model has no attention layer that can be read.
     """

@@ -6,7 +6,7 @@ from torch import Tensor
 from headwise.health.statistics.reading import Reading, SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.similarity import NO_STREAM
-from headwise.health.statistics.statistic import Statistic
+from headwise.health.statistics.statistic import OfLayer
 from headwise.health.statistics.tally import Tally
 from headwise.numerics.precision import norms
 
@@ -27,7 +27,7 @@ def relative_size(reading: Reading, written: Tensor) -> Tally:
     return Tally(ratio.sum()[None].float(), counted.sum()[None].float())
 
 
-class AttentionWrite(Statistic):
+class AttentionWrite(OfLayer):
     """Averages ‖a_i‖ / ‖x_i‖ over real tokens: what attention adds to a token over the stream that enters the block.
 
     Read where the branch enters the sum, after its dropout and norms and before a LayerScale. A branch that writes less
@@ -39,20 +39,16 @@ class AttentionWrite(Statistic):
     name = "attention_write"
     unit = "share of the stream"
     reduction = "mean over real tokens"
-    per = "layer"
     usual = False
 
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.attention_write else missing(facts, self.name)
 
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
     def tally(self, rows: RowFigures) -> Tally:
         return relative_size(rows.reading, rows.reading.given(rows.reading.attention_write))
 
 
-class MLPWrite(Statistic):
+class MLPWrite(OfLayer):
     """Averages ‖m_i‖ / ‖x_i‖ over real tokens: what the MLP adds to a token over the stream that enters the block.
 
     The same as `attention_write` for the other branch of the block, of the same stream. Read only if it is named.
@@ -61,14 +57,10 @@ class MLPWrite(Statistic):
     name = "mlp_write"
     unit = "share of the stream"
     reduction = "mean over real tokens"
-    per = "layer"
     usual = False
 
     def applies(self, facts: SiteFacts) -> str | None:
         return None if facts.mlp_write else missing(facts, self.name)
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
 
     def tally(self, rows: RowFigures) -> Tally:
         return relative_size(rows.reading, rows.reading.given(rows.reading.mlp_write))

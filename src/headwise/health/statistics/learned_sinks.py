@@ -1,6 +1,5 @@
 """The weight of a learned sink: its mean, and how often it is near 0 or near 1."""
 
-from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
@@ -21,9 +20,7 @@ class SinkWeight(Statistic):
     unit = "share of weight"
     reduction = "mean over real queries with a key"
     needs = ("on_sink",)
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.sinks else NO_SINK
+    requires = ("sinks", NO_SINK)
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.on_sink)
@@ -39,9 +36,7 @@ class SinkClosed(Statistic):
     unit = "share of queries"
     reduction = "mean over real queries with a key"
     needs = ("on_sink",)
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.sinks else NO_SINK
+    requires = ("sinks", NO_SINK)
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean((rows.on_sink < CLOSED).float())
@@ -58,9 +53,7 @@ class SinkOpen(Statistic):
     reduction = "mean over real queries with a key"
     needs = ("on_sink",)
     worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.sinks else NO_SINK
+    requires = ("sinks", NO_SINK)
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean((rows.on_sink > 1 - CLOSED).float())

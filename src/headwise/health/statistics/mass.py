@@ -43,9 +43,7 @@ class ImageToTextMass(Statistic):
     unit = "share of weight"
     reduction = "mean over real queries of the image"
     needs = ("on_text",)
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.text else ONE_KIND
+    requires = ("text", ONE_KIND)
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.on_text, among=1 - _text(rows))
@@ -110,9 +108,7 @@ class AttentionDistance(Statistic):
     unit = "tokens"
     reduction = "mean over real queries with a key"
     needs = ("distance",)
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.self_attention else "queries and keys are different tokens, with no distance between them"
+    requires = ("self_attention", "queries and keys are different tokens, with no distance between them")
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.distance)

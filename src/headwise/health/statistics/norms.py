@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
@@ -77,9 +76,7 @@ class OutputNorm(Statistic):
     name = "output_norm"
     unit = "units of v"
     reduction = "mean over real queries with a key"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.output else "the host does not show the output of each head"
+    requires = ("output", "the host does not show the output of each head")
 
     def tally(self, rows: RowFigures) -> Tally:
         valid, output = rows.queries.every_valid, rows.reading.output

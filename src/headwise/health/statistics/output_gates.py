@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from headwise.health.statistics.learned_sinks import CLOSED
-from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
@@ -23,9 +22,7 @@ class GateMean(Statistic):
     name = "gate_mean"
     unit = "gate"
     reduction = "mean over real queries with a key and channels"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.gate else NO_GATE
+    requires = ("gate", NO_GATE)
 
     def tally(self, rows: RowFigures) -> Tally:
         return _mean(rows, rows.reading.given(rows.reading.gate).float())
@@ -41,9 +38,7 @@ class GateClosed(Statistic):
     unit = "share of gates"
     reduction = "mean over real queries with a key and channels"
     worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.gate else NO_GATE
+    requires = ("gate", NO_GATE)
 
     def tally(self, rows: RowFigures) -> Tally:
         return _mean(rows, (rows.reading.given(rows.reading.gate) < CLOSED).float())
@@ -58,9 +53,7 @@ class GateOpen(Statistic):
     name = "gate_open"
     unit = "share of gates"
     reduction = "mean over real queries with a key and channels"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.gate else NO_GATE
+    requires = ("gate", NO_GATE)
 
     def tally(self, rows: RowFigures) -> Tally:
         return _mean(rows, (rows.reading.given(rows.reading.gate) > 1 - CLOSED).float())

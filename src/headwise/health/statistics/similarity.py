@@ -1,11 +1,13 @@
 """The similarity of tokens before attention and in the residual stream, and of attention maps."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from headwise.health.statistics.reading import Reading, SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
+from headwise.health.statistics.statistic import OfLayer, Statistic
 from headwise.health.statistics.tally import Tally
 from headwise.numerics.precision import directions, magnitude
 
@@ -32,7 +34,26 @@ class HeadRedundancy(Statistic):
         return Tally.over_samples(others.float(), rows.queries.sampled)
 
 
-class LayerRedundancy(Statistic):
+class OfLayerBefore(Statistic):
+    """A statistic of the cosines of a layer's maps with those of the layer before."""
+
+    unit = "cosine"
+    needs = ("crossing",)
+    worse = "high"
+
+    def applies(self, facts: SiteFacts) -> str | None:
+        if facts.windowed:
+            return "windows hold other tokens in the next layer"
+        return None if facts.previous else "no layer before it attends from the same queries to as many keys"
+
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        return (heads, heads_before)
+
+    def tally(self, rows: RowFigures) -> Tally:
+        return Tally.over_samples(rows.crossing.float(), rows.queries.sampled)
+
+
+class LayerRedundancy(OfLayerBefore):
     """Finds, for each head, the largest cosine of its map with a map of the layer before.
 
     The cosines of all H×H' pairs are averaged over samples before the best match is chosen. 1: the layer repeats the
@@ -41,27 +62,13 @@ class LayerRedundancy(Statistic):
     """
 
     name = "layer_redundancy"
-    unit = "cosine"
     reduction = "mean over samples, maximum over heads of the layer before"
-    needs = ("crossing",)
-    worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        if facts.windowed:
-            return "windows hold other tokens in the next layer"
-        return None if facts.previous else "no layer before it attends from the same queries to as many keys"
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (heads, heads_before)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return Tally.over_samples(rows.crossing.float(), rows.queries.sampled)
 
     def finish(self, tally: Tally) -> Tensor:
         return tally.value().amax(-1)
 
 
-class LayerRedundancyMean(Statistic):
+class LayerRedundancyMean(OfLayerBefore):
     """Averages, for each head, the cosines of its map with all maps of the layer before.
 
     Its mean over heads is the mean over all H×H' pairs, as in Bhojanapalli et al. 2021, arXiv 2110.06821;
@@ -69,63 +76,79 @@ class LayerRedundancyMean(Statistic):
     """
 
     name = "layer_redundancy_mean"
-    unit = "cosine"
     reduction = "mean over samples and heads of the layer before"
-    needs = ("crossing",)
-    worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        if facts.windowed:
-            return "windows hold other tokens in the next layer"
-        return None if facts.previous else "no layer before it attends from the same queries to as many keys"
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (heads, heads_before)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return Tally.over_samples(rows.crossing.float(), rows.queries.sampled)
 
     def finish(self, tally: Tally) -> Tensor:
         return tally.value().mean(-1)
 
 
+NO_INPUT = "the host does not show what enters the layer"
 NO_STREAM = "the host does not show the residual stream"
 
 
-def cosine(reading: Reading, tokens: Tensor) -> Tally:
-    """Return the mean cosine between all pairs of different real tokens (B,T,C) in O(T·C).
+class OfTokens(OfLayer):
+    """A statistic of the tokens (B,T,C) that enter attention or a block, or that leave the last block."""
 
-    It is (‖Σ x̂_i‖² − T) / (T(T − 1)).
-    """
-    unit = directions(reading.without_padding(tokens))
-    together = unit.sum(1).square().sum(-1)
-    # Zero tokens add nothing to either sum.
-    alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
-    if reading.real_queries is None:
-        pairs = tokens.shape[1] * (tokens.shape[1] - 1)
-        return Tally.over_samples(((together - alone) / (pairs or torch.nan))[:, None])
-    count = reading.real_of(tokens).sum(-1)
-    mean = (together - alone) / (count * (count - 1))
-    return Tally.over_samples(torch.where(count > 1, mean, torch.nan)[:, None])
+    # The name of the tokens in a reading: "hidden", "stream" or "final".
+    at: ClassVar[str]
+
+    def applies(self, facts: SiteFacts) -> str | None:
+        if getattr(facts, self.at):
+            return None
+        return NO_INPUT if self.at == "hidden" else facts.stream_obstacle or NO_STREAM
+
+    def tokens(self, reading: Reading) -> Tensor:
+        return reading.given(getattr(reading, self.at))
 
 
-def share_about_the_mean(reading: Reading, tokens: Tensor) -> Tally:
-    """Return ‖x − mean of tokens‖_F / ‖x‖_F for the real tokens (B,T,C)."""
-    x, padded = reading.without_padding(tokens), reading.real_queries is not None
-    x = x / magnitude(x, (1, 2))
-    real = reading.real_of(tokens) if padded else None
-    mean = (
-        x.mean(1, keepdim=True) if real is None else x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
-    )
-    whole = torch.linalg.vector_norm(x, dim=(1, 2))
-    x -= mean
-    if real is not None:
-        x *= real[..., None]
-    rest = torch.linalg.vector_norm(x, dim=(1, 2))
-    return Tally.over_samples(torch.where(whole > 0, rest / whole, torch.nan)[:, None])
+class OfCosines(OfTokens):
+    """The mean cosine between all pairs of different real tokens, in O(T·C)."""
+
+    unit = "cosine"
+    reduction = "mean over pairs of tokens, then over samples"
+    worse = "high"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        reading, tokens = rows.reading, self.tokens(rows.reading)
+        # (‖Σ x̂_i‖² − T) / (T(T − 1))
+        unit = directions(reading.without_padding(tokens))
+        together = unit.sum(1).square().sum(-1)
+        # Zero tokens add nothing to either sum.
+        alone = torch.linalg.vector_norm(unit, dim=(1, 2)).square()
+        if reading.real_queries is None:
+            pairs = tokens.shape[1] * (tokens.shape[1] - 1)
+            return Tally.over_samples(((together - alone) / (pairs or torch.nan))[:, None])
+        count = reading.real_of(tokens).sum(-1)
+        mean = (together - alone) / (count * (count - 1))
+        return Tally.over_samples(torch.where(count > 1, mean, torch.nan)[:, None])
 
 
-class TokenCosine(Statistic):
+class OfHighFrequency(OfTokens):
+    """‖x − mean of tokens‖_F / ‖x‖_F for the real tokens."""
+
+    unit = "ratio"
+    reduction = "mean over samples"
+    worse = "low"
+
+    def tally(self, rows: RowFigures) -> Tally:
+        reading, tokens = rows.reading, self.tokens(rows.reading)
+        x, padded = reading.without_padding(tokens), reading.real_queries is not None
+        x = x / magnitude(x, (1, 2))
+        real = reading.real_of(tokens) if padded else None
+        mean = (
+            x.mean(1, keepdim=True)
+            if real is None
+            else x.sum(1, keepdim=True) / real.sum(-1).clamp_min(1)[:, None, None]
+        )
+        whole = torch.linalg.vector_norm(x, dim=(1, 2))
+        x -= mean
+        if real is not None:
+            x *= real[..., None]
+        rest = torch.linalg.vector_norm(x, dim=(1, 2))
+        return Tally.over_samples(torch.where(whole > 0, rest / whole, torch.nan)[:, None])
+
+
+class TokenCosine(OfCosines):
     """Averages the cosine between all pairs of different real tokens that enter attention.
 
     With a norm before attention these are the normed tokens; `stream_cosine` reads the residual stream, like the
@@ -134,22 +157,10 @@ class TokenCosine(Statistic):
     """
 
     name = "token_cosine"
-    unit = "cosine"
-    reduction = "mean over pairs of tokens, then over samples"
-    per = "layer"
-    worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.hidden else "the host does not show what enters the layer"
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return cosine(rows.reading, rows.reading.given(rows.reading.hidden))
+    at = "hidden"
 
 
-class HighFrequency(Statistic):
+class HighFrequency(OfHighFrequency):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that enter attention.
 
     With a norm before attention these are the normed tokens; `stream_high_frequency` reads the residual stream. Wang et
@@ -158,22 +169,10 @@ class HighFrequency(Statistic):
     """
 
     name = "high_frequency"
-    unit = "ratio"
-    reduction = "mean over samples"
-    per = "layer"
-    worse = "low"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.hidden else "the host does not show what enters the layer"
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return share_about_the_mean(rows.reading, rows.reading.given(rows.reading.hidden))
+    at = "hidden"
 
 
-class StreamCosine(Statistic):
+class StreamCosine(OfCosines):
     """Averages the cosine between all pairs of different real tokens of the residual stream that enters the block.
 
     Attention's branch is added to this stream; it is read before any norm of the block, as in Wang et al. 2022, arXiv
@@ -181,22 +180,10 @@ class StreamCosine(Statistic):
     """
 
     name = "stream_cosine"
-    unit = "cosine"
-    reduction = "mean over pairs of tokens, then over samples"
-    per = "layer"
-    worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.stream else facts.stream_obstacle or NO_STREAM
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return cosine(rows.reading, rows.reading.given(rows.reading.stream))
+    at = "stream"
 
 
-class StreamHighFrequency(Statistic):
+class StreamHighFrequency(OfHighFrequency):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens of the residual stream that enters the layer's block.
 
     Wang et al. 2022, arXiv 2203.05962. `final_high_frequency` reads it after the last block, `high_frequency` the input
@@ -204,22 +191,10 @@ class StreamHighFrequency(Statistic):
     """
 
     name = "stream_high_frequency"
-    unit = "ratio"
-    reduction = "mean over samples"
-    per = "layer"
-    worse = "low"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.stream else facts.stream_obstacle or NO_STREAM
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return share_about_the_mean(rows.reading, rows.reading.given(rows.reading.stream))
+    at = "stream"
 
 
-class FinalCosine(Statistic):
+class FinalCosine(OfCosines):
     """Averages the cosine between all pairs of different real tokens that leave the last block of a stack.
 
     The last point of the curve of `stream_cosine`, before any norm after the stack: Wang et al. 2022, arXiv 2203.05962.
@@ -227,22 +202,10 @@ class FinalCosine(Statistic):
     """
 
     name = "final_cosine"
-    unit = "cosine"
-    reduction = "mean over pairs of tokens, then over samples"
-    per = "layer"
-    worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.final else facts.stream_obstacle or NO_STREAM
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return cosine(rows.reading, rows.reading.given(rows.reading.final))
+    at = "final"
 
 
-class FinalHighFrequency(Statistic):
+class FinalHighFrequency(OfHighFrequency):
     """Divides ‖x − mean of tokens‖_F by ‖x‖_F for the real tokens that leave the last block of a stack.
 
     The last point of the curve of `stream_high_frequency`, before any norm after the stack: Wang et al. 2022, arXiv
@@ -250,22 +213,10 @@ class FinalHighFrequency(Statistic):
     """
 
     name = "final_high_frequency"
-    unit = "ratio"
-    reduction = "mean over samples"
-    per = "layer"
-    worse = "low"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.final else facts.stream_obstacle or NO_STREAM
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
-
-    def tally(self, rows: RowFigures) -> Tally:
-        return share_about_the_mean(rows.reading, rows.reading.given(rows.reading.final))
+    at = "final"
 
 
-class MassiveActivations(Statistic):
+class MassiveActivations(OfTokens):
     """Divides the largest |x| of a sample's residual stream by its median |x|, where it enters the layer's block.
 
     Sun et al. 2024, arXiv 2402.17762, call an activation massive if it is above 100 and about a thousand times the
@@ -276,18 +227,12 @@ class MassiveActivations(Statistic):
     name = "massive_activations"
     unit = "largest over median"
     reduction = "maximum over samples"
-    per = "layer"
     worse = "high"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.stream else facts.stream_obstacle or NO_STREAM
-
-    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
-        return (1,)
+    at = "stream"
 
     def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
-        size = reading.given(reading.stream).abs()
+        size = self.tokens(reading).abs()
         largest = size
         if (real := reading.real_queries) is not None:
             largest = size.masked_fill(~real[..., None], 0)

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
@@ -22,9 +21,7 @@ class NonlocalFunctional(Statistic):
     per = "layer"
     needs = ("roughness",)
     worse = "low"
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.self_attention else "v_i − v_j has no meaning when queries and keys are different tokens"
+    requires = ("self_attention", "v_i − v_j has no meaning when queries and keys are different tokens")
 
     def tally(self, rows: RowFigures) -> Tally:
         return rows.mean(rows.roughness)
@@ -49,9 +46,7 @@ class GradientCosine(Statistic):
     unit = "cosine"
     reduction = "mean over real queries with two keys or more"
     needs = ("descent",)
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.self_attention else "v_i − v_j has no meaning when queries and keys are different tokens"
+    requires = ("self_attention", "v_i − v_j has no meaning when queries and keys are different tokens")
 
     def tally(self, rows: RowFigures) -> Tally:
         # A learned sink does not count as a key, because it has no value.

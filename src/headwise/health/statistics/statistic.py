@@ -26,6 +26,8 @@ class Statistic(ABC):
     reduction: ClassVar[str]
     # "head" or "layer".
     per: ClassVar[str] = "head"
+    # The field of `SiteFacts` without which it does not apply, and the reason that is given then.
+    requires: ClassVar[tuple[str, str] | None] = None
     # The attributes of `RowFigures` that `tally` reads.
     needs: ClassVar[tuple[str, ...]] = ()
     # Whether "high" or "low" values are a warning sign, or neither; colours and the order "worst first" depend on it.
@@ -43,7 +45,7 @@ class Statistic(ABC):
 
     def applies(self, facts: SiteFacts) -> str | None:
         """Return the reason why the statistic does not apply to a site, or None if it does."""
-        return None
+        return None if self.requires is None or getattr(facts, self.requires[0]) else self.requires[1]
 
     def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
         """Return the shape of a tally, which must not depend on the call: ranks pack their tallies by it."""
@@ -56,3 +58,12 @@ class Statistic(ABC):
     def finish(self, tally: Tally) -> Tensor:
         """Return the values (H,), or (1,) for a layer, of a combined tally."""
         return tally.value()
+
+
+class OfLayer(Statistic):
+    """A statistic whose tally holds one number for the layer."""
+
+    per = "layer"
+
+    def shape(self, heads: int, heads_before: int) -> tuple[int, ...]:
+        return (1,)

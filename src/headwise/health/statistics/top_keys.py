@@ -2,7 +2,6 @@
 
 import torch
 
-from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import Statistic
 from headwise.health.statistics.tally import Tally
@@ -21,9 +20,7 @@ class TopKeyDistance(Statistic):
     reduction = "mean over real queries with a key"
     needs = ("top_key",)
     usual = False
-
-    def applies(self, facts: SiteFacts) -> str | None:
-        return None if facts.self_attention else "queries and keys are different tokens, with no distance between them"
+    requires = ("self_attention", "queries and keys are different tokens, with no distance between them")
 
     def tally(self, rows: RowFigures) -> Tally:
         positions = rows.queries.positions[:, None]

@@ -439,12 +439,9 @@ def figures(
     """Return the figures `WRITTEN` of each row, (9, B, H, R) in fp32; those that were not asked for hold anything.
 
     Args:
-        rows: the queries and keys.
         v: the values (B, Hkv, N, Dv) of self attention, for "roughness" and "descent", or None.
         real: which keys are real tokens, bool (B, N); None for all.
         text: the keys of a text, for "on_text".
-        centred: whether to compute "centred".
-        descent: whether to compute "descent".
     """
     q, k = rows.q, rows.k
     mask, strides, (heads, groups, queries, keys, factor), constants = rows.arguments()

@@ -107,11 +107,8 @@ def settings(dtype: torch.dtype, size: int) -> dict[str, int]:
 def head_products(rows: FigureRows, lse: Tensor, before: FigureRows | None, lse_before: Tensor | None) -> Tensor:
     """Return the inner products of flattened maps over valid queries, (B, H + H', H + H') in fp32.
 
-    Args:
-        rows: the queries and keys of the layer.
-        lse: the log-sum-exp of its rows, (B, H, R).
-        before: those of another layer at the same positions, with the same head size, or None.
-        lse_before: its log-sum-exps (B, H', R).
+    `lse` are the log-sum-exps (B, H, R) of the rows. `before` and `lse_before` (B, H', R) are those of another layer at
+    the same positions, with the same head size, or None.
     """
     q, k = rows.q, rows.k
     other, lse_other = (rows, lse) if before is None or lse_before is None else (before, lse_before)

@@ -20,9 +20,6 @@ class ValueDifferences:
     their mean, which changes no difference and reduces rounding errors, and in a unit in which no square underflows.
 
     Args:
-        reading: the queries, keys and values of self attention.
-        queries: the queries that are read.
-        dtype: that of the logits.
         symmetric: whether a kernel whose queries are the keys is read too.
     """
 

@@ -76,9 +76,7 @@ class Judge:
     A figure that passes its limit raises one alert, and another one only after it has recovered.
 
     Args:
-        thresholds: the limits.
         at_once: judge every figure without any history, as an audit does, which reads once.
-        rules: the rules to apply.
     """
 
     def __init__(self, thresholds: Thresholds, at_once: bool = False, rules: tuple[type[Rule], ...] = RULES) -> None:
@@ -142,4 +140,5 @@ def _sentence(rule: Rule, finding: Finding, since: int | None) -> str:
     when = "" if since is None else f" within {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
     place = record["site"] + ("" if record["head"] is None else f" head {record['head']}")
     verb, now = (rule.state, "") if since is None else (rule.verb, "now ")
-    return finding.says.format(place=place, value=record["value"], verb=verb, now=now) + when
+    numbers = {"value": record["value"], "limit": finding.threshold, "percent": 100 * finding.threshold}
+    return finding.says.format(place=place, verb=verb, now=now, **numbers) + when

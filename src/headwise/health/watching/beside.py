@@ -25,12 +25,7 @@ EVERY = "statistics of heads"
 
 
 def beside(model: nn.Module, sites: Sequence[Site]) -> dict[str, str]:
-    """Return why these layers have no statistic of heads and what can be read of them, by qualified name.
-
-    Args:
-        model: the model.
-        sites: its attention layers.
-    """
+    """Return why these layers have no statistic of heads and what can be read of them, by qualified name."""
     found = dict(_found(model, {site.module for site in sites}))
     if not found:
         return {}

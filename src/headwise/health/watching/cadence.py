@@ -28,10 +28,6 @@ class Cadence:
 
     Every `every`-th step is read. After a cheap signal has moved, so is every `closer`-th of the next `every` steps;
     as many steps then pass without a new stretch, so that at most half of the time is read closer.
-
-    Args:
-        every: the number of steps between full readings.
-        closer: the number of steps between closer readings; None for none.
     """
 
     def __init__(self, every: int, closer: int | None) -> None:

@@ -64,11 +64,7 @@ class Incident:
 
 
 class Incidents:
-    """The incidents of a training, which grow by the alerts of each reading.
-
-    Args:
-        every: the number of steps between readings.
-    """
+    """The incidents of a training, which grow by the alerts of each reading."""
 
     def __init__(self, every: int = 1) -> None:
         self.together = max(TOGETHER, 2 * every)

@@ -24,11 +24,7 @@ def with_bases(names: Iterable[str]) -> list[str]:
 
 
 class Drift:
-    """The value of each head at its first reading, and the differences from it.
-
-    Args:
-        names: names of statistics; those that are not in `DRIFTS` are ignored.
-    """
+    """The value of each head at its first reading, and the differences from it, for the names that are in `DRIFTS`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._bases = {DRIFTS[name]: name for name in names if name in DRIFTS}

@@ -25,7 +25,6 @@ def check_statistics(names: Sequence[str], *, training: bool) -> None:
     """Raise ValueError, with the nearest known name, for a name that is no statistic.
 
     Args:
-        names: of statistics of activations, of weights and of the whole model.
         training: whether they are read around a step; only then the loss, its gradients and updates can be.
     """
     known_names(list(names), OF_MODEL if training else (MATRIX_NORM,))
@@ -41,9 +40,7 @@ def read(model: nn.Module, names: Sequence[str], run: Callable[[], None]) -> tup
     """Return the figures of every head over forwards in evaluation mode, and the norms of the model's matrices.
 
     Args:
-        model: it is left in evaluation mode.
         names: of the statistics; the norms of matrices, by their names, are read for "matrix_norm" alone.
-        run: makes the forwards.
     """
     places, weights = Places(model, None), Weights(list(names))
     recorder = Recorder(list(names), None, weights, training=False)

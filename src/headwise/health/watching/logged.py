@@ -77,9 +77,7 @@ def judged(run: str, columns: Mapping[str, Mapping[str, Series]], thresholds: Th
     """Return what the rules say of one run.
 
     Args:
-        run: its name.
         columns: for each of `JUDGED` that is logged, its columns with their steps and values.
-        thresholds: the limits; by default those of `watch`.
     """
     limits = thresholds or Thresholds()
     records = [_record(statistic, column, step, value) for statistic, column, step, value in _figures(columns)]

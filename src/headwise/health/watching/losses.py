@@ -25,10 +25,6 @@ class Spikes:
 
     OLMo 2 2025 (arXiv 2501.00656) defines a spike as a value at least seven standard deviations away from a rolling
     mean of 1,000 values, and the spike score as the share of such values.
-
-    Args:
-        window: the largest number of earlier values to use.
-        fewest: the smallest number of earlier values that gives a deviation.
     """
 
     def __init__(self, window: int = WINDOW, fewest: int = FEWEST) -> None:
@@ -161,11 +157,8 @@ class Losses:
         self._coming.append((step, value, event))
 
     def known(self, wait: bool) -> list[Record]:
-        """Return the records of each loss that has become known since the last call.
-
-        Args:
-            wait: also wait for the losses that are not on the CPU yet.
-        """
+        """Return the records of each loss that has become known since the last call; `wait` for those that are not on
+        the CPU yet."""
         records: list[Record] = []
         while self._coming and (wait or _arrived(*self._coming[0][1:])):
             step, value, event = self._coming.popleft()

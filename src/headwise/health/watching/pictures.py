@@ -37,10 +37,6 @@ def labelled(picture: Tensor, rows: list[str], square: int, gap: int, ends: tupl
 
     Args:
         picture: squares (height, width, 3), one row per layer with the first layer on top, one column per head.
-        rows: the label of each row, its depth.
-        square: the width of a square in pixels.
-        gap: pixels between two squares.
-        ends: the lowest and the highest value of the scale, as texts.
         scale: colours (n, 3) from the highest to the lowest value.
     """
     step, (height, width) = square + gap, picture.shape[:2]

@@ -48,7 +48,6 @@ def joined(
     """Return the tallies joined over all ranks by one all-gather: sums and weights are added, maxima stay maxima.
 
     Args:
-        layout: the shape of every figure that any rank may have; the same on all ranks.
         alone: whether other ranks may have no batch left, so that each keeps its own tallies.
     """
     if ranks() == 1 or alone:
@@ -110,9 +109,6 @@ class Recorder:
     """Collector of tallies per site and statistic; a forward that a backward recomputes is not counted again.
 
     Args:
-        names: names of statistics of activations and weights.
-        rows: the number of queries to read of each sequence; None for all.
-        weights: the reader of the sites' weights.
         training: whether to read calls in training mode or in evaluation mode; calls in the other mode are ignored.
     """
 
@@ -160,7 +156,6 @@ class Recorder:
 
         Args:
             around: the reader of the residual stream around the site; None if no statistic needs it.
-            stream: the input of the site's block.
             writes: the reader of what the block's branches write; None if no statistic needs it.
         """
         if in_backward() or call.training != self.training:

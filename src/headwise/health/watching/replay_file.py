@@ -40,7 +40,6 @@ class Keeper:
 
     Args:
         last: the number of steps before an alert that can be replayed; up to twice as many are recorded.
-        folder: the folder for the files.
     """
 
     def __init__(self, model: nn.Module, regularized: Regularized | None, last: int, folder: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from headwise.health.health_records import Record
@@ -13,6 +13,7 @@ from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, LOSS_WAVES
 
 # A sharp head whose mean distance is this close to 0 or 1 attends to its own token or its neighbour.
 NEIGHBOUR = 0.1
+PRODUCTS = {"effective_rank_qk": "W_KᵀW_Q", "effective_rank_vo": "W_OW_V"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,8 @@ class Finding:
         record: the figure.
         threshold: the limit that the figure is compared with.
         ill: whether the figure is beyond the limit.
-        says: the template of the sentence, with the fields {place}, {value} and, for a change, {verb} and {now}.
+        says: the template of the sentence, with the fields {place}, {value}, {limit}, {percent} (the limit in per cent)
+            and, for a change, {verb} and {now}.
     """
 
     record: Record
@@ -111,24 +113,28 @@ class Rule(ABC):
 
     @abstractmethod
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each figure of the rule.
-
-        Args:
-            finite: the finite figures, by statistic.
-            records: all figures of the step, in the order of reading.
-        """
+        """Return a finding for each figure of the rule."""
 
     def adds(self, record: Record, finite: ByStatistic) -> str:
         """Return what an audit of a checkpoint appends to the sentence."""
         return ""
 
 
-def _below(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
-    return (Finding(record, limit, record["value"] < limit, says) for record in records)
+class Limit(Rule):
+    """A rule that compares every figure that it reads with one of the thresholds."""
 
+    # The threshold, and whether figures above it are ill; otherwise those below it.
+    threshold: ClassVar[str]
+    above: ClassVar[bool] = True
+    # As `Finding.says`.
+    says: ClassVar[str]
 
-def _above(records: Iterable[Record], limit: float, says: str) -> Iterator[Finding]:
-    return (Finding(record, limit, record["value"] > limit, says) for record in records)
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return a finding for each figure; none if the threshold is None."""
+        if (limit := getattr(self.thresholds, self.threshold)) is not None:
+            for record in (record for name in self.reads for record in finite.get(name, ())):
+                ill = record["value"] > limit if self.above else record["value"] < limit
+                yield Finding(record, limit, ill, self.says)
 
 
 class NotFinite(Rule):
@@ -150,7 +156,7 @@ class NotFinite(Rule):
             yield Finding(record, math.inf, not math.isfinite(record["value"]), says)
 
 
-class EntropyCollapse(Rule):
+class EntropyCollapse(Limit):
     """Rule for heads whose entropy fell below a share of its range."""
 
     alert, verb, state = "entropy_collapse", "fell below", "is below"
@@ -158,6 +164,8 @@ class EntropyCollapse(Rule):
     # Heads of a checkpoint that already attend to a single key are not a collapse.
     at_once = False
     of_checkpoint = "sharp_head"
+    threshold, above = "entropy_share", False
+    says = "the entropy of {place} {verb} {percent:.3g} % of its range ({now}{value:.3g})"
 
     def adds(self, record: Record, finite: ByStatistic) -> str:
         """Return how far a sharp head attends; in most models a head on its own token or its neighbour is healthy."""
@@ -169,98 +177,73 @@ class EntropyCollapse(Rule):
         near = " (a positional head)" if min(abs(distance), abs(distance - 1)) < NEIGHBOUR else ""
         return f": it looks at about one key for each query, {distance:.3g} tokens away on average{near}"
 
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each head: whether its entropy is below the limit."""
-        if (limit := self.thresholds.entropy_share) is not None:
-            says = f"the entropy of {{place}} {{verb}} {100 * limit:.3g} % of its range ({{now}}{{value:.3g}})"
-            yield from _below(finite.get("entropy_share", ()), limit, says)
 
-
-class LogitGrowth(Rule):
+class LogitGrowth(Limit):
     """Rule for heads whose largest logit is above a limit."""
 
     alert, verb, state = "logit_growth", "passed", "exceeds"
     reads = ("max_logit",)
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each head: whether its largest logit is above the limit."""
-        if (limit := self.thresholds.max_logit) is not None:
-            says = f"the largest logit of {{place}} {{verb}} {limit:g} ({{now}}{{value:.4g}})"
-            yield from _above(finite.get("max_logit", ()), limit, says)
+    threshold = "max_logit"
+    says = "the largest logit of {place} {verb} {limit:g} ({now}{value:.4g})"
 
 
-class LossSpike(Rule):
+class LossSpike(Limit):
     """Rule for steps whose loss is far above those of the steps before."""
 
     alert, verb, state = "loss_spike", "rose to", "is"
     reads = (LOSS_SPIKE,)
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each step: whether its loss is above the limit."""
-        if (limit := self.thresholds.loss_spike) is not None:
-            says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"
-            yield from _above(finite.get(LOSS_SPIKE, ()), limit, says)
+    threshold = "loss_spike"
+    says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"
 
 
-class SortedBatches(Rule):
+class SortedBatches(Limit):
     """Rule for trainings in which neighbouring batches are alike, so that the loss goes in waves."""
 
     alert = "sorted_batches"
     reads = (LOSS_WAVES,)
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each step: whether the losses before it go in waves."""
-        if (limit := self.thresholds.loss_waves) is not None:
-            says = (
-                f"the loss goes in waves ({{value:.0%}} of its mean over {BEFORE} steps): neighbouring batches are "
-                "alike, as where they are sorted by class"
-            )
-            yield from _above(finite.get(LOSS_WAVES, ()), limit, says)
+    threshold = "loss_waves"
+    says = (
+        f"the loss goes in waves ({{value:.0%}} of its mean over {BEFORE} steps): neighbouring batches are alike, as "
+        "where they are sorted by class"
+    )
 
 
-class OverSmoothing(Rule):
+class OverSmoothing(Limit):
     """Rule for layers whose input tokens point in nearly the same direction."""
 
     alert = "over_smoothing"
     reads = ("token_cosine",)
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each layer: whether the mean cosine of its tokens is above the limit."""
-        if (limit := self.thresholds.token_cosine) is not None:
-            says = f"tokens that enter {{place}} are alike (mean cosine {{value:.3f}}, limit {limit:g})"
-            yield from _above(finite.get("token_cosine", ()), limit, says)
+    threshold = "token_cosine"
+    says = "tokens that enter {place} are alike (mean cosine {value:.3f}, limit {limit:g})"
 
 
-class RankCollapse(Rule):
+class RankCollapse(Limit):
     """Rule for layers whose input tokens are nearly one vector."""
 
     alert = "rank_collapse"
     reads = ("high_frequency",)
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each layer: whether the tokens' norm without their mean is below the limit."""
-        if (limit := self.thresholds.high_frequency) is not None:
-            says = (
-                f"tokens that enter {{place}} are nearly one vector ({{value:.2%}} of their norm is not their mean, "
-                f"limit {limit:.3g})"
-            )
-            yield from _below(finite.get("high_frequency", ()), limit, says)
+    threshold, above = "high_frequency", False
+    says = (
+        "tokens that enter {place} are nearly one vector ({value:.2%} of their norm is not their mean, "
+        "limit {limit:.3g})"
+    )
 
 
-class LowRank(Rule):
+class LowRank(Limit):
     """Rule for heads with a product of weights that lost its rank."""
 
     alert, verb, state = "low_rank", "fell below", "is below"
-    reads = ("effective_rank_qk", "effective_rank_vo")
+    reads = tuple(PRODUCTS)
     # A product that never had a higher rank has a low rank by design.
     at_once = False
+    threshold, above = "effective_rank", False
+    says = "the effective rank of {product} of {place} {verb} {limit:g} ({now}{value:.3g})"
 
     def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each head and product: whether its effective rank is below the limit."""
-        if (limit := self.thresholds.effective_rank) is not None:
-            for name, product in (("effective_rank_qk", "W_KᵀW_Q"), ("effective_rank_vo", "W_OW_V")):
-                says = f"the effective rank of {product} of {{place}} {{verb}} {limit:g} ({{now}}{{value:.3g}})"
-                yield from _below(finite.get(name, ()), limit, says)
+        """Return a finding for each head and product."""
+        for finding in super().findings(finite, records):
+            product = PRODUCTS[finding.record["statistic"]]
+            yield replace(finding, says=finding.says.replace("{product}", product))
 
 
 class DeadHead(Rule):
@@ -306,19 +289,15 @@ class Redundancy(Rule):
             yield Finding(record, limit, record["value"] > limit and not uniform, says)
 
 
-class MaskLost(Rule):
+class MaskLost(Limit):
     """Rule for layers whose queries see later keys, as they did not before."""
 
     alert = "mask_lost"
     reads = ("later_keys",)
     # Layers that always saw later keys are those of an encoder, or of a prefix.
     at_once = in_audits = False
-
-    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
-        """Return a finding for each layer: whether its queries see later keys."""
-        if (limit := self.thresholds.later_keys) is not None:
-            says = "queries of {place} see {value:.3%} of the later tokens, none before: the causal mask is lost"
-            yield from _above(finite.get("later_keys", ()), limit, says)
+    threshold = "later_keys"
+    says = "queries of {place} see {value:.3%} of the later tokens, none before: the causal mask is lost"
 
 
 # The rules for a reading, in the order of their alerts.

@@ -24,15 +24,9 @@ from headwise.health.watching.weights import OUTSIDE
 def update_spectrum(q: Tensor, k: Tensor, q_after: Tensor, k_after: Tensor) -> Tensor:
     """Return the singular values (H, r), r = min(2d, C), of ΔW_qᵀW_k + W_qᵀΔW_k of each head, largest first.
 
-    This matrix is the first-order change of W_qᵀW_k of a head, with W_q and W_k as (d, C). Its rank is at most 2d, and
-    it is never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q R_kᵀ, with the triangular QR factors
-    R_q and R_k of its two factors.
-
-    Args:
-        q: the queries' weights before the step, (H, d, C).
-        k: the keys' weights before the step, (G, d, C); G divides H.
-        q_after: the queries' weights after the step.
-        k_after: the keys' weights after the step.
+    This is the first-order change of W_qᵀW_k of a head, for W_q (H, d, C) and W_k (G, d, C) before and after a step; G
+    divides H. Its rank is at most 2d, and it is never formed: [ΔW_qᵀ W_qᵀ][W_kᵀ ΔW_kᵀ]ᵀ has the singular values of R_q
+    R_kᵀ, with the triangular QR factors R_q and R_k of its two factors.
     """
     repeat = q.shape[0] // k.shape[0]
     wide = torch.cat([q_after - q, q], 1).mT
@@ -115,9 +109,6 @@ class Updates:
     """Reader of gradients and parameters around an optimizer's step; nothing waits for a device before `take`.
 
     Gradients are those that the optimizer uses: after accumulation, unscaling and clipping.
-
-    Args:
-        names: names of statistics; those that are not in `OF_STEP` are ignored.
     """
 
     def __init__(self, model: nn.Module, sites: list[Site], names: Sequence[str]) -> None:
@@ -220,11 +211,7 @@ class Updates:
         return [*self._norms.values(), *self._ratios.values(), *of_heads, *self._each]
 
     def take(self, step: int, numbers: Iterator[Tensor]) -> list[Figures]:
-        """Return the figures of the step that was read.
-
-        Args:
-            numbers: the tensors that `waiting` returned, on the CPU.
-        """
+        """Return the figures of the step that was read, from the tensors that `waiting` returned, on the CPU."""
         depth = {group.name: group.depth for group in self._groups} | {WHOLE: OUTSIDE}
         figures = [
             _figure(name, depth[name], step, statistic, next(numbers))

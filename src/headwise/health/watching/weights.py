@@ -129,7 +129,6 @@ def known_names(names: list[str] | None, beside: tuple[str, ...] = ()) -> list[s
     of weights.
 
     Args:
-        names: names of statistics.
         beside: further valid names, which None does not include.
 
     Raises:
@@ -237,11 +236,7 @@ def gram_coefficients(matrix: Tensor) -> Tensor:
 
 
 def norm_in(rows: Tensor) -> float:
-    """Return the largest singular value of the matrix with these coefficients; NaN if it is not finite.
-
-    Args:
-        rows: the value of `gram_coefficients`, on the CPU.
-    """
+    """Return the largest singular value of the matrix with these coefficients; NaN if it is not finite."""
     return float(rows[0, 0]) * math.sqrt(max(lanczos.read(rows[1:], TOLERANCE).value, 0.0))
 
 

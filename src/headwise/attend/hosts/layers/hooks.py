@@ -17,7 +17,6 @@ class Hooks:
     """The hooks that pass a layer's input and output to a fitted site, as tokens (B, T, C).
 
     Args:
-        fitted: the fitted site.
         inside: whether the output projection runs inside the site's forward; if it does and never ran, `check_output`
             raises.
     """

@@ -115,13 +115,10 @@ class SdpaAdapter:
         stand_in: Callable[[nn.Module], None] | None = None,
         step_aside: Callable[[], None] | None = None,
     ) -> None:
-        """Create the adapter of a site.
+        """Create the adapter of a site, whose further tokens `tokens` gives.
 
-        Args:
-            site: the site.
-            tokens: the source of its other tokens, if there is one.
-            stand_in: replaces a further attention function of the host in the code of a layer.
-            step_aside: restores that function when no fitted site is left.
+        `stand_in` replaces another attention function of the host in the code of a layer, and `step_aside` restores it
+        when no fitted site is left.
         """
         self.site, self.tokens = site, tokens
         self.stand_in, self.step_aside = stand_in, step_aside

@@ -217,11 +217,7 @@ def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
 
 @not_compiled
 def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
-    """Return what a score_mod adds to each score, (B, H, T, N), with its gradients.
-
-    Raises:
-        RuntimeError: if it does anything but add a bias.
-    """
+    """Return what a score_mod adds to each score, (B, H, T, N), with its gradients."""
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     places = [torch.arange(size, device=q.device) for size in shape]
     mod = score_mod

@@ -138,11 +138,7 @@ def reads(adapter: ModuleAdapter, fitted: FittedLayer) -> bool:
 
 
 def _packed(adapter: ModuleAdapter, fitted: FittedLayer, q: Tensor, mask: Any, kwargs: dict[str, Any]) -> Packed | None:
-    """Return how the rows of this call pack several sequences, or None.
-
-    Raises:
-        RuntimeError: if only the attention call shows it, and a method acts on the input or output of the layer.
-    """
+    """Return how the rows of this call pack several sequences, or None."""
     of_layer: Packed | None = fitted.packing.look()
     arguments = {**kwargs, "attention_mask": mask}
     packing = packing_of(

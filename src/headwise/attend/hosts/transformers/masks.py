@@ -127,8 +127,6 @@ def matrix_of(
 
     Args:
         mask: None, a padding mask (B, N) as flash kernels take it, or a BlockMask, which includes causality and window.
-        q: the queries (B, H, T, D).
-        keys: the number of keys N.
         causal: whether a query sees no later key; the last query is the token of the last key.
         window: how many positions a query sees to each side, its own included; None for all.
         packed: how the rows pack several sequences; the mask is then that of the sequences, (S, 1, L|1, L).
@@ -172,11 +170,8 @@ def packing_of(
     """Return how the rows (B, T) of a call pack several sequences, or None if each row is one sequence.
 
     Args:
-        name: name of the layer.
         implementation: its attention implementation. Without a mask, sdpa and flex attention see one sequence; all
             others separate sequences as flash kernels do.
-        kwargs: keyword arguments of the layer or of its attention call.
-        shape: B and T.
         now: the running forward, which caches the result for the layers that follow.
 
     Raises:

@@ -67,13 +67,8 @@ def _gram(x: Tensor) -> Tensor:
 def read_together(
     sites: Mapping[int, dict[str, Grams]], names: Sequence[str], statistics: Mapping[str, type[WeightStatistic]]
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, Tensor]]:
-    """Return the figures of each site by name, and whether all its weights are finite (0-d), in few solver calls.
-
-    Args:
-        sites: the Gram matrices of each site, by "qk" and "vo".
-        names: the figures to compute, such as "stable_rank_qk".
-        statistics: the statistics by name, such as "stable_rank".
-    """
+    """Return the figures `names` of each site, such as "stable_rank_qk", and whether all its weights are finite (0-d),
+    in few solver calls. `sites` holds the Gram matrices of each site by "qk" and "vo"."""
     figures: dict[int, dict[str, Tensor]] = {site: {} for site in sites}
     parts: dict[int, list[Tensor]] = {}
     groups: dict[tuple[object, ...], list[tuple[int, str, Grams]]] = {}

@@ -102,8 +102,6 @@ def weight_reading(site: Site, found: Projections | None = None, dtype: torch.dt
     """Return the products of a site's weights, without gradient.
 
     Args:
-        site: the attention layer.
-        found: its projections, if already known.
         dtype: dtype of the computation; with fp32, singular values are accurate to 1e-6 of the largest.
     """
     try:
