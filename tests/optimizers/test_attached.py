@@ -4,10 +4,11 @@ meaning."""
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
-from optimizers.layouts import built, gradients, set_gradients
+from optimizers.layouts import built, copied, gradients, set_gradients
 from small_models import HOSTS, fresh
 from torch import nn
 
@@ -365,3 +366,56 @@ def test_a_step_that_a_fused_optimizer_skips_changes_nothing(kind):
         scaler.step(optimizer)
         scaler.update()
         assert finite != all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+OPTIMIZERS = [c for c in vars(torch.optim).values() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)]
+
+
+DECOUPLED = {"AdamW", "Adafactor", "Muon"}
+
+
+@pytest.mark.parametrize("kind", [c for c in OPTIMIZERS if "weight_decay" in inspect.signature(c).parameters])
+def test_every_optimizer_of_torch_that_adds_its_decay_to_the_gradient_is_refused(kind):
+    optimizer = kind([nn.Parameter(torch.ones(4, 4))], weight_decay=0.1)
+    if kind.__name__ in DECOUPLED:
+        headwise.CautiousDecay(optimizer)
+    else:
+        with pytest.raises(ValueError, match=f"{kind.__name__} adds it to the gradient"):
+            headwise.CautiousDecay(optimizer)
+
+
+def saved_by_head(kind, **settings):
+    model = built("llama")[0]
+    groups = headwise.parameter_groups(model, 0.01, 0.1 if kind is headwise.AlphaDecay else 0.0)
+    optimizer = torch.optim.AdamW(groups)
+    attached = kind(optimizer, groups, **settings)
+    return model, optimizer, attached
+
+
+def test_a_state_of_other_matrices_is_refused_before_a_weight_moves():
+    model, optimizer, _ = saved_by_head(headwise.Hyperball, per="head")
+    set_gradients(model, next(iter(gradients(model))))
+    optimizer.step()
+    other, again, _ = saved_by_head(headwise.Hyperball, per="matrix")
+    again.load_state_dict(optimizer.state_dict())
+    before = copied(other)
+    set_gradients(other, next(iter(gradients(other))))
+    with pytest.raises(ValueError, match=r"the norms of \d matrices of .*_proj\.weight, which is 1 here: build Hyperb"):
+        again.step()
+    assert all(torch.equal(p, before[name]) for name, p in other.named_parameters())
+
+
+def test_factors_of_other_matrices_are_read_anew():
+    model, optimizer, _ = saved_by_head(headwise.AlphaDecay, per="head", least=4)
+    set_gradients(model, next(iter(gradients(model))))
+    optimizer.step()
+    other, again, _ = saved_by_head(headwise.AlphaDecay, per="matrix", least=4)
+    again.load_state_dict(optimizer.state_dict())
+    fresh, plain, _ = saved_by_head(headwise.AlphaDecay, per="matrix", least=4)
+    other.load_state_dict(fresh.state_dict())
+    for net, one in ((other, again), (fresh, plain)):
+        set_gradients(net, next(iter(gradients(net))))
+        one.step()
+    assert [g["alpha_factors"] for g in again.param_groups if "alpha_factors" in g] == [
+        g["alpha_factors"] for g in plain.param_groups if "alpha_factors" in g
+    ]

@@ -342,3 +342,38 @@ def test_a_group_made_by_hand_needs_what_tells_its_moves(key):
     groups.append({k: v for k, v in {**groups[0], "params": []}.items() if k != key})
     with pytest.raises(ValueError, match=rf"by hand has no '{key}': Muon needs the name"):
         headwise.Muon(groups)
+
+
+def test_a_compiled_step_moves_the_parameters_of_adamw_too():
+    host = HOSTS["own"]
+    model = fresh(host)
+    twin = copy.deepcopy(model)
+    compiled, plain = headwise.Muon(groups(model, rate=0.1)), headwise.Muon(groups(twin, rate=0.1))
+    step = torch.compile(lambda: compiled.step(), backend="eager")
+    for _ in range(2):
+        for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            other.grad = parameter.grad.clone()
+        step()
+        plain.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("per", ["head", "matrix"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_weight_that_several_parameters_make_is_refused_by_name(name, per):
+    model = built(name)[0]
+    place = {"llama": "model.layers.0.self_attn.q_proj", "gpt2": "transformer.h.0.attn.c_attn"}[name]
+    nn.utils.parametrizations.weight_norm(model.get_submodule(place))
+    known = groups(model)
+    attention = {id(p) for group in known if group["name"] == "attention" for p in group["params"]}
+    assert id(model.get_submodule(place).parametrizations.weight.original1) in attention
+    message = rf"Muon cannot move {place}\S*, which torch computes from 2 parameters: call .*remove_param"
+    with pytest.raises(ValueError, match=message):
+        headwise.Muon(known, per=per)
+
+
+def test_one_matrix_is_told_in_the_singular():
+    told = headwise.Muon(groups(nn.MultiheadAttention(8, 1, bias=False)), per="matrix").report()
+    assert told.splitlines()[0] == 'Muon(per="matrix"): 2 weights as 4 matrices of 1 shape'

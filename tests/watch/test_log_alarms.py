@@ -169,3 +169,30 @@ def test_the_command_prints_or_gives_json_and_ends_with_three(tmp_path):
     assert content["runs"][0]["alerts"][0]["step"] == 80
     done = run("--map", "loss")
     assert done.returncode == 1 and "write NAME=COLUMN" in done.stderr and not done.stdout
+
+
+def test_names_of_runs_may_hold_the_mark_between_a_run_and_its_figure(tmp_path):
+    columns = {"Step": range(120), "lr 1e-3 - seed 1 - train/loss": losses(spike_at=90)}
+    (run,) = headwise.alarms(csv(tmp_path / "chart.csv", **columns)).runs
+    assert (run.run, [alert["step"] for alert in run.alerts]) == ("lr 1e-3 - seed 1", [90])
+
+
+def test_a_scalar_that_is_written_as_a_tensor_is_read(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step, value in enumerate(losses(spike_at=90)):
+            writer.add_scalar("train/loss", value, step, new_style=True)
+    assert kinds(headwise.alarms(tmp_path)) == [("loss_spike", 90)]
+
+
+def test_usual_names_are_found_in_nested_objects(tmp_path):
+    rows = [{"step": step, "train": {"loss": value}} for step, value in enumerate(losses(spike_at=90))]
+    (path := tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert kinds(headwise.alarms(path)) == [("loss_spike", 90)]
+
+
+def test_event_files_without_a_scalar_are_refused(tmp_path):
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
+    with pytest.raises(StudyError, match="its event files hold no scalars"):
+        headwise.alarms(tmp_path)

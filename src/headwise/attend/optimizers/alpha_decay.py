@@ -158,7 +158,7 @@ class AlphaDecay(Attached):
         """Decay the weights, as decoupled decays do before the update."""
         # A schedule, or a state from before this was attached, may have set decays.
         owners = self._take()
-        if any(group.get(AGE, self.every) >= self.every for group in owners):
+        if any(group.get(AGE, self.every) >= self.every for group in owners) or not self._factors_fit():
             self._renew()
         held = {id(self.optimizer.param_groups[at]["params"][index]) for at, index, _ in self._places}
         for group in owners:
@@ -178,6 +178,13 @@ class AlphaDecay(Attached):
                 parameter.mul_(1 - decay * own[0][0])
             else:
                 multiply_(parameter, 1 - decay * self._spread(at, index, parameter, parts, own))
+
+    def _factors_fit(self) -> bool:
+        """Return whether the factors are those of these parts, as a loaded state's may not be."""
+        return all(
+            [len(own) for own in self.optimizer.param_groups[at][FACTORS][index]] == [part.count for part in parts]
+            for at, index, parts in self._places
+        )
 
     def _spread(self, at: int, index: int, parameter: Tensor, parts: list[Part], factors: list[list[float]]) -> Tensor:
         """Return the factor of each row of a parameter, in a shape that multiplies it, made once for its factors."""

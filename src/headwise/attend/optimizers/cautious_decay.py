@@ -8,6 +8,8 @@ from torch import Tensor
 from headwise.attend.optimizers.attached import DECAY, Attached, check_optimizer
 from headwise.borders import on_all
 
+COUPLED = ("SGD", "ASGD", "Adagrad", "RMSprop", "Adadelta", "Adamax")
+
 
 class CautiousDecay(Attached):
     """Applies an optimizer's weight decay only to weights that its update moves towards zero.
@@ -83,7 +85,7 @@ class CautiousDecay(Attached):
 
 def refuse_coupled(optimizer: torch.optim.Optimizer, who: str) -> None:
     """Raise ValueError if an optimizer adds its decay to the gradient, where no step of its own is left to compare."""
-    coupled = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta)
+    coupled = tuple(getattr(torch.optim, name) for name in COUPLED)
     adam = isinstance(optimizer, torch.optim.Adam | torch.optim.NAdam | torch.optim.RAdam)
     decoupled = all(group.get("decoupled_weight_decay", False) for group in optimizer.param_groups)
     if isinstance(optimizer, coupled) or (adam and not decoupled):

@@ -82,6 +82,7 @@ class Hyperball(Attached):
     def _before(self, closure: bool) -> None:
         # A schedule or a loaded state may have set one since.
         refuse_decay(self._held(moved=False), self.parts, KEEPS)
+        self._refuse_other_radii()
         if not self._copies:
             refuse_clipping(self.groups, "Hyperball")
         # All of them: a closure computes the gradients within the step.
@@ -111,6 +112,15 @@ class Hyperball(Attached):
         for one, weight in zip(held, after, strict=True):
             if hasattr(one.parameter, "full_tensor"):
                 overwrite_(one.parameter, weight)
+
+    def _refuse_other_radii(self) -> None:
+        for held in self._held(moved=False):
+            known, count = self.optimizer.state.get(held.parameter, {}).get(RADIUS), sum(p.count for p in held.parts)
+            if known is not None and len(known) != count:
+                raise ValueError(
+                    f"the loaded state has the norms of {len(known)} matrices of {self.parts.name(held.parameter)}, "
+                    f"which is {count} here: build Hyperball with the settings with which the state was saved"
+                )
 
     def _radii(self, held: Held, before: Tensor) -> list[Tensor]:
         """Return the norms (count, 1, 1) of the matrices of each part before the first step."""

@@ -14,7 +14,7 @@ from headwise.attend.optimizers.orthogonal import by_shape, chunks, newton_schul
 from headwise.attend.optimizers.parts import LAYERS, Part, Parts, Per, check_groups, check_per, parts_of, together_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
-from headwise.borders import on_all
+from headwise.borders import not_compiled, on_all
 from headwise.files.arguments import finite_number, is_a
 
 # The groups of `headwise.parameter_groups` whose matrices Muon may move.
@@ -127,11 +127,16 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._move([at for at, group in enumerate(self.param_groups) if group["orthogonal"]])
+        self._move_others()
+        return loss
+
+    # a compiled graph would forget what is assigned here
+    @not_compiled
+    def _move_others(self) -> None:
         # Loading a state replaces these objects.
         self._adamw.param_groups = [group for group in self.param_groups if not group["orthogonal"]]
         self._adamw.state = self.state
         self._adamw.step()
-        return loss
 
     def _move(self, groups: list[int]) -> None:
         moved = [
@@ -267,17 +272,23 @@ def _told(per: str, groups: list[dict[str, Any]], parts: Parts) -> Iterator[str]
     moved = [(p, parts.of[id(p)]) for group in groups if group["orthogonal"] for p in group["params"]]
     shapes = {tuple(sorted(part.of(p).shape[1:])) for p, own in moved for part in own}
     matrices = sum(part.count for _, own in moved for part in own)
-    yield f'Muon(per="{per}"): {len(moved)} weights as {matrices} matrices of {len(shapes)} shapes'
+    counted = f"{_count(len(moved), 'weight')} as {_count(matrices, 'matrix')} of {_count(len(shapes), 'shape')}"
+    yield f'Muon(per="{per}"): {counted}'
     for parameter, own in moved:
         pieces = ", ".join(_piece(part, parameter) for part in own)
         yield f"  {parts.name(parameter)}: {pieces}"
     rest = [(group, p) for group in groups if not group["orthogonal"] for p in group["params"]]
-    yield f"AdamW: {len(rest)} parameters"
+    yield f"AdamW: {_count(len(rest), 'parameter')}"
     for group, parameter in rest:
         reason = parts.reasons.get(id(parameter), "")
         if not reason and group["name"] in HIDDEN:
             reason = f"has shape {tuple(parameter.shape)}" if parameter.ndim != 2 else "is not moved by heads"
         yield f"  {parts.name(parameter)}: {group['name']}{f', {reason}' if reason else ''}"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "matrices" if noun == "matrix" else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _piece(part: Part, parameter: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.attend import projections
 from headwise.attend.core import Site
 from headwise.attend.projections import ProjectionError
-from headwise.attend.projections.adapted import adapters_of, base_of, underlying
+from headwise.attend.projections.adapted import adapters_of, base_of, originals, underlying
 from headwise.attend.projections.block import Block, Rows
 from headwise.attend.projections.leaves import leaf, still
 from headwise.attend.projections.sharded import sharded
@@ -147,6 +147,11 @@ def _sized(site: Site, per: Per, heads_per_group: int | None, who: str) -> Itera
     for block in found.blocks:
         if reason := sharded(block.module, block.name):
             raise ValueError(f"{who} cannot move {block.where}, which {reason}")
+        if len(made := originals(base_of(block.module), block.name)) > 1:
+            raise ValueError(
+                f"{who} cannot move {block.where}, which torch computes from {len(made)} parameters: call "
+                f"torch.nn.utils.parametrize.remove_parametrizations(layer, {block.name!r})"
+            )
     for stream in found.streams():
         queries = next((b.heads for b in (stream.q, stream.latent.get("up_q"), stream.o) if b is not None), 1)
         for block in stream.blocks:
@@ -218,9 +223,10 @@ def _whole(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[tup
     # reading a reparametrized weight would change the state of some parametrizations
     with still(model):
         turned = {
-            id(underlying(base_of(module), "weight"))
+            id(original)
             for name, module in model.named_modules()
             if (own := leaf(name, module)) is not None and own.transposed
+            for original in originals(base_of(module), "weight")
         }
     convolved = {id(p) for module in model.modules() if isinstance(module, Convolution) for p in module.parameters()}
     for parameter in parameters:

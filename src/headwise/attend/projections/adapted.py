@@ -83,6 +83,14 @@ def underlying(module: nn.Module, name: str) -> nn.Parameter:
     return chain[name].original if name in chain else getattr(module, name)
 
 
+def originals(module: nn.Module, name: str) -> list[nn.Parameter]:
+    """Return the parameters from which a weight is computed: several below torch's weight_norm, else one."""
+    chain: Any = getattr(module, "parametrizations", {})
+    if name not in chain or chain[name].is_tensor:
+        return [underlying(module, name)]
+    return [getattr(chain[name], f"original{at}") for at in range(chain[name].ntensors)]
+
+
 def adapters_of(module: nn.Module) -> list[nn.Parameter]:
     """Return the matrix parameters of a module's adapters, without those of the plain layer."""
     if not is_adapted(module):
@@ -93,7 +101,7 @@ def adapters_of(module: nn.Module) -> list[nn.Parameter]:
 
 def trains(module: nn.Module, name: str) -> bool:
     """Return whether training can change an effective weight: its parameter or an active adapter's requires grad."""
-    if underlying(base_of(module), name).requires_grad:
+    if any(original.requires_grad for original in originals(base_of(module), name)):
         return True
     return any(
         p.requires_grad

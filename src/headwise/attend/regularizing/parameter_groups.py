@@ -11,7 +11,7 @@ from headwise.attend import hosts, projections
 from headwise.attend.core import Site
 from headwise.attend.hosts.layers.declared import LIKE
 from headwise.attend.projections import ProjectionError
-from headwise.attend.projections.adapted import adapters_of, base_of, underlying
+from headwise.attend.projections.adapted import adapters_of, base_of, originals
 from headwise.attend.projections.leaves import leaves
 from headwise.attend.regularizing.handle import handle
 from headwise.borders import BatchNormLayer, Convolution, own_modules
@@ -183,7 +183,10 @@ def _attention(sites: list[Site]) -> list[nn.Parameter]:
     weights: list[nn.Parameter] = []
     for site in sites:
         for module, name in _weights(site):
-            weights += [underlying(base_of(module), name), *adapters_of(module)]
+            # of a weight that several parameters make, those that are matrices
+            made = originals(base_of(module), name)
+            weights += [p for p in made if len(made) == 1 or p.numel() > max(p.shape, default=1)]
+            weights += adapters_of(module)
         # An adapter for nn.MultiheadAttention wraps the whole site.
         wrapper = _wrapper(site)
         weights += adapters_of(wrapper) if wrapper is not None else []

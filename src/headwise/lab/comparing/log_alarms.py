@@ -128,6 +128,8 @@ def alarms(
             raise StudyError(f"--map {name}: no rule reads it.{near} Rules read: {', '.join(JUDGED)}.")
     of_tensorboard = path.is_dir() or path.name.startswith(EVENTS)
     tables = dict(_event_files(path)) if of_tensorboard else _by_run(path, _rows(path), step, run)
+    if of_tensorboard and not tables:
+        raise StudyError(f"{path}: its event files hold no scalars. Give a folder of a training that logged some.")
     columns = list(dict.fromkeys(name for table in tables.values() for name in table))
     chosen = _columns(path, columns, names or {})
     runs = []
@@ -210,7 +212,8 @@ def _by_run(path: Path, rows: list[Row], step: str, run: str) -> dict[str, Table
 
 
 def _add(tables: dict[str, Table], run: str, column: str, step: int, value: float) -> None:
-    before, mark, own = column.partition(OF_CHART)
+    # names of runs hold the mark more often than names of figures
+    before, mark, own = column.rpartition(OF_CHART)
     if column.endswith(BOUNDS):
         return
     run, column = (before, own) if mark else (run, column)
@@ -249,10 +252,20 @@ def _event_files(path: Path) -> Iterator[tuple[str, Table]]:
     for folder in dict.fromkeys(file if path.is_file() else file.parent for file in files):
         events = module.EventAccumulator(str(folder), size_guidance={module.SCALARS: 0, module.TENSORS: 0})
         events.Reload()
-        table = {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()[module.SCALARS]}
-        if table:
+        if table := _scalars(module, events):
             name = "" if folder == path else str(folder.relative_to(path))
             yield name, table
+
+
+def _scalars(module: Any, events: Any) -> Table:
+    tags = events.Tags()
+    table = {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in tags[module.SCALARS]}
+    # TensorFlow 2 and what writes like it keep a scalar as a tensor
+    made = [tag for tag in tags[module.TENSORS] if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"]
+    if made:
+        array = load("tensorboard.util.tensor_util", "tensorboard").make_ndarray
+        table |= {tag: [(one.step, float(array(one.tensor_proto))) for one in events.Tensors(tag)] for tag in made}
+    return table
 
 
 def _columns(path: Path, columns: list[str], names: Mapping[str, str]) -> dict[str, str]:
@@ -267,7 +280,8 @@ def _columns(path: Path, columns: list[str], names: Mapping[str, str]) -> dict[s
             )
         chosen |= dict.fromkeys(matches, name)
     for name, usual in USUAL.items():
-        match = next((one for known in usual for one in columns if one.lower() == known), None)
+        # a nested object of JSON is read as train.loss
+        match = next((one for known in usual for one in columns if one.lower().replace(".", "/") == known), None)
         if name not in names and match is not None:
             chosen[match] = name
     for column in columns:
