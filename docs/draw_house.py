@@ -73,8 +73,15 @@ GROWING = ("attend.methods", "health.statistics", "attend.hosts", "lab.studies")
 # The parts that have doors, each with the module that is it. What needs no door: `files`, `borders` and `numerics`, the
 # ground; and the package, `study` and `report`, which list for users what is inside.
 DOORS = {"attend": "headwise.attend", "health": "headwise.health", "lab": "headwise.lab", "verdict": VERDICT}
-# Rooms that are doors of their part too: their `__all__` lists what other parts take of weights, layers and optimizers.
-SIDE_DOORS = ("headwise.attend.projections", "headwise.attend.hosts", "headwise.attend.optimizers")
+# Rooms that are doors of their part too: their `__all__` lists what other parts take of weights, layers and optimizers,
+# and of the files and records that verdict reads and others write.
+SIDE_DOORS = (
+    "headwise.attend.projections",
+    "headwise.attend.hosts",
+    "headwise.attend.optimizers",
+    "headwise_verdict.files",
+    "headwise_verdict.results",
+)
 # The largest number of names through a door.
 WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
@@ -84,7 +91,7 @@ PAST = {
     ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
     ("lab", "attend"): (10, "schedules in arms, captured steps"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
-    ("lab", "verdict"): (103, "digests, folders and analyses: what both write and read"),
+    ("lab", "verdict"): (23, "commands, judged pairs, tables of logs, the page of a study"),
     ("headwise", "attend"): (5, "the checks of a method look at its stages"),
     ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
     ("headwise", "verdict"): (4, "assert_not_worse"),
@@ -218,9 +225,9 @@ class House:
                 found.append(arrow)
         return found
 
-    def door(self, part: str) -> list[str]:
-        """Return the names that a part's door lists."""
-        tree = ast.parse(self.files[DOORS[part]].read_text(encoding="utf-8"))
+    def door(self, module: str) -> list[str]:
+        """Return the names that a door lists in a table of its modules."""
+        tree = ast.parse(self.files[module].read_text(encoding="utf-8"))
         tables = [
             node.value for node in tree.body if isinstance(node, ast.Assign) and "_DOOR" in ast.unparse(node.targets[0])
         ]

@@ -63,7 +63,7 @@ from headwise_verdict.results.critical_rates import critical_rates
 from headwise_verdict.results.differences import paired_differences
 from headwise_verdict.results.diverged_runs import divergence_tests
 from headwise_verdict.results.folder import RunFolder, StudyFolder, whole_of
-from headwise_verdict.results.records import DIVERGED, ClaimTest, Divergence, MetricRecord, RunResult, StudyRecord
+from headwise_verdict.results.records import ClaimTest, Divergence, MetricRecord, OutcomeNames, RunResult, StudyRecord
 from headwise_verdict.results.stored import checked_analysis
 from headwise_verdict.results.trend import trends
 
@@ -84,7 +84,7 @@ class Kept(StudyFolder):
         run = self.runs.get((arm, seed))
         if run is None or run.result is None:
             return None
-        return float(run.status == "diverged") if name == DIVERGED else run.result.metrics.get(name)
+        return float(run.status == "diverged") if name == OutcomeNames.DIVERGED else run.result.metrics.get(name)
 
     @property
     def copies(self) -> dict[str, str]:  # type: ignore[override]
@@ -214,7 +214,7 @@ def _estimate_of(mean: Interval, level: float) -> Estimate | None:
 def _needs_values(test: ClaimTest) -> bool:
     """Return whether a test cannot be judged from differences from the baseline; of every run it is kept whether it
     diverged."""
-    return test.outcome != DIVERGED and (test.level is not None or bool(test.against_outcome))
+    return test.outcome != OutcomeNames.DIVERGED and (test.level is not None or bool(test.against_outcome))
 
 
 def judged_again(
@@ -267,7 +267,7 @@ def compared_again(study: Kept, analysis: Analysis) -> Analysis:
             study, name, one.higher_is_better, analysis.margin if name == analysis.primary else None
         )
         for name, one in analysis.outcomes.items()
-        if name != DIVERGED
+        if name != OutcomeNames.DIVERGED
     }
     for arm in analysis.arms:
         judged = {

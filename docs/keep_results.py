@@ -35,7 +35,7 @@ from headwise_verdict.results.analysis_record import (
     TableRecord,
 )
 from headwise_verdict.results.folder import read_study
-from headwise_verdict.results.records import DIVERGED, EarlierVerdict, StudyRecord
+from headwise_verdict.results.records import EarlierVerdict, OutcomeNames, StudyRecord
 from headwise_verdict.results.stored import checked_analysis, checked_findings, checked_study
 
 CLAIMS = "claims.json"
@@ -145,7 +145,12 @@ def write_seeds(folder: Path, kept: Path, outcomes: list[str]) -> None:
     with (kept / SEEDS).open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, lineterminator="\n")
         rows.writerow(["outcome", "arm", "seed", "value"])
-        cells = ((name, arm, seed) for name in [*outcomes, DIVERGED] for arm in study.arms for seed in study.seeds)
+        cells = (
+            (name, arm, seed)
+            for name in [*outcomes, OutcomeNames.DIVERGED]
+            for arm in study.arms
+            for seed in study.seeds
+        )
         figures = ((name, arm, seed, study.figure(arm, seed, name)) for name, arm, seed in dict.fromkeys(cells))
         rows.writerows([*cell, repr(value)] for *cell, value in figures if value is not None)
 

@@ -23,7 +23,7 @@ from scipy import stats
 
 from headwise_verdict.results.analysis_record import Analysis, Interval
 from headwise_verdict.results.folder import read_study
-from headwise_verdict.results.records import DIVERGED
+from headwise_verdict.results.records import OutcomeNames
 from headwise_verdict.results.stored import checked_analysis
 
 Figures = dict[tuple[str, str], dict[int, float]]
@@ -34,7 +34,7 @@ def figures(folder: Path, kept: Path, analysis: Analysis, without: str = "") -> 
     study, differences = read_study(folder), read(kept)
     found: Figures = {}
     for name, outcome in analysis.outcomes.items():
-        if outcome.kind == "cost" or name == DIVERGED or (without and re.search(without, name)):
+        if outcome.kind == "cost" or name == OutcomeNames.DIVERGED or (without and re.search(without, name)):
             continue
         own = {seed: study.figure(study.baseline, seed, name) for seed in analysis.seeds}
         base = {seed: value for seed, value in own.items() if value is not None}
@@ -94,7 +94,7 @@ def main() -> None:
         for arm in analysis.arms:
             diverged = {one.seed for one in arm.runs.diverged}
             ended = [seed for seed in analysis.seeds if seed not in arm.runs.missing]
-            rows.writerows([DIVERGED, arm.label, seed, repr(float(seed in diverged))] for seed in ended)
+            rows.writerows([OutcomeNames.DIVERGED, arm.label, seed, repr(float(seed in diverged))] for seed in ended)
     print(f"{options.kept / SEEDS}: {len(found)} means and intervals are the kept ones")
 
 

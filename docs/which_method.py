@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.pages.formats import MINUS, Unit, unit_named
-from headwise_verdict.results.answer import count
 
 DOCS = Path(__file__).resolve().parent
 KEPT, PAGE = DOCS / "league", DOCS / "wide_league.md"

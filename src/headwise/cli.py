@@ -20,10 +20,9 @@ from headwise.files.entry_points import entry_points, load
 from headwise.lab.comparing.request import Request, is_of_file
 from headwise.lab.files.stops import end_on_stops
 from headwise.lab.studies.registry import Installed, study_names
-from headwise_verdict import StudyError, is_for_users
+from headwise_verdict import StudyError
 from headwise_verdict.cli import JudgeCommand, judge
-from headwise_verdict.files.declared_options import takes_options_of
-from headwise_verdict.files.foreign_text import printable
+from headwise_verdict.files import is_for_users, printable, takes_options_of
 
 app = typer.Typer(
     name="headwise",

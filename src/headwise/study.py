@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headwise.lab.files.data_set import DataSet as DataSet
     from headwise.lab.studies.from_python import compare as compare
     from headwise.lab.studies.vision_transformer import VisionTransformer as VisionTransformer
-    from headwise_verdict import Claim as Claim
-    from headwise_verdict import ClaimTest as ClaimTest
-    from headwise_verdict import Premise as Premise
     from headwise_verdict import StudyError as StudyError
+    from headwise_verdict.results import Claim as Claim
+    from headwise_verdict.results import ClaimTest as ClaimTest
+    from headwise_verdict.results import Premise as Premise
 
 # the rooms of the names
 _ROOMS = {

@@ -16,7 +16,7 @@ from headwise_verdict.files.errors import StudyError
 from headwise_verdict.reporting.rebuild import rebuild
 from headwise_verdict.results.claims import judged_premises
 from headwise_verdict.results.folder import read_study
-from headwise_verdict.results.records import MOVED, MOVED_RELATIVE, ClaimTest, Premise
+from headwise_verdict.results.records import ClaimTest, OutcomeNames, Premise
 
 GAINS, SIGMA, IDLE = "FeatScale()", repr(SigmaReparam()), "DropHead(p=0.2)"
 FASTER = "FeatScale() | method_rate=10.0"
@@ -40,27 +40,33 @@ def test_what_methods_learned_moved_by_what_the_weights_on_disk_say(tmp_path):
     metrics = {arm: execute(order, lambda event: None).metrics for arm, order in of.items()}
     # gains that start at 0 have moved by what they are
     gains = torch.cat([t.flatten() for name, t in own(of[GAINS].folder, "_gain").items()])
-    assert metrics[GAINS][MOVED] == pytest.approx(float(gains.square().mean().sqrt()), rel=1e-6) and gains.any()
-    assert MOVED_RELATIVE not in metrics[GAINS]
+    assert (
+        metrics[GAINS][OutcomeNames.MOVED] == pytest.approx(float(gains.square().mean().sqrt()), rel=1e-6)
+        and gains.any()
+    )
+    assert OutcomeNames.MOVED_RELATIVE not in metrics[GAINS]
     # of Adam, a step is about as large as the rate
-    assert metrics[FASTER][MOVED] > 5 * metrics[GAINS][MOVED]
-    assert 0 < metrics[SIGMA][MOVED_RELATIVE] < 1
+    assert metrics[FASTER][OutcomeNames.MOVED] > 5 * metrics[GAINS][OutcomeNames.MOVED]
+    assert 0 < metrics[SIGMA][OutcomeNames.MOVED_RELATIVE] < 1
     assert not any(name.startswith("methods/") for arm in ("baseline", IDLE) for name in metrics[arm])
 
 
 def test_what_is_not_trained_has_not_moved(tmp_path):
     # the head alone learns
     frozen = study_of(f"{CORE}:Adapt", (SIGMA,), way="head", start="fresh")
-    assert results(frozen, tmp_path)[SIGMA] | {MOVED: 0.0, MOVED_RELATIVE: 0.0} == results(frozen, tmp_path)[SIGMA]
+    assert (
+        results(frozen, tmp_path)[SIGMA] | {OutcomeNames.MOVED: 0.0, OutcomeNames.MOVED_RELATIVE: 0.0}
+        == results(frozen, tmp_path)[SIGMA]
+    )
 
 
 @pytest.mark.grid
 def test_over_phases_the_start_is_that_of_the_first_with_the_methods(tmp_path):
     # of the fresh second phase the start is another, which must count for nothing
     arm = SIGMA
-    last = results(study_of(f"{CORE}:Adapt", (arm,), way="both"), tmp_path / "both")[arm][MOVED]
-    first = results(study_of(f"{CORE}:Adapt", (arm,), way="off"), tmp_path / "off")[arm][MOVED]
-    alone = results(study_of(f"{CORE}:Adapt", (arm,), way="on"), tmp_path / "on")[arm][MOVED]
+    last = results(study_of(f"{CORE}:Adapt", (arm,), way="both"), tmp_path / "both")[arm][OutcomeNames.MOVED]
+    first = results(study_of(f"{CORE}:Adapt", (arm,), way="off"), tmp_path / "off")[arm][OutcomeNames.MOVED]
+    alone = results(study_of(f"{CORE}:Adapt", (arm,), way="on"), tmp_path / "on")[arm][OutcomeNames.MOVED]
     # methods that are gone in the last phase moved as far as they had come
     assert 0 < first < last < 0.05 and 0 < alone < 0.05
 

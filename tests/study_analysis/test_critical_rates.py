@@ -11,7 +11,7 @@ from study_analysis.test_claims import study
 from headwise_verdict.reporting.difference_section import axis_sections
 from headwise_verdict.results.analysis import analyse_study
 from headwise_verdict.results.claims import judge
-from headwise_verdict.results.critical_rates import critical_rate, critical_rates, is_of_rates
+from headwise_verdict.results.critical_rates import critical_rate, critical_rates
 from headwise_verdict.results.records import AxisRecord, Claim, ClaimTest
 
 RATES = [0.001, 0.01, 0.1]
@@ -78,7 +78,7 @@ def test_five_seeds_decide_nothing_however_far_the_rates_lie_apart():
 def test_nothing_is_told_where_nothing_diverged_or_no_rate_was_swept():
     assert critical_rates(swept([3] * 6, [3] * 6)) == []
     decay = axis("baseline", "weight_decay")
-    assert not is_of_rates(decay)
+    assert not decay.of_rates
     found = swept([1] * 6, [2] * 6, (decay, SIGMA))
     assert [one.axis for one in critical_rates(found)] == [SIGMA.text]
     told = judge(found, claim(against=decay.text))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.results.analysis_record import KINDS_COUNTED, JudgedClaim
-from headwise_verdict.results.answer import count
 from headwise_verdict.results.claims import judged_claims
 from headwise_verdict.results.folder import RunFolder, StudyFolder
 from headwise_verdict.results.intervals import interval

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.files.declared_options import option, takes_options_of
+from headwise_verdict.files import option, takes_options_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from headwise.lab.experiments.study import Study, read_sweep
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task, installed_task, load_task
-from headwise_verdict import Claim, StudyError
+from headwise_verdict import StudyError
+from headwise_verdict.results import Claim
 
 
 def choose_study(request: Request) -> Study:

@@ -8,18 +8,8 @@ from headwise.lab.experiments.study import Study, read_sweep
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.heads import watched_kinds
 from headwise.lab.training.preflight import evaluations_of
-from headwise_verdict import Claim, ClaimTest, Premise, StudyError
-from headwise_verdict.results.critical_rates import is_of_rates
-from headwise_verdict.results.records import (
-    COSTS,
-    CRITICAL_RATE,
-    DIVERGED,
-    MOVED,
-    MOVED_RELATIVE,
-    SPIKES,
-    STEPS_TO_GOAL,
-    AxisRecord,
-)
+from headwise_verdict import StudyError
+from headwise_verdict.results import AxisRecord, Claim, ClaimTest, OutcomeNames, Premise
 
 
 def canonical_claims(study: Study) -> tuple[Claim, ...]:
@@ -78,7 +68,7 @@ def _canonical(test: ClaimTest, study: Study) -> ClaimTest:
         _check_outcome(outcome, study)
     if test.along_axis:
         return test.model_copy(update={"arm": _axis(test.arm, study, least=3 if test.says == "inside" else 2).text})
-    if test.outcome == CRITICAL_RATE:
+    if test.outcome == OutcomeNames.CRITICAL_RATE:
         return _of_rates(test, study)
     names = {"arm": study.arm(test.arm).text, "against": study.arm(test.against).text}
     if test.scale and test.scale not in study.scales:
@@ -113,7 +103,7 @@ def _of_rates(test: ClaimTest, study: Study) -> ClaimTest:
     """Return a test of critical rates with its sweeps as the study writes them."""
     axes = [_axis(text, study) for text in test.arms]
     for axis in axes:
-        if not is_of_rates(axis):
+        if not axis.of_rates:
             raise StudyError(
                 f"the axis {axis.text} varies {axis.name}, but a critical rate needs an axis of learning_rate."
             )
@@ -125,13 +115,13 @@ def _of_rates(test: ClaimTest, study: Study) -> ClaimTest:
 
 
 def _check_outcome(name: str, study: Study) -> None:
-    if name in (DIVERGED, CRITICAL_RATE):
+    if name in (OutcomeNames.DIVERGED, OutcomeNames.CRITICAL_RATE):
         return
     task, kind = study.task, name.partition("/")[0]
     if not isinstance(task, Task):
         raise StudyError(f"the study of a script cannot have a claim, here of {name}. Leave it out.")
     if kind == "cost":
-        _refuse_unless(name, [f"cost/{cost}" for cost in COSTS])
+        _refuse_unless(name, [f"cost/{cost}" for cost in OutcomeNames.COSTS])
     elif kind == "alerts":
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
@@ -142,14 +132,14 @@ def _check_outcome(name: str, study: Study) -> None:
     elif kind == "training":
         if task.loss_goal is None:
             raise StudyError(f"the outcome {name} needs a goal. Set the task's loss_goal.")
-        _refuse_unless(name, [STEPS_TO_GOAL, SPIKES])
+        _refuse_unless(name, [OutcomeNames.STEPS_TO_GOAL, OutcomeNames.SPIKES])
     elif kind == "watched":
         known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in watched_kinds(one)]
         _refuse_unless(name, known)
         if not study.watch:
             raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
     elif kind == "methods":
-        _refuse_unless(name, [MOVED, MOVED_RELATIVE])
+        _refuse_unless(name, [OutcomeNames.MOVED, OutcomeNames.MOVED_RELATIVE])
     elif kind == "heads":
         _refuse_unless("/".join(name.split("/")[:2]), [f"heads/{one}" for one in task.head_statistics])
     elif type(task).summary is Task.summary:

@@ -21,8 +21,8 @@ from headwise.lab.comparing.request import Request, check, refuse_unused
 from headwise.lab.engines import rank
 from headwise.lab.engines.slurm_options import read_slurm_options
 from headwise.lab.files.stops import raise_on_stops, stop_code, stopped_line
-from headwise_verdict import explain
-from headwise_verdict.files.ownership import REPORT, STUDY, claim
+from headwise_verdict.files import explain
+from headwise_verdict.results import StudyFiles
 
 if TYPE_CHECKING:
     from headwise.lab.comparing.comparison import Engine
@@ -203,7 +203,7 @@ def run_findings(request: Request) -> Path:
     module, out = request.studies.load(request.study), request.folder
     refuse_unused(request)
     try:
-        claim(out, (*STUDY, *REPORT))
+        StudyFiles(out).claim()
         with locked(out), choose_display() as display:
             # the arguments of its run() show whether it reads data
             reads = {"data": request.data} if "data" in inspect.signature(module.run).parameters else {}
@@ -217,7 +217,7 @@ def run_findings(request: Request) -> Path:
                 **reads,
             )
             write_json(
-                out / "findings.json",
+                StudyFiles(out).findings,
                 {**describe_environment(), "command": request.command, "seconds": time.monotonic() - began, **findings},
             )
     except OSError as error:

@@ -25,19 +25,15 @@ from headwise.lab.experiments.task import Task
 from headwise.lab.training.job import Order, is_first_process
 from headwise.lab.training.phases import part_of
 from headwise.lab.training.preflight import evaluations_of
-from headwise_verdict import Claim, ClaimTest, Premise, RunResult, StudyError, StudyRecord, explain, read_json
-from headwise_verdict.files.ownership import REPORT, STUDY, claim, why_foreign
-from headwise_verdict.results.answer import count
-from headwise_verdict.results.differences import why_no_pair
-from headwise_verdict.results.environments import distinct_environments
-from headwise_verdict.results.folder import sealed_study, strangers
-from headwise_verdict.results.records import EnvironmentRecord, MetricRecord, RunEntry
+from headwise_verdict import StudyError
+from headwise_verdict.files import count, explain, read_json
+from headwise_verdict.results import Claim, ClaimTest, Premise, RunResult, StudyFiles, StudyRecord, why_no_pair
 
 
 def free_folder(folder: Path, study: Study, trials: int) -> Path:
     """Return `folder`, or a folder next to it named by the study's identity if `folder` holds anything else."""
-    is_begun = isinstance(read_json(folder / "study.json"), dict)
-    if other_study(folder, study, trials) is None and (is_begun or not why_foreign(folder, (*STUDY, *REPORT))):
+    files = StudyFiles(folder)
+    if other_study(folder, study, trials) is None and (files.known() is not None or files.may_be_claimed()):
         return folder
     return folder.with_name(f"{folder.name}-{study.identity(trials)[:6]}")
 
@@ -57,10 +53,11 @@ def refuse_other_study(folder: Path, study: Study, trials: int) -> None:
 
 def other_study(folder: Path, study: Study, trials: int) -> str | None:
     """Return a description of the other study that a folder holds, or None if it holds none or this one."""
-    findings, known = read_json(folder / "findings.json"), read_json(folder / "study.json")
+    files = StudyFiles(folder)
+    findings, known = read_json(files.findings), files.known()
     if isinstance(findings, dict):
         return f"the findings of the study {findings.get('name', '?')}"
-    if not isinstance(known, dict) or known.get("identity") == study.identity(trials):
+    if known is None or known.get("identity") == study.identity(trials):
         return None
     arms = [arm for arm in known.get("arms", []) if isinstance(arm, str)]
     missing = [arm for arm in arms if arm not in study.arms]
@@ -81,8 +78,8 @@ def _changed_settings(known: dict[str, Any], study: Study) -> str:
 
 
 def _more_seeds(folder: Path, study: Study) -> str | None:
-    known = read_json(folder / "study.json")
-    seeds = known.get("seeds") if isinstance(known, dict) else None
+    known = StudyFiles(folder).known()
+    seeds = known.get("seeds") if known is not None else None
     if isinstance(seeds, list) and len(seeds) > study.seeds:
         return f"{len(seeds)} seeds of this study, and --seeds {study.seeds} would leave some out of its report"
     return None
@@ -116,7 +113,7 @@ def compare(comparison: Comparison) -> list[RunResult]:
         out.mkdir(parents=True, exist_ok=True)
         if is_first_process():
             refuse_other_study(out, comparison.study, comparison.trials)
-            claim(out, (*STUDY, *REPORT))
+            StudyFiles(out).claim()
         with locked(out) if is_first_process() else nullcontext():
             refuse_other_study(out, comparison.study, comparison.trials)
             configurations = comparison.study.configurations()
@@ -171,26 +168,26 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
 
 def _write_study(comparison: Comparison, orders: list[Order], notes: list[str]) -> None:
     if is_first_process():
-        described = sealed_study(describe(comparison, orders, notes))
-        write_json(comparison.out / "study.json", described.model_dump(mode="json"))
+        results = [result for order in orders if (result := order.result())]
+        StudyFiles(comparison.out).write(describe(comparison, orders, notes), results)
 
 
 def _report_strangers(comparison: Comparison, orders: list[Order]) -> None:
     if is_first_process():
-        for name in strangers(comparison.out, [order.identity for order in orders]):
-            comparison.listener.say(f"note: {comparison.out / 'runs' / name} is not a run of this study and is omitted")
+        for stranger in StudyFiles(comparison.out).strangers([order.identity for order in orders]):
+            comparison.listener.say(f"note: {stranger} is not a run of this study and is omitted")
 
 
 def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> StudyRecord:
-    """Return the record of the study for `study.json`: its present runs, and the environments they came from."""
+    """Return the record of the study with its present runs, in this environment."""
     study, task = comparison.study, comparison.study.task
     arms = list(dict.fromkeys(order.configuration.arm for order in orders))
-    results = [result for order in orders if (result := order.result())]
-    environments = distinct_environments(
-        result.model_dump(include={"commit", "versions", "hardware"}) for result in results
-    )
-    here = environments[0] if environments else comparison.environment
-    runs = [RunEntry(hash=o.identity, arm=o.configuration.arm, seed=o.configuration.seed) for o in orders]
+    here = comparison.environment
+    # plain data, which the record checks
+    metrics: list[Any] = [dataclasses.asdict(metric) for metric in task.all_metrics()]
+    runs: list[Any] = [
+        {"hash": order.identity, "arm": order.configuration.arm, "seed": order.configuration.seed} for order in orders
+    ]
     return StudyRecord(
         format=2,
         name=study.name,
@@ -202,7 +199,7 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         baseline=arms[0],
         seeds=list(range(study.seeds)),
         primary=task.primary(),
-        metrics=[MetricRecord(**dataclasses.asdict(metric)) for metric in task.all_metrics()],
+        metrics=metrics,
         evaluations=_evaluations(task),
         margin=study.margin,
         # tuning changes the values of arms, so that they are no longer on the axis
@@ -210,12 +207,11 @@ def describe(comparison: Comparison, orders: list[Order], notes: list[str]) -> S
         claims=_as_run(study, arms, study.claims),
         premises=_as_run(study, arms, study.premises),
         settings=_settings(comparison),
-        runs=list(runs),
+        runs=runs,
         command=comparison.command,
         commit=here.get("commit"),
         versions=here.get("versions"),
         hardware=here.get("hardware"),
-        environments=[EnvironmentRecord.model_validate(environment) for environment in environments],
         notes=notes,
     )
 

@@ -20,7 +20,7 @@ from headwise_verdict.judging.runs import check_diverged
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.study import Study
-    from headwise_verdict import RunResult
+    from headwise_verdict.results import RunResult
 
 BASELINE = "baseline"
 # the table of the pairs, as `headwise judge TABLE` reads it

@@ -11,7 +11,8 @@ from typing import Any
 from headwise.files.durable import write_bytes
 from headwise.lab.comparing.comparison import Comparison, Engine
 from headwise.lab.training.job import Order
-from headwise_verdict import RunResult, StudyError
+from headwise_verdict import StudyError
+from headwise_verdict.results import RunResult
 
 # failures for the same reason, with no run finished, after which the other runs are not tried
 SAME_FAILURES = 3

@@ -23,8 +23,9 @@ from headwise.lab.training.job import Order, Rehearsal, ScriptOrder
 from headwise.lab.training.preflight import check_task, evaluations_of
 from headwise.lab.training.splits import examples_of
 from headwise.lab.training.task_code import build_model
-from headwise_verdict import RunResult, StudyError
-from headwise_verdict.results.answer import count
+from headwise_verdict import StudyError
+from headwise_verdict.files import count
+from headwise_verdict.results import RunResult
 
 WIDTH = 80
 # numbers of 4 bytes in a checkpoint for each parameter: the weight and Adam's two means

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from headwise.lab.experiments.configuration import RATES
 from headwise.lab.training.job import Order, is_first_process
-from headwise_verdict import RunResult
+from headwise_verdict.results import RunResult
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from headwise.files.errors import suggest
 from headwise.lab.engines.slurm_options import read_slurm_options
 from headwise_verdict import StudyError
-from headwise_verdict.files.declared_options import argument, option
+from headwise_verdict.files import argument, option
 
 ENGINES = ("local", "ray", "slurm")
 # whether training steps are captured as CUDA graphs

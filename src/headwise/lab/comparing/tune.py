@@ -21,8 +21,9 @@ from headwise.lab.experiments.script import Script
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.job import Order
-from headwise_verdict import RunResult, StudyError
-from headwise_verdict.results.answer import count
+from headwise_verdict import StudyError
+from headwise_verdict.files import count
+from headwise_verdict.results import RunResult
 
 if TYPE_CHECKING:
     import optuna

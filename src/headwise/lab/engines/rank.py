@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from headwise.lab.engines.local import worker_environment
 from headwise.lab.files.stops import STOPS, ignored_stops, raise_on_stops, stop_code, stopped_line
-from headwise_verdict import is_for_users
+from headwise_verdict.files import is_for_users
 
 # the shell's exit code of a process stopped by Ctrl-C
 STOPPED = 130

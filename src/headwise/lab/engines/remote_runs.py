@@ -12,8 +12,8 @@ from typing import Any
 from headwise.files.durable import append
 from headwise.lab.files.script_run import read_told
 from headwise.lab.training.job import Order, ScriptOrder
-from headwise_verdict import EpochLine, read_lines
-from headwise_verdict.files.ownership import plain_folder
+from headwise_verdict.files import plain_folder, read_lines
+from headwise_verdict.results import EpochLine
 
 # seconds between two heartbeats
 BEAT = 5.0

@@ -25,7 +25,8 @@ from headwise.lab.engines.slurm_job import SlurmRun
 from headwise.lab.engines.slurm_options import SlurmOptions
 from headwise.lab.files.stops import STOPS, Stopped
 from headwise.lab.training.job import Order
-from headwise_verdict import StudyError, read_json
+from headwise_verdict import StudyError
+from headwise_verdict.files import read_json
 
 # seconds between two checks of the jobs
 GLANCE = 1.0

@@ -88,7 +88,8 @@ def serve(pipe: Connection, output: Connection, trains: bool = True) -> None:
 
 def carry_out(order: Order, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Carry out one order and return its last event: done with the result, or failed with the reason."""
-    from headwise_verdict import StudyError, explain
+    from headwise_verdict import StudyError
+    from headwise_verdict.files import explain
 
     try:
         return {"event": "done", "result": _result(order, tell)}

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from headwise_verdict import ClaimTest, Premise
-from headwise_verdict.results.records import DIVERGED, MOVED, MOVED_RELATIVE
+from headwise_verdict.results import ClaimTest, OutcomeNames, Premise
 
 
 def majority(train: Sequence[int], test: Sequence[int]) -> tuple[float, float]:
@@ -40,7 +39,7 @@ def memorised(outcome: str = "train/accuracy", share: float = 0.99) -> Premise:
 def failure_arose(*arms: str, share: float = 0.5) -> Premise:
     """Return the premise that at least this share of the plain runs, or of each named arm's runs, diverged."""
     named = arms or ("baseline",)
-    tests = tuple(ClaimTest(arm=arm, outcome=DIVERGED, says="higher", level=share) for arm in named)
+    tests = tuple(ClaimTest(arm=arm, outcome=OutcomeNames.DIVERGED, says="higher", level=share) for arm in named)
     return Premise(
         name="failure arose", text=f"At least {share:.0%} of the runs without the remedy diverged", tests=tests
     )
@@ -74,5 +73,7 @@ def parameters_moved(arm: str, by: float = 0.01, *, relative: bool = False) -> P
     The distance is a root mean square; with `relative`, it is divided by that of their start, which must not be 0.
     """
     text = f"The own parameters of {arm} moved by more than {by:.4g}" + (" of their start" if relative else "")
-    test = ClaimTest(arm=arm, outcome=MOVED_RELATIVE if relative else MOVED, says="higher", level=by)
+    test = ClaimTest(
+        arm=arm, outcome=OutcomeNames.MOVED_RELATIVE if relative else OutcomeNames.MOVED, says="higher", level=by
+    )
     return Premise(name=f"{arm} moved", text=text, tests=(test,))

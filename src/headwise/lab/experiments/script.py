@@ -16,8 +16,8 @@ from headwise.lab.experiments.configuration import RATES
 from headwise.lab.experiments.evaluation import Metric
 from headwise.lab.experiments.subject import Subject
 from headwise_verdict import StudyError
-from headwise_verdict.files.ownership import plain_folder
-from headwise_verdict.results.declared_outcomes import declared_outcomes
+from headwise_verdict.files import plain_folder
+from headwise_verdict.results import declared_outcomes
 
 FORMS = ("argparse", "hydra", "environment", "yaml:PATH")
 # endings of configuration files of scripts

@@ -16,8 +16,8 @@ from headwise.lab.experiments.arm import Arm, read_arm, read_arms
 from headwise.lab.experiments.configuration import BASELINE, RunConfiguration
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task_source import file_digests, files_read, module_of_file, source_digest, source_file
-from headwise_verdict import Claim, Premise, StudyError
-from headwise_verdict.results.records import AxisRecord
+from headwise_verdict import StudyError
+from headwise_verdict.results import AxisRecord, Claim, Premise
 
 VALUES = re.compile(r"([\w.-]+)\s*=\s*\{([^{}]*)\}")
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from headwise.lab.experiments.evaluation import Metric
 from headwise.lab.files.data_set import DataSet
 from headwise_verdict import StudyError
-from headwise_verdict.results.digests import CHECKPOINT
+from headwise_verdict.results import RunFiles
 
 # pattern of the weight files in a model's folder
 OTHERS = "model*.safetensors"
@@ -53,14 +53,15 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
     Raises StudyError if the folder contains neither.
     """
-    if (folder / CHECKPOINT).is_file():
-        return [folder / CHECKPOINT]
+    checkpoint = RunFiles(folder).checkpoint
+    if checkpoint.is_file():
+        return [checkpoint]
     files = sorted(folder.glob(OTHERS))
     if not files:
         lacks = "holds no" if folder.is_dir() else "is not a folder, so it contains no"
         raise StudyError(
-            f"a phase starts from {folder}, which {lacks} {CHECKPOINT} (the folder of a run, results/STUDY/runs/HASH) "
-            f"and no {OTHERS} (a model's folder). Check the path."
+            f"a phase starts from {folder}, which {lacks} {checkpoint.name} (the folder of a run, "
+            f"results/STUDY/runs/HASH) and no {OTHERS} (a model's folder). Check the path."
         )
     return files
 

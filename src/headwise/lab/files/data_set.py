@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwise_verdict.files.cached_text import data_folder
+from headwise_verdict.files import data_folder
 
 
 @dataclass(frozen=True)

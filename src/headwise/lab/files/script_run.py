@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.durable import append_lines
-from headwise_verdict import StudyError, read_json, read_lines
+from headwise_verdict import StudyError
+from headwise_verdict.files import read_json, read_lines
 
 VARIABLE = "HEADWISE_RUN"
 TOLD = "told"

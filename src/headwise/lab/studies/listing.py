@@ -11,7 +11,8 @@ from typing import Any
 
 from headwise.lab.files.data_set import DataSet
 from headwise.lab.studies.registry import DEFAULT, PAPERS, WIDTH, catalogue, load_study, study_names
-from headwise_verdict import StudyError, read_json
+from headwise_verdict import StudyError
+from headwise_verdict.files import read_json
 
 # whose experiments a study repeats; "own": a question of this project
 SOURCES = ("blog", "neutreno", "sigma", "decay", "own")

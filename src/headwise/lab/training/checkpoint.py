@@ -22,10 +22,8 @@ from torch import Tensor
 
 from headwise.files.durable import write_bytes
 from headwise.lab.training.job import Order
-from headwise_verdict import read_lines
-from headwise_verdict.files.durable import restore_lines
-from headwise_verdict.results.digests import CHECKPOINT, HEALTH, RESULT
-from headwise_verdict.results.records import StoredRecord
+from headwise_verdict.files import read_lines, restore_lines
+from headwise_verdict.results import RunFiles, StoredRecord
 
 
 class Mark(StoredRecord):
@@ -37,7 +35,7 @@ class Mark(StoredRecord):
 
 def mark(folder: Path, before: Mark | None) -> Mark:
     """Return the mark of a run's readings; `before`, the last mark, is reused if the size has not changed."""
-    path = folder / HEALTH
+    path = RunFiles(folder).health
     if before is not None and path.exists() and path.stat().st_size == before.size:
         return before
     content = path.read_bytes() if path.exists() else b""
@@ -51,7 +49,7 @@ def stands(folder: Path, known: Mark | None) -> bool:
 
 def restore_readings(folder: Path, known: Mark | None, step: int) -> None:
     """Cut the file back to the readings recorded by the checkpoint at `step`; later ones are measured again."""
-    path = folder / HEALTH
+    path = RunFiles(folder).health
     if known is None:
         cut_readings(folder, step)
     elif path.exists() and path.stat().st_size != known.size:
@@ -60,11 +58,12 @@ def restore_readings(folder: Path, known: Mark | None, step: int) -> None:
 
 def cut_readings(folder: Path, step: int) -> None:
     """Drop the readings of `step` and later; a reading of step n is taken before update n + 1."""
-    restore_lines(folder / HEALTH, [record for record in read_lines(folder / HEALTH) if record["step"] < step])
+    path = RunFiles(folder).health
+    restore_lines(path, [record for record in read_lines(path) if record["step"] < step])
 
 
 def _until(folder: Path, known: Mark) -> bytes:
-    path = folder / HEALTH
+    path = RunFiles(folder).health
     if not path.exists():
         return b""
     with open(path, "rb") as stream:
@@ -91,7 +90,7 @@ def save_checkpoint(folder: Path, checkpoint: RunCheckpoint) -> None:
     state = json.dumps(checkpoint.state)
     # one entry, because the format writes several in any order, and equal runs must have equal files
     content = save(tensors, metadata={WHOLE: json.dumps({"crc32": _checksum(tensors, state), "state": state})})
-    current, unfinished = folder / CHECKPOINT, folder / COMING
+    current, unfinished = RunFiles(folder).checkpoint, folder / COMING
     write_bytes(unfinished, content)
     if current.exists():
         os.replace(current, folder / PREVIOUS)
@@ -100,8 +99,7 @@ def save_checkpoint(folder: Path, checkpoint: RunCheckpoint) -> None:
 
 def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") -> RunCheckpoint | None:
     """Return the newest complete checkpoint of a run, or None; call `note` for each that is damaged or foreign."""
-    for name in (COMING, CHECKPOINT, PREVIOUS):
-        path = folder / name
+    for path in _newest_first(folder):
         if not path.exists():
             continue
         try:
@@ -109,7 +107,7 @@ def load_checkpoint(folder: Path, note: Callable[[str], None], run: str = "") ->
             _refuse_other(checkpoint, run)
             if path.name == COMING:
                 # the process ended before it renamed the new file
-                os.replace(path, folder / CHECKPOINT)
+                os.replace(path, RunFiles(folder).checkpoint)
             return checkpoint
         except FileNotFoundError:
             # another process that reads here renamed the new file in between
@@ -129,8 +127,12 @@ def drop_previous(folder: Path) -> None:
 
 def drop_all(folder: Path) -> None:
     """Remove every checkpoint of a run that has to start again."""
-    for name in (COMING, CHECKPOINT, PREVIOUS):
-        (folder / name).unlink(missing_ok=True)
+    for path in _newest_first(folder):
+        path.unlink(missing_ok=True)
+
+
+def _newest_first(folder: Path) -> tuple[Path, ...]:
+    return folder / COMING, RunFiles(folder).checkpoint, folder / PREVIOUS
 
 
 def _refuse_other(checkpoint: RunCheckpoint, run: str) -> None:
@@ -189,10 +191,12 @@ def clear_damage(order: Order, note: Callable[[str], None]) -> None:
     damaged = order.damage()
     if not damaged:
         return
-    restarts = any(text.startswith((HEALTH, CHECKPOINT, f"{RESULT} is of")) for text in damaged)
+    files = order.files
+    lost = (files.health.name, files.checkpoint.name, f"{files.result.name} is of")
+    restarts = any(text.startswith(lost) for text in damaged)
     note(f"{order.folder}: {', '.join(damaged)}; the run is repeated{' from its start' if restarts else ''}")
     if restarts:
         # before the result: if this is interrupted, the run must still be seen as damaged
         drop_all(order.folder)
-        (order.folder / HEALTH).unlink(missing_ok=True)
-    (order.folder / RESULT).unlink()
+        files.health.unlink(missing_ok=True)
+    files.result.unlink()

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from headwise.health import Spikes, Thresholds
-from headwise_verdict.results.records import SPIKES, STEPS_TO_GOAL
+from headwise_verdict.results import OutcomeNames
 
 # spikes are counted in this many steps
 STEPS = 1000
@@ -46,9 +46,9 @@ class Course:
     def outcomes(self) -> dict[str, float]:
         """Return the steps to the goal, one more than all steps if it was not reached, and the spikes in 1,000 steps
         that have fifty before them; the latter only if there are such steps."""
-        outcomes = {STEPS_TO_GOAL: float(self.reached or self.steps + 1)}
+        outcomes = {OutcomeNames.STEPS_TO_GOAL: float(self.reached or self.steps + 1)}
         judged = self.steps - self._deviations.fewest
-        return outcomes | ({SPIKES: STEPS * self.spikes / judged} if judged > 0 else {})
+        return outcomes | ({OutcomeNames.SPIKES: STEPS * self.spikes / judged} if judged > 0 else {})
 
     def state(self) -> dict[str, Any]:
         """Return the state that a checkpoint stores."""

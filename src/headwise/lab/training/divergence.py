@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwise_verdict import Divergence
+from headwise_verdict.results import Divergence
 
 
 class DivergenceRule(Protocol):

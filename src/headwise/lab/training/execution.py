@@ -53,10 +53,9 @@ from headwise.lab.training.state import (
 from headwise.lab.training.step_graphs import StepGraphs, captures
 from headwise.lab.training.task_code import build_model
 from headwise.lab.training.train import Training, train_epoch
-from headwise_verdict import Divergence, RunResult, StudyError
-from headwise_verdict.files.durable import clear_partials, restore_lines
-from headwise_verdict.files.ownership import claim, plain_folder
-from headwise_verdict.results.digests import HEALTH, digests, sealed
+from headwise_verdict import StudyError
+from headwise_verdict.files import restore_lines
+from headwise_verdict.results import Divergence, RunResult
 
 # seconds to wait for the lock: a killed worker frees it at once, one that is ending needs a moment
 LOCK_PATIENCE = 20.0
@@ -66,12 +65,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 def execute(order: Order, tell: Tell) -> RunResult:
     """Carry out one run, from its last complete checkpoint if there is one, and return its result."""
-    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
-    plain_folder(order.folder)
+    order.files.make_folder()
     if is_first_process():
         try:
             with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
-                clear_partials(order.folder)
+                order.files.clear_partials()
                 clear_damage(order, lambda text: tell({"event": "note", "text": text}))
                 return order.result() or _execute(order, tell)
         except Timeout:
@@ -84,7 +82,7 @@ def execute(order: Order, tell: Tell) -> RunResult:
 def _execute(order: Order, tell: Tell) -> RunResult:
     torch.set_num_threads(order.configuration.threads)
     if is_first_process():
-        write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
+        write_json(order.files.config, order.configuration.model_dump(mode="json"))
     task = order.task()
     state, tensors = _load(order, lambda text: tell({"event": "note", "text": text}))
     _restore_streams(order, state)
@@ -94,8 +92,7 @@ def _execute(order: Order, tell: Tell) -> RunResult:
         state, carried, result = _phase(order, part_of(task, state.phase), state, tensors, carried, tell)
         tensors = None
     if is_first_process():
-        result = result.model_copy(update={"digests": digests(order.folder)})
-        write_json(order.folder / "result.json", sealed(result.model_dump(mode="json")))
+        result = order.files.write_result(result)
         drop_previous(order.folder)
     return result
 
@@ -105,7 +102,7 @@ def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str
     state, tensors = load_state(order.folder, order.identity, note)
     lacks = ""
     if order.watch and not stands(order.folder, state.readings):
-        lacks = f"{HEALTH} lacks readings that the checkpoint knows"
+        lacks = f"{order.files.health.name} lacks readings that the checkpoint knows"
     elif tensors is not None and not state.parameters:
         lacks = "its checkpoint does not name the optimizer's parameters"
     if lacks:
@@ -113,7 +110,7 @@ def _load(order: Order, note: Callable[[str], None]) -> tuple[RunState, dict[str
         if is_first_process():
             # in this order, so that an interruption in between still restarts the run from its beginning
             drop_all(order.folder)
-            (order.folder / HEALTH).unlink(missing_ok=True)
+            order.files.health.unlink(missing_ok=True)
         return RunState(run=order.identity), None
     return with_times(state, order.folder), tensors
 
@@ -216,7 +213,7 @@ def _restore_streams(order: Order, state: RunState) -> None:
     """Cut the streams back to the checkpoint: what a killed process wrote beyond it is trained again."""
     if not is_first_process():
         return
-    restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in state.history])
+    restore_lines(order.files.metrics, [line.model_dump(mode="json") for line in state.history])
     if order.watch:
         restore_readings(order.folder, state.readings, state.step)
 

@@ -14,7 +14,7 @@ from headwise.lab.experiments.arm import Arm, read_arm
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.script import Script
 from headwise_verdict import StudyError
-from headwise_verdict.results.records import MOVED, MOVED_RELATIVE
+from headwise_verdict.results import OutcomeNames
 
 
 class PlainHandle:
@@ -145,5 +145,5 @@ def moved(model: nn.Module, starts: dict[str, Tensor]) -> dict[str, float]:
         return {}
     change = math.fsum(float((now - start).square().sum()) for now, start in pairs)
     size = math.fsum(float(start.square().sum()) for _, start in pairs)
-    distances = {MOVED: math.sqrt(change / count)}
-    return distances | ({MOVED_RELATIVE: math.sqrt(change / size)} if size else {})
+    distances = {OutcomeNames.MOVED: math.sqrt(change / count)}
+    return distances | ({OutcomeNames.MOVED_RELATIVE: math.sqrt(change / size)} if size else {})

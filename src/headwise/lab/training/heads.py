@@ -31,8 +31,8 @@ from headwise.lab.training.batches import (
 from headwise.lab.training.evaluate import answer
 from headwise.lab.training.job import Order
 from headwise.lab.training.train import Training
-from headwise_verdict import Divergence, read_lines
-from headwise_verdict.results.digests import HEALTH
+from headwise_verdict.files import read_lines
+from headwise_verdict.results import Divergence
 
 if TYPE_CHECKING:
     from headwise.health import Watch
@@ -48,7 +48,7 @@ def watch_run(order: Order, training: Training, model: nn.Module, train: Example
     watching = watch(
         model,
         every=every,
-        log=[JsonLines(order.folder / HEALTH)],
+        log=[JsonLines(order.files.health)],
         on_alert=None,
         statistics=list(task.watch_statistics) or None,
         loss=_fixed_loss(training, model, train) if needs_loss(task.watch_statistics) else None,

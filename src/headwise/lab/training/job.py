@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from headwise.lab.experiments.configuration import RunConfiguration
 from headwise.lab.files.script_run import TOLD, read_told
-from headwise_verdict import RunResult, StudyError, read_json, read_lines
-from headwise_verdict.results.digests import RESULT, broken_seal, damage
+from headwise_verdict import StudyError
+from headwise_verdict.files import read_json, read_lines
+from headwise_verdict.results import RunFiles, RunResult
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.task import Task
@@ -39,33 +38,22 @@ class Order:
         """Return the run's hash."""
         return self.configuration.identity
 
+    @property
+    def files(self) -> RunFiles:
+        """Return the files of the run."""
+        return RunFiles(self.folder)
+
     def result(self) -> RunResult | None:
         """Return the result, or None if the run is not finished or its files changed since it wrote them."""
-        result, damaged = self._read_result()
-        return None if damaged else result
+        return self.files.read_result(self.identity)[0]
 
     def kept(self) -> int:
         """Return the number of epochs that are kept when this run is stopped."""
-        return len(read_lines(self.folder / "metrics.jsonl"))
+        return len(read_lines(self.files.metrics))
 
     def damage(self) -> list[str]:
         """Return what is wrong with the files of a finished run; empty if it is not finished."""
-        return self._read_result()[1]
-
-    def _read_result(self) -> tuple[RunResult | None, list[str]]:
-        path = self.folder / RESULT
-        if not path.exists():
-            return None, []
-        written = read_json(path)
-        try:
-            result = RunResult.model_validate(written)
-        except ValidationError:
-            return None, [f"{RESULT} holds no result that can be read"]
-        if result.hash != self.identity:
-            return None, [f"{RESULT} is of the run {result.hash}"]
-        if broken := broken_seal(written or {}, required=True):
-            return None, [f"{RESULT} {broken}"]
-        return result, damage(self.folder, result.digests, checkpoint=True)
+        return self.files.read_result(self.identity)[1]
 
     def task(self) -> Task:
         """Return the task of this run; raise StudyError if its file changed since the study started."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headwise.attend import Site
-from headwise.files.durable import write_json
 from headwise.files.provenance import device_hardware
 from headwise.health import first_maps
 from headwise.lab.experiments.evaluation import Evaluation
@@ -32,9 +31,8 @@ from headwise.lab.training.measuring import counter, now
 from headwise.lab.training.splits import Splits
 from headwise.lab.training.task_code import summarized
 from headwise.lab.training.train import Epoch, Training
-from headwise_verdict import Divergence, EpochLine, RunResult, StudyError
-from headwise_verdict.results.digests import HEALTH
-from headwise_verdict.results.records import MAPS, LayerMaps, MapsRecord
+from headwise_verdict import StudyError
+from headwise_verdict.results import Divergence, EpochLine, RunResult
 
 # examples of the batch whose forward is timed, and number of repetitions
 INFERENCE_BATCH = 64
@@ -160,10 +158,10 @@ def describe_result(
                 refuse_undecided(training.task, metrics)
     metrics.setdefault(training.task.primary(), None)
     if order.watch:
-        metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+        metrics |= alert_outcomes(order.files.health, divergence)
         if divergence is None:
-            metrics |= head_rates(order.folder / HEALTH, training.task.head_rates)
-        metrics |= watched_outcomes(order.folder / HEALTH, training.task, divergence)
+            metrics |= head_rates(order.files.health, training.task.head_rates)
+        metrics |= watched_outcomes(order.files.health, training.task, divergence)
     metrics |= _costs(order, training, history, splits, finished=divergence is None)
     return RunResult(
         format=2,
@@ -261,9 +259,9 @@ def _costs(
         if training.task.head_statistics:
             heads = read_heads(training, deciding, judged)
         if training.task.shows_maps:
-            maps = read_maps(training, deciding, judged)
+            tokens, layers = read_maps(training, deciding, judged)
             if is_first_process():
-                write_json(order.folder / MAPS, maps.model_dump(mode="json"))
+                order.files.write_maps(tokens, layers)
         costs["inference_seconds_per_example"] = inference_seconds(training, deciding, judged)
         costs["flops_per_step"] = flops_per_step(training, splits.train)
     return {**heads, **{f"cost/{name}": value for name, value in costs.items()}}
@@ -273,13 +271,16 @@ def _costs(
 DIGITS = 3
 
 
-def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> MapsRecord:
-    """Return the softmax maps of the first and last self-attention layers on the first example."""
+Layer = tuple[str, int, list[list[list[float]]]]
+
+
+def read_maps(training: Training, evaluation: Evaluation, examples: Examples) -> tuple[int, list[Layer]]:
+    """Return the tokens of the first example, and name, depth and rounded maps of the first and last self-attention."""
     model = training.accelerator.unwrap_model(training.model)
     tokens, maps = first_maps(model, lambda: answer(training, evaluation, first(examples, 1)))
-    return MapsRecord(tokens=tokens, layers=[_layer(site, weights) for site, weights in maps])
+    return tokens, [_layer(site, weights) for site, weights in maps]
 
 
-def _layer(site: Site, weights: Tensor) -> LayerMaps:
+def _layer(site: Site, weights: Tensor) -> Layer:
     heads = [[[round(weight, DIGITS) for weight in row] for row in rows] for rows in weights.tolist()]
-    return LayerMaps(layer=site.name, depth=site.depth, heads=heads)
+    return site.name, site.depth, heads

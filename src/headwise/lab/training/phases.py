@@ -16,7 +16,7 @@ from headwise.lab.experiments.task import Task
 from headwise.lab.experiments.task_source import build_task
 from headwise.lab.training.checkpoint import read_checkpoint
 from headwise_verdict import StudyError
-from headwise_verdict.results.digests import CHECKPOINT
+from headwise_verdict.results import RunFiles
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ def read_start(folder: Path) -> dict[str, Tensor]:
     for path in checkpoint_files(folder):
         try:
             # the checkpoint of a run has a checksum
-            weights |= read_checkpoint(path).tensors if path.name == CHECKPOINT else load_file(path)
+            weights |= read_checkpoint(path).tensors if path == RunFiles(folder).checkpoint else load_file(path)
         except (SafetensorError, ValueError, KeyError) as error:
             raise StudyError(
                 f"{path}, from which a phase starts, is damaged ({error}). Give another folder."
             ) from error
     own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
-    is_run = any(name.startswith("optimizer.") for name in weights) or (folder / CHECKPOINT).is_file()
+    is_run = any(name.startswith("optimizer.") for name in weights) or RunFiles(folder).checkpoint.is_file()
     return own if is_run else weights
 
 

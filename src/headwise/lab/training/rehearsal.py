@@ -23,7 +23,8 @@ from headwise.lab.training.preflight import FIRST, check_first_batch, devices_of
 from headwise.lab.training.splits import Splits, training_examples
 from headwise.lab.training.task_code import build_model, summarized
 from headwise.lab.training.train import bare_step
-from headwise_verdict import StudyError, is_for_users
+from headwise_verdict import StudyError
+from headwise_verdict.files import is_for_users
 
 
 def rehearse_arms(order: Rehearsal) -> list[dict[str, Any]]:

@@ -26,10 +26,9 @@ from headwise.lab.experiments.task_source import source_file
 from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.job import ScriptOrder
 from headwise.lab.training.script_result import DivergenceCheck, Telling, result_of, told_nothing
-from headwise_verdict import Divergence, RunResult, StudyError, read_json
-from headwise_verdict.files.durable import as_record, clear_partials
-from headwise_verdict.files.ownership import claim, plain_folder, refuse_link
-from headwise_verdict.results.digests import HEALTH, RESULT, digests, sealed
+from headwise_verdict import StudyError
+from headwise_verdict.files import as_record, plain_folder, read_json, refuse_link
+from headwise_verdict.results import Divergence, RunFiles, RunResult
 
 OUTPUT = "output.log"
 # name of the subfolder of a run that belongs to its script
@@ -66,11 +65,10 @@ def carry_script(order: ScriptOrder, tell: Tell) -> RunResult:
     Raises:
         StudyError: with the last lines of its output, if it fails, hangs, or does not record the study's outcomes.
     """
-    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
-    plain_folder(order.folder)
+    order.files.make_folder()
     try:
         with FileLock(order.folder / ".lock", timeout=LOCK_PATIENCE):
-            clear_partials(order.folder)
+            order.files.clear_partials()
             if damaged := order.damage():
                 tell({"event": "note", "text": f"{order.folder}: {', '.join(damaged)}; the run starts again"})
                 _clear(order.folder)
@@ -87,10 +85,9 @@ def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
     Raises:
         StudyError: with the last lines of its output, if it fails before.
     """
-    claim(order.folder.parent.parent, (order.folder.parent.name,), shared=True)
-    plain_folder(order.folder)
+    order.files.make_folder()
     _clear(order.folder)
-    write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
+    write_json(order.files.config, order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
     code, _ = _run(order, attempt, tell)
     telling = Telling(order.folder)
@@ -125,7 +122,7 @@ def _step_seconds(telling: Telling) -> float | None:
 
 def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
     _refuse_changed(order)
-    write_json(order.folder / "config.json", order.configuration.model_dump(mode="json"))
+    write_json(order.files.config, order.configuration.model_dump(mode="json"))
     attempt = _attempt(order)
     code, divergence = _run(order, attempt, tell)
     if divergence is None and code != 0:
@@ -135,9 +132,7 @@ def _carry(order: ScriptOrder, tell: Tell) -> RunResult:
     except StudyError as error:
         error.printed = last_lines(order.folder)
         raise
-    result = result.model_copy(update={"digests": digests(order.folder)})
-    write_json(order.folder / RESULT, sealed(result.model_dump(mode="json")))
-    return result
+    return order.files.write_result(result)
 
 
 def _refuse_changed(order: ScriptOrder) -> None:
@@ -147,11 +142,11 @@ def _refuse_changed(order: ScriptOrder) -> None:
 
 
 def _clear(folder: Path) -> None:
-    own = folder / OWN
+    files, own = RunFiles(folder), folder / OWN
     if own.exists():
         # a script resumes from any checkpoint that it finds in its folder; what it wrote there is the user's
         own.rename(next(path for n in itertools.count(1) if not (path := folder / f"{OWN}-{n}").exists()))
-    for path in (folder / RESULT, folder / "metrics.jsonl", folder / HEALTH, *(folder / TOLD).glob("*")):
+    for path in (files.result, files.metrics, files.health, *(folder / TOLD).glob("*")):
         path.unlink(missing_ok=True)
 
 
@@ -178,7 +173,7 @@ def _attempt(order: ScriptOrder) -> Path:
         "acted": "acted" in earlier,
         "watch": order.watch,
         "tries": order.tries,
-        "health": str(order.folder / HEALTH),
+        "health": str(order.files.health),
     }
     write_json(path, terms)
     return path

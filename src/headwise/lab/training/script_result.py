@@ -11,9 +11,9 @@ from typing import Any
 from headwise.lab.files.script_run import TOLD, VARIABLE, read_told
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.job import ScriptOrder
-from headwise_verdict import Divergence, EpochLine, RunResult, StudyError
-from headwise_verdict.files.durable import restore_lines
-from headwise_verdict.results.digests import HEALTH
+from headwise_verdict import StudyError
+from headwise_verdict.files import restore_lines
+from headwise_verdict.results import Divergence, EpochLine, RunResult
 
 # points of a curve that the report draws; more are averaged
 POINTS = 200
@@ -95,7 +95,7 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
     telling = Telling(order.folder)
     logs = telling.logs()
     epochs = curve(logs if divergence is None else [line for line in logs if line["step"] <= divergence.step])
-    restore_lines(order.folder / "metrics.jsonl", [line.model_dump(mode="json") for line in epochs])
+    restore_lines(order.files.metrics, [line.model_dump(mode="json") for line in epochs])
     metrics: dict[str, float | None] = {}
     if divergence is None:
         metrics |= _outcomes(order, telling)
@@ -104,7 +104,7 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
         # imports torch, which a script that is not watched need not have
         from headwise.lab.training.heads import alert_outcomes
 
-        metrics |= alert_outcomes(order.folder / HEALTH, divergence)
+        metrics |= alert_outcomes(order.files.health, divergence)
     metrics |= _costs(telling, logs)
     return RunResult(
         format=2,

@@ -13,10 +13,9 @@ from headwise.files.durable import as_line, write_bytes
 from headwise.lab.training.checkpoint import Mark, RunCheckpoint, flatten_optimizer, load_checkpoint, restore_optimizer
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.train import Training
-from headwise_verdict import EpochLine, StudyError, read_json
-from headwise_verdict.results.digests import HEALTH
-from headwise_verdict.results.health_records import read_health
-from headwise_verdict.results.records import Apart, StoredRecord
+from headwise_verdict import StudyError
+from headwise_verdict.files import read_json
+from headwise_verdict.results import Apart, EpochLine, RunFiles, StoredRecord
 
 TIMES = "times.json"
 
@@ -153,5 +152,5 @@ def restore(training: Training, state: RunState, tensors: dict[str, Tensor], fol
         training.regularized.load_state(state.draws)
     if training.watch is not None:
         # each phase has its own watch: readings of earlier phases do not count
-        known = [line for line in read_health(folder / HEALTH) if state.first_step <= line["step"] < state.step]
+        known = [line for line in RunFiles(folder).readings() if state.first_step <= line["step"] < state.step]
         training.watch.step_to(training.step, known)

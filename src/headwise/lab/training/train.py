@@ -25,8 +25,8 @@ from headwise.lab.training.evaluation_graphs import EvaluationGraphs
 from headwise.lab.training.measuring import Clock, counted
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import StepGraphs
-from headwise_verdict import Divergence, StudyError
-from headwise_verdict.results.records import Apart
+from headwise_verdict import StudyError
+from headwise_verdict.results import Apart, Divergence
 
 
 def bare_step(

@@ -52,3 +52,8 @@ def suggest(name: str, known: list[str]) -> str:
     lower = {k.lower(): k for k in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" Did you mean {lower[near[0]]!r}?" if near else ""
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.pages.charts import heat_map
 from headwise_verdict.pages.line_charts import lines
 from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, prose, table
 from headwise_verdict.reporting.units import UNITS
-from headwise_verdict.results.answer import count
 from headwise_verdict.results.folder import RunFolder, StudyFolder
 from headwise_verdict.results.health_records import Alert, Record, alerts_among, figures_among
 

@@ -31,7 +31,7 @@ from headwise_verdict.reporting.table_columns import (
     unasked_columns,
 )
 from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
-from headwise_verdict.results.declared_outcomes import declared_outcomes
+from headwise_verdict.results.declarations import declared_outcomes
 from headwise_verdict.results.digests import RESULT, digest_of, digests, sealed
 from headwise_verdict.results.folder import sealed_study
 from headwise_verdict.results.records import MetricRecord, RunEntry, RunResult, StudyRecord

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.results.analysis_record import (
     Analysis,
     ArmAnalysis,
@@ -16,7 +17,7 @@ from headwise_verdict.results.analysis_record import (
     Interval,
     RunCounts,
 )
-from headwise_verdict.results.answer import answer, count
+from headwise_verdict.results.answer import answer
 from headwise_verdict.results.claims import judged_claims, judged_premises
 from headwise_verdict.results.critical_rates import critical_rates
 from headwise_verdict.results.differences import not_paired, paired_differences, without_evidence
@@ -25,7 +26,7 @@ from headwise_verdict.results.doubts import baseline_doubts
 from headwise_verdict.results.environments import distinct_environments
 from headwise_verdict.results.folder import StudyFolder, read_study
 from headwise_verdict.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
-from headwise_verdict.results.records import DIVERGED, EnvironmentRecord, Outcome
+from headwise_verdict.results.records import EnvironmentRecord, Outcome, OutcomeNames
 from headwise_verdict.results.scales import Scale, scale_of
 from headwise_verdict.results.trend import trends
 
@@ -98,7 +99,7 @@ def outcome_names(study: StudyFolder) -> list[str]:
     )
     if study.study.axes and any(run.status == "diverged" for run in study.runs.values()):
         # along an axis, the share of diverged runs is an outcome like others
-        recorded[DIVERGED] = None
+        recorded[OutcomeNames.DIVERGED] = None
     main = study.study.parts(primary)[0]
 
     def place(name: str) -> tuple[int, int]:
@@ -148,7 +149,7 @@ def _arm(
             missing=[seed for arm, seed in study.missing() if arm == label],
         ),
         metrics={
-            name: (share if name == DIVERGED else interval)([one for one in values if one is not None])
+            name: (share if name == OutcomeNames.DIVERGED else interval)([one for one in values if one is not None])
             for name, values in figures.items()
         },
         costs={

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from headwise_verdict.results.records import (
-    DIVERGED,
     ClaimKind,
     ClaimTest,
     EarlierVerdict,
     EnvironmentRecord,
     Outcome,
+    OutcomeNames,
     StoredRecord,
 )
 
@@ -67,7 +67,7 @@ class JudgedTest(ClaimTest):
     @property
     def by_share(self) -> bool:
         """Return whether it is a statement about these runs only, whose share that diverged decides without a test."""
-        return self.outcome == DIVERGED and self.level is not None
+        return self.outcome == OutcomeNames.DIVERGED and self.level is not None
 
     @property
     def shown(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.pages.formats import p_value, unit_named
 from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis
 
@@ -80,11 +81,6 @@ def _divergence(arm: ArmAnalysis, analysis: Analysis, base: int = 0) -> str:
     p = p_value(arm.divergence.p_corrected)
     decided = arm.divergence.verdict if arm.divergence.verdict != "no evidence" else "no evidence of a difference"
     return f"{start}, {analysis.baseline} in {base} ({decided}, exact p {'' if p and p.startswith('<') else '= '}{p})."
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()

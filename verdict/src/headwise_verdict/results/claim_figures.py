@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwise_verdict.results.critical_rates import by_seed, is_of_rates
-from headwise_verdict.results.records import CRITICAL_RATE, DIVERGED, AxisRecord, ClaimTest, Outcome
+from headwise_verdict.results.critical_rates import by_seed
+from headwise_verdict.results.records import AxisRecord, ClaimTest, Outcome, OutcomeNames
 from headwise_verdict.results.scales import ENDLESS, Scale, scale_of
 from headwise_verdict.results.trend import slopes
 
@@ -34,7 +34,7 @@ class Figures:
 
 def gather(study: StudyFolder, test: ClaimTest, outcome: Outcome) -> Figures | str:
     """Return the figures of a test of a number, or the reason why there are none."""
-    if test.outcome == CRITICAL_RATE:
+    if test.outcome == OutcomeNames.CRITICAL_RATE:
         return _critical(study, test)
     axis = axis_of(study, test) if test.along_axis else None
     if test.along_axis and axis is None:
@@ -73,7 +73,7 @@ def _copied(study: StudyFolder, arms: Iterable[str]) -> str:
 
 
 def _recorded(study: StudyFolder, outcome: str) -> bool:
-    if outcome == DIVERGED:
+    if outcome == OutcomeNames.DIVERGED:
         return True
     return any(run.metric(outcome) is not None for run in study.runs.values())
 
@@ -93,7 +93,7 @@ def _critical(study: StudyFolder, test: ClaimTest) -> Figures | str:
         axis = next((one for one in study.study.axes if one.text == text), None)
         if axis is None or any(arm not in study.arms for arm in axis.arms):
             return f"the axis {text} was not run"
-        if not is_of_rates(axis):
+        if not axis.of_rates:
             return f"the axis {text} is not of learning rates"
         if words := _copied(study, axis.arms):
             return words

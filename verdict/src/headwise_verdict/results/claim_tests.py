@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.pages.formats import Unit
 from headwise_verdict.results.analysis_record import JudgedTest, Verdict
-from headwise_verdict.results.answer import count
 from headwise_verdict.results.diverged_runs import mcnemar
 from headwise_verdict.results.joint_flips import seeds_for_a_verdict
 from headwise_verdict.results.power import MOST_SEEDS, POWER, power_of, power_of_sameness, seeds_needed

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.pages.formats import Unit, p_value, unit_named
 from headwise_verdict.results.analysis_record import (
     AGAINST,
@@ -21,7 +22,6 @@ from headwise_verdict.results.analysis_record import (
     JudgedTest,
     Verdict,
 )
-from headwise_verdict.results.answer import count
 from headwise_verdict.results.claim_figures import Figures, diverged_pairs, gather
 from headwise_verdict.results.claim_tests import (
     ClaimDecision,
@@ -37,7 +37,7 @@ from headwise_verdict.results.claim_tests import (
     same,
 )
 from headwise_verdict.results.intervals import ALPHA, JointIntervals, equivalence
-from headwise_verdict.results.records import DIVERGED, Claim, ClaimTest, Outcome, Premise
+from headwise_verdict.results.records import Claim, ClaimTest, Outcome, OutcomeNames, Premise
 
 if TYPE_CHECKING:
     from headwise_verdict.results.folder import StudyFolder
@@ -107,7 +107,7 @@ def judged_tests(study: StudyFolder, tests: Sequence[ClaimTest], effects: dict[s
 
 def _by_pairs(test: ClaimTest) -> bool:
     """Return whether McNemar's exact test applies; along an axis or against a level, divergence is a number."""
-    return test.outcome == DIVERGED and not test.along_axis and test.level is None
+    return test.outcome == OutcomeNames.DIVERGED and not test.along_axis and test.level is None
 
 
 def premised(premise: Premise, tests: list[JudgedTest], lost: Collection[str] = ()) -> JudgedPremise:

@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING
 from headwise_verdict.results.analysis_record import CriticalRate
 from headwise_verdict.results.folder import StudyFolder
 from headwise_verdict.results.intervals import ALPHA, JointIntervals, interval
-from headwise_verdict.results.records import DIVERGED, AxisRecord
+from headwise_verdict.results.records import AxisRecord, OutcomeNames
 
 if TYPE_CHECKING:
     from headwise_verdict.results.joint_flips import Table
-
-
-RATE = "learning_rate"
-
-
-def is_of_rates(axis: AxisRecord) -> bool:
-    """Return whether an axis is of learning rates."""
-    return axis.name.rpartition(".")[2] == RATE and min(axis.values) > 0
 
 
 def critical_rate(rates: list[float], diverged: list[float | None]) -> float:
@@ -42,7 +34,10 @@ def by_seed(study: StudyFolder, axis: AxisRecord) -> list[float]:
     """Return log10 of the critical rate along an axis of learning rates for every seed; NaN where it is unknown."""
     order = sorted(range(len(axis.values)), key=lambda at: axis.values[at])
     rates = [axis.values[at] for at in order]
-    return [critical_rate(rates, [study.figure(axis.arms[at], seed, DIVERGED) for at in order]) for seed in study.seeds]
+    return [
+        critical_rate(rates, [study.figure(axis.arms[at], seed, OutcomeNames.DIVERGED) for at in order])
+        for seed in study.seeds
+    ]
 
 
 def critical_rates(study: StudyFolder) -> list[CriticalRate]:
@@ -52,7 +47,7 @@ def critical_rates(study: StudyFolder) -> list[CriticalRate]:
     """
     import numpy as np
 
-    axes = [axis for axis in study.study.axes if is_of_rates(axis) and not study.copies.keys() & set(axis.arms)]
+    axes = [axis for axis in study.study.axes if axis.of_rates and not study.copies.keys() & set(axis.arms)]
     swept = {arm for axis in axes for arm in axis.arms}
     if not any(run.status == "diverged" and run.arm in swept for run in study.runs.values()):
         return []

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from headwise_verdict.files.errors import count
 from headwise_verdict.results.analysis_record import Difference
-from headwise_verdict.results.answer import count
 from headwise_verdict.results.folder import StudyFolder
 from headwise_verdict.results.intervals import (
     ALPHA,

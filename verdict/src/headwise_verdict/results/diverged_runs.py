@@ -10,7 +10,7 @@ from headwise_verdict.results.differences import without_a_verdict
 from headwise_verdict.results.folder import StudyFolder
 from headwise_verdict.results.intervals import ALPHA
 from headwise_verdict.results.joint_flips import joint_pairs_test
-from headwise_verdict.results.records import DIVERGED
+from headwise_verdict.results.records import OutcomeNames
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def divergence_tests(study: StudyFolder) -> dict[str, DivergenceTest]:
 
 
 def _minus(study: StudyFolder, arm: str, seed: int) -> float:
-    ours, base = (study.figure(name, seed, DIVERGED) for name in (arm, study.baseline))
+    ours, base = (study.figure(name, seed, OutcomeNames.DIVERGED) for name in (arm, study.baseline))
     return float("nan") if ours is None or base is None else ours - base
 
 

@@ -14,11 +14,11 @@ from headwise_verdict.results.copies import Trace, copied, same_start
 from headwise_verdict.results.digests import RESULT, broken_seal, damage, digest_of
 from headwise_verdict.results.health_records import Line, read_health
 from headwise_verdict.results.records import (
-    DIVERGED,
     MAPS,
     CellRecord,
     EpochLine,
     MapsRecord,
+    OutcomeNames,
     RunEntry,
     RunResult,
     StudyRecord,
@@ -140,7 +140,7 @@ class StudyFolder:
         run = self.runs.get((arm, seed))
         if run is None:
             return None
-        if name == DIVERGED:
+        if name == OutcomeNames.DIVERGED:
             return float(run.status == "diverged") if run.result else None
         if run.status == "diverged" and name == self.study.primary:
             return self.study.failure

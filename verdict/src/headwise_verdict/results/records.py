@@ -13,18 +13,21 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# costs (seconds, bytes, counts, operations) do not measure quality
-COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters", "flops_per_step", "inference_seconds_per_example")
-# whether a run diverged: claims may name it, but no run writes it as a figure
-DIVERGED = "diverged"
-# log10 of the learning rate at which a seed's runs begin to diverge along a sweep; defined for sweeps, not for arms
-CRITICAL_RATE = "critical_rate"
-# root mean square of the change of the parameters that an arm's methods added, and its ratio to the root mean square
-# of their initial values; only for arms whose methods learn parameters
-MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
 
-# steps until the smoothed training loss reaches the task's goal, and spikes of the loss in 1,000 steps
-STEPS_TO_GOAL, SPIKES = "training/steps_to_goal", "training/spikes"
+class OutcomeNames:
+    """The names of outcomes that a run or a study may have whatever its task measures."""
+
+    # costs (seconds, bytes, counts, operations), each of the outcome cost/<name>, do not measure quality
+    COSTS = ("seconds_per_step", "peak_memory_bytes", "parameters", "flops_per_step", "inference_seconds_per_example")
+    # whether a run diverged: claims may name it, but no run writes it as a figure
+    DIVERGED = "diverged"
+    # log10 of the learning rate at which a seed's runs begin to diverge along a sweep; defined for sweeps, not for arms
+    CRITICAL_RATE = "critical_rate"
+    # root mean square of the change of the parameters that an arm's methods added, and its ratio to the root mean
+    # square of their initial values; only for arms whose methods learn parameters
+    MOVED, MOVED_RELATIVE = "methods/moved", "methods/moved_relative"
+    # steps until the smoothed training loss reaches the task's goal, and spikes of the loss in 1,000 steps
+    STEPS_TO_GOAL, SPIKES = "training/steps_to_goal", "training/spikes"
 
 
 def words_of(name: str) -> str:
@@ -94,6 +97,11 @@ class AxisRecord(StoredRecord):
     # the sweep as the user wrote it
     text: str = ""
 
+    @property
+    def of_rates(self) -> bool:
+        """Return whether it is an axis of learning rates."""
+        return self.name.rpartition(".")[2] == "learning_rate" and min(self.values) > 0
+
 
 class ClaimTest(StoredRecord):
     """What a claim predicts for one outcome of an arm or of a sweep.
@@ -132,12 +140,12 @@ class ClaimTest(StoredRecord):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> ClaimTest:
-        if self.outcome == DIVERGED and self.says == "inside":
+        if self.outcome == OutcomeNames.DIVERGED and self.says == "inside":
             raise ValueError(
-                f"{self.arm}: says='inside' does not apply to the outcome {DIVERGED!r}; use higher, lower, same, rises "
-                "or falls"
+                f"{self.arm}: says='inside' does not apply to the outcome {OutcomeNames.DIVERGED!r}; "
+                "use higher, lower, same, rises or falls"
             )
-        if self.outcome == CRITICAL_RATE and (
+        if self.outcome == OutcomeNames.CRITICAL_RATE and (
             self.along_axis or self.against_outcome or (self.against == "baseline" and self.level is None)
         ):
             raise ValueError(
@@ -149,11 +157,11 @@ class ClaimTest(StoredRecord):
             raise ValueError(f"{self.arm}: a level takes the place of another arm, such as {self.against}")
         if (self.against_outcome or self.level is not None) and self.along_axis:
             raise ValueError(f"{self.arm}: an axis is compared with neither another outcome nor a level")
-        if self.against_outcome and self.outcome == DIVERGED:
+        if self.against_outcome and self.outcome == OutcomeNames.DIVERGED:
             raise ValueError(f"{self.arm}: divergence is compared with no other outcome")
         if self.against_outcome and self.level is not None:
             raise ValueError(f"{self.arm}: it is compared with {self.against_outcome} or with {self.level:g}, not both")
-        is_number = self.outcome not in (DIVERGED, CRITICAL_RATE)
+        is_number = self.outcome not in (OutcomeNames.DIVERGED, OutcomeNames.CRITICAL_RATE)
         if self.by is not None and (self.says not in ("higher", "lower") or not is_number):
             raise ValueError(f"{self.arm}: by={self.by:g} applies to a number that is higher or lower")
         if self.by is not None and not self.level is self.effect is self.margin is None:
@@ -306,9 +314,9 @@ class StudyRecord(StoredRecord):
         if whole is not None:
             # an outcome of a table, which is declared with its evaluation: "eval/loss"
             return Outcome(name=name, label=whole.label, unit=whole.unit, higher_is_better=whole.higher_is_better)
-        if name == DIVERGED:
+        if name == OutcomeNames.DIVERGED:
             return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
-        if name == CRITICAL_RATE:
+        if name == OutcomeNames.CRITICAL_RATE:
             words = "critical learning rate (log10)"
             return Outcome(name=name, label=words, unit="decades", higher_is_better=True)
         if name.startswith("cost/"):
@@ -317,10 +325,10 @@ class StudyRecord(StoredRecord):
             return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
         if name.startswith("rates/"):
             return Outcome(name=name, label=words_of_rate(name))
-        if name == STEPS_TO_GOAL:
+        if name == OutcomeNames.STEPS_TO_GOAL:
             words = "steps to the goal of the training loss"
             return Outcome(name=name, label=words, unit="steps", higher_is_better=False)
-        if name == SPIKES:
+        if name == OutcomeNames.SPIKES:
             return Outcome(name=name, label="spikes of the training loss in 1,000 steps", higher_is_better=False)
         if name.startswith("watched/"):
             return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
