@@ -52,7 +52,8 @@ def _bidiagonalized(matrix: Tensor) -> tuple[Tensor, Tensor]:
             entry = 0.0
         else:
             left /= entry
-        beside = _orthogonal(turned @ left, vectors, step + 1)
+        # Without what the recurrence takes away first, one pass leaves an error that grows with each step.
+        beside = _orthogonal(torch.addmv(-entry * vectors[step], turned, left), vectors, step + 1)
         diagonal[step], above[step], size = entry, beside, step + 1
         # An entry of zero ends the search: the vectors so far span everything the start can reach.
         ended = size == columns or not entry or not beside
