@@ -7,14 +7,28 @@ import pytest
 import torch
 from headwise_papers.tasks import contrast
 from headwise_papers.tasks.contrast import Contrast
-from headwise_papers.tasks.image_views import RGB, YIQ, crop, flip, luma, recolour, turn_hue, view
+from headwise_papers.tasks.image_views import (
+    RGB,
+    YIQ,
+    crop,
+    crops,
+    draw_views,
+    flip,
+    hues,
+    luma,
+    recolour,
+    turn_hue,
+    view,
+)
 from headwise_papers.tasks.nt_xent import found, nt_xent
 from small_studies import carry
 
 from headwise.lab.experiments.arm import read_arm
+from headwise.lab.training.batches import make_batch
 from headwise.study import Study
 
 PLACE = "headwise_papers.tasks.contrast:Contrast"
+VIEWS = {"least_area": 0.2, "colour": 0.5, "grey": 0.2}
 TINY = {"dim": 16, "depth": 1, "heads": 2, "mlp_dim": 16, "batch_size": 32, "projection": 8}
 
 
@@ -39,9 +53,9 @@ def test_nt_xent_is_the_papers_formula():
 
 def test_a_crop_of_the_whole_image_is_the_image_and_a_smaller_one_lies_inside():
     images = torch.rand(4, 3, 32, 32, generator=seeded())
-    torch.testing.assert_close(crop(images, seeded(), 1.0)[0].shape, images[0].shape)
+    torch.testing.assert_close(crop(images, crops(torch.full((4, 4), 0.5), 1.0)), images, atol=1e-5, rtol=0)
     ramp = torch.linspace(0, 1, 32).expand(200, 3, 32, 32)
-    parts = crop(ramp, seeded(), 0.2)
+    parts = crop(ramp, crops(torch.rand(4, 200, generator=seeded()), 0.2))
     spans = parts[:, 0, 16, -1] - parts[:, 0, 16, 0]
     assert float(parts.min()) >= 0 and float(parts.max()) <= 1 and bool((spans > 0).all())
     # the sides of 0.2 to 1 of the area, by shapes of 3:4 to 4:3
@@ -53,7 +67,7 @@ def test_a_crop_of_the_whole_image_is_the_image_and_a_smaller_one_lies_inside():
 
 def test_half_of_the_images_are_mirrored_whole():
     images = torch.rand(400, 3, 4, 4, generator=seeded())
-    turned = flip(images, seeded())
+    turned = flip(images, draw_views(400, seeded(), **VIEWS).mirrored)
     mirrored = (turned == images.flip(-1)).flatten(1).all(1)
     assert bool((mirrored | (turned == images).flatten(1).all(1)).all())
     assert 160 < int(mirrored.sum()) < 240
@@ -63,42 +77,49 @@ def test_turning_the_hue_keeps_the_luma_and_a_whole_turn_the_image():
     torch.testing.assert_close(YIQ @ RGB, torch.eye(3), atol=1e-5, rtol=0)
     # colours near grey, which no turn takes out of range
     images = 0.5 + 0.1 * torch.rand(8, 3, 4, 4, generator=seeded())
-    turned = turn_hue(images, torch.full((8,), 0.3))
+    turned = turn_hue(images, hues(torch.full((8,), 0.3)))
     torch.testing.assert_close(luma(turned), luma(images), atol=1e-5, rtol=0)
     assert float((turned - images).abs().max()) > 0.01
-    torch.testing.assert_close(turn_hue(images, torch.ones(8)), images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(turn_hue(images, hues(torch.ones(8))), images, atol=1e-5, rtol=0)
     grey = luma(images).expand_as(images)
-    torch.testing.assert_close(turn_hue(grey, torch.full((8,), 0.3)), grey, atol=1e-5, rtol=0)
+    torch.testing.assert_close(turn_hue(grey, hues(torch.full((8,), 0.3))), grey, atol=1e-5, rtol=0)
 
 
 def test_colours_change_by_their_strength_and_stay_in_range():
     images = torch.rand(300, 3, 4, 4, generator=seeded())
-    torch.testing.assert_close(recolour(images, seeded(), 0.0), images, atol=1e-5, rtol=0)
-    changes = [(recolour(images, seeded(), strength) - images).abs().mean() for strength in (0.1, 0.5, 1.0)]
+
+    def recoloured(strength):
+        drawn = draw_views(300, seeded(), **(VIEWS | {"colour": strength}))
+        return turn_hue(recolour(images, drawn.factors), drawn.hues)
+
+    torch.testing.assert_close(recoloured(0.0), images, atol=1e-5, rtol=0)
+    changes = [(recoloured(strength) - images).abs().mean() for strength in (0.1, 0.5, 1.0)]
     assert changes == sorted(changes) and changes[0] > 0
-    strong = recolour(images, seeded(), 1.0)
+    strong = recoloured(1.0)
     assert float(strong.min()) >= 0 and float(strong.max()) <= 1
 
 
 def test_views_of_an_image_differ_repeat_by_seed_and_are_grey_at_their_share():
     images = torch.rand(500, 3, 8, 8, generator=seeded())
-    settings = {"least_area": 0.2, "colour": 0.5, "grey": 0.2}
     generator = seeded()
-    one, other = view(images, generator, **settings), view(images, generator, **settings)
-    assert not torch.equal(one, other) and torch.equal(one, view(images, seeded(), **settings))
+    one, other = (view(images, draw_views(500, generator, **VIEWS)) for _ in range(2))
+    assert not torch.equal(one, other) and torch.equal(one, view(images, draw_views(500, seeded(), **VIEWS)))
+    both = view(images.repeat(2, 1, 1, 1), draw_views(500, seeded(), views=2, **VIEWS))
+    assert torch.equal(both, torch.cat([one, other]))
     colourless = (one - luma(one)).abs().flatten(1).amax(1) < 1e-5
     assert 60 < int(colourless.sum()) < 140
-    plain = view(images, seeded(), least_area=1.0, colour=0.5, grey=0.0, jitter=0.0)
+    drawn = draw_views(500, seeded(), least_area=1.0, colour=0.5, grey=0.0, jitter=0.0)
+    plain = view(images, drawn)
     assert float((plain - images).abs().mean()) < float((one - images).abs().mean())
 
 
 def test_the_probe_sees_the_images_themselves_and_evaluation_the_same_views():
     images = torch.randint(256, (6, 3, 32, 32), generator=seeded(), dtype=torch.uint8)
     examples = (images, torch.arange(6))
-    probe = Contrast(**TINY, stage="probe").batch(examples, seeded())
+    probe = make_batch(Contrast(**TINY, stage="probe"), examples, seeded())
     torch.testing.assert_close(probe.inputs[0], images.float() / 127.5 - 1)
     task = Contrast(**TINY)
-    drawn, again, other = task.batch(examples, None), task.batch(examples, None), task.batch(examples, seeded(3))
+    drawn, again, other = (make_batch(task, examples, drawn) for drawn in (None, None, seeded(3)))
     assert torch.equal(drawn.inputs[0], again.inputs[0]) and not torch.equal(drawn.inputs[0], drawn.inputs[1])
     assert not torch.equal(drawn.inputs[0], other.inputs[0])
     assert float(drawn.inputs[0].min()) >= -1 and float(drawn.inputs[0].max()) <= 1

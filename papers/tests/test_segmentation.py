@@ -14,6 +14,8 @@ from sklearn.metrics import jaccard_score
 from small_studies import carry
 from torch.nn import functional as F
 
+from headwise.lab.training.batches import make_batch
+
 VOID = 11
 
 
@@ -197,7 +199,7 @@ def test_methods_act_in_both_phases_and_images_are_enlarged_and_mirrored(scenes,
     task = PRETRAINED.task
     assert [(phase.name, phase.methods) for phase in task.phases()] == [("pretrain", True), ("segment", True)]
     pretraining = task.model_copy(update=task.phases()[0].changes)
-    found = pretraining.batch(pretraining.data("pretrain"), torch.Generator().manual_seed(0))
+    found = make_batch(pretraining, pretraining.data("pretrain"), torch.Generator().manual_seed(0))
     assert found.inputs.shape == (200, 3, 80, 80) and pretraining.steps == task.pretrain_steps
     bright = 2 * found.targets / 127.5 - 1
     left, right = found.inputs[:, 0, 40, 10], found.inputs[:, 0, 40, 70]

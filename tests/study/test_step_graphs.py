@@ -12,6 +12,7 @@ from tiny_task import Tiny
 import headwise
 from headwise.attend.core.held_keys import HeldKeys
 from headwise.attend.core.method import REGISTRY
+from headwise.lab.training.batches import make_batch
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import WARM, Obstacles, StepGraphs, captures
 from headwise.lab.training.train import Training, train_epoch
@@ -70,6 +71,29 @@ def test_so_do_other_recipes(settings):
     (losses, state, _), (again, others, training) = runs
     assert training.graphs.captured
     assert losses == again and all(map(torch.equal, state, others))
+
+
+class Drawn(Tiny):
+    """Draw the noise of its images apart, in parts of several shapes and kinds."""
+
+    def draw(self, count, generator):
+        noise = torch.randn(count, 1, 4, 4, generator=generator)
+        return {"noise": (noise, torch.tensor(0.1)), "none": None}
+
+    def transform(self, inputs, drawn):
+        return inputs if drawn is None else inputs + drawn["noise"][1] * drawn["noise"][0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_is_drawn_before_an_epoch_is_what_its_batches_would_draw(monkeypatch, accumulation):
+    losses, state, _ = train(None, captured=False, accumulation=accumulation)
+    monkeypatch.setitem(globals(), "Tiny", Drawn)
+    for captured in (False, True):
+        again, others, training = train(None, captured, accumulation=accumulation)
+        assert losses == again and all(map(torch.equal, state, others))
+    examples = training.task.data("train")
+    assert not torch.equal(make_batch(training.task, examples, torch.Generator()).inputs, examples[0])
+    assert torch.equal(make_batch(training.task, examples, None).inputs, examples[0])
 
 
 def test_steps_with_readings_are_not_captured_and_read_the_same():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, described, files, prepare, read
-from headwise_papers.tasks.image_views import view
+from headwise_papers.tasks.image_views import View, draw_views, view
 from headwise_papers.tasks.nt_xent import found, nt_xent
 
 SOURCE = SOURCES["cifar10"]
@@ -70,15 +70,20 @@ class Contrast(Task):
             return None
         return read(SOURCE, split, self.folder)
 
-    def batch(self, examples: tuple[Tensor, Tensor], generator: torch.Generator | None) -> Batch:
+    def draw(self, count: int, generator: torch.Generator) -> View | None:
+        """Return the draws of two views of `count` images; the probe has none."""
+        settings = self.model_dump(include={"least_area", "colour", "grey"})
+        return None if self.stage == "probe" else draw_views(count, generator, views=2, **settings)
+
+    def batch(self, examples: tuple[Tensor, Tensor], drawn: View | None) -> Batch:
         """Return two views of each image, or for the probe the image itself, in [-1, 1]."""
         images, labels = examples[0].float() / 255, examples[1]
-        if self.stage == "probe":
+        if drawn is None:
+            # evaluation uses random views too, the same in every pass
+            drawn = self.draw(len(labels), torch.Generator().manual_seed(0))
+        if drawn is None:
             return Batch((2 * images - 1,), labels)
-        # evaluation uses random views too, the same in every pass
-        view_generator = generator or torch.Generator().manual_seed(0)
-        settings = self.model_dump(include={"least_area", "colour", "grey"})
-        return Batch(tuple(2 * view(images, view_generator, **settings) - 1 for _ in range(2)), labels)
+        return Batch((2 * view(images.repeat(2, 1, 1, 1), drawn) - 1).chunk(2), labels)
 
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         """Return NT-Xent of two views, or the probe's cross entropy, in nats."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -15,6 +15,8 @@ from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, Visi
 from headwise_papers.data.cifar import SOURCES, described, prepare, read
 from headwise_papers.tasks.top_k import in_top
 
+# pixels of an image's side
+SIDE = 32
 # largest shift of a crop in pixels, as is usual for CIFAR
 SHIFT = 4
 
@@ -77,7 +79,7 @@ class DeiT(Task):
     def model(self) -> VisionTransformer:
         """Return the transformer."""
         shape = self.model_dump(include={"dim", "depth", "heads", "mlp_dim", "patch"})
-        return VisionTransformer(classes=10, image_size=32, head_dim=self.dim // self.heads, **shape)
+        return VisionTransformer(classes=10, image_size=SIDE, head_dim=self.dim // self.heads, **shape)
 
     def phases(self) -> list[Phase]:
         """Return the single phase, or with `adapt` the training of a plain model and its adaptation."""
@@ -97,11 +99,15 @@ class DeiT(Task):
             return None
         return read(SOURCES["cifar10"], split, self.folder)
 
-    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+    def draw(self, count: int, generator: torch.Generator) -> Moves | None:
+        """Return how `count` training images are flipped and shifted, with `augment`."""
+        return draw_moves(count, SIDE, generator) if self.augment else None
+
+    def batch(self, examples: Any, drawn: Moves | None) -> Batch:
         """Return images scaled to [-1, 1]; in training with `augment`, flipped and shifted at random."""
         images, classes = examples
         images = images.float().div_(127.5).sub_(1.0)
-        return Batch(moved(images, generator) if self.augment and generator is not None else images, classes)
+        return Batch(images if drawn is None else moved(images, drawn), classes)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats, with label smoothing if set."""
@@ -125,15 +131,24 @@ class DeiT(Task):
         prepare(SOURCES["cifar10"], self.folder, tell)
 
 
-def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images (B, C, S, S), half of them flipped and all shifted by up to 4 pixels; new pixels are -1, black."""
-    count, size = len(images), images.shape[-1]
-    flips = torch.rand(count, generator=generator) < 0.5
-    moves = torch.randint(2 * SHIFT + 1, (2, count), generator=generator)
-    padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
+class Moves(NamedTuple):
+    """The rows and the columns (B, S) of padded images that moved ones show."""
+
+    rows: Tensor
+    columns: Tensor
+
+
+def draw_moves(count: int, size: int, generator: torch.Generator) -> Moves:
+    """Return random moves of images (count, C, size, size): half are flipped, all shifted by up to 4 pixels."""
+    flips = torch.rand(count, 1, generator=generator) < 0.5
+    down, right = torch.randint(2 * SHIFT + 1, (2, count, 1), generator=generator)
     positions = torch.arange(size)
-    rows = (moves[0][:, None] + positions).to(images.device)
-    columns = moves[1][:, None] + torch.where(flips[:, None], size - 1 - positions, positions)
-    columns = columns.to(images.device)
-    samples = torch.arange(count, device=images.device)[:, None, None]
+    return Moves(down + positions, right + torch.where(flips, size - 1 - positions, positions))
+
+
+def moved(images: Tensor, moves: Moves) -> Tensor:
+    """Return images (B, C, S, S), flipped and shifted; new pixels are -1, black."""
+    rows, columns = (part.to(images.device) for part in moves)
+    padded = F.pad(images, (SHIFT,) * 4, value=-1.0)
+    samples = torch.arange(len(images), device=images.device)[:, None, None]
     return padded.movedim(1, -1)[samples, rows[:, :, None], columns[:, None]].movedim(-1, 1).contiguous()

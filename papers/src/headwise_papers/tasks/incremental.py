@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from headwise.lab.experiments.evaluation import Sums
 from headwise.study import Batch, DataSet, Evaluation, Metric, Phase, Task, VisionTransformer
 from headwise_papers.data.cifar import SOURCES, described, prepare, read
-from headwise_papers.tasks.deit import moved
+from headwise_papers.tasks.deit import SIDE, Moves, draw_moves, moved
 
 TASKS, EACH = 5, 20
 
@@ -77,11 +77,15 @@ class Incremental(Task):
         chosen = torch.cat([(places // EACH == one).nonzero()[:most, 0] for one in tasks])
         return images[chosen], places[chosen]
 
-    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+    def draw(self, count: int, generator: torch.Generator) -> Moves | None:
+        """Return how `count` training images are flipped and shifted, with `augment`."""
+        return draw_moves(count, SIDE, generator) if self.augment else None
+
+    def batch(self, examples: Any, drawn: Moves | None) -> Batch:
         """Return images scaled to [-1, 1]; in training with `augment`, flipped and shifted at random."""
         images, places = examples
         images = images.float().div_(127.5).sub_(1.0)
-        return Batch(moved(images, generator) if self.augment and generator is not None else images, places)
+        return Batch(images if drawn is None else moved(images, drawn), places)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats over the classes of each image's own task."""

@@ -54,13 +54,17 @@ class PretrainedScenes(StreetScenes):
         """Return the examples of a split; those of "pretrain" are images (N, 3, 32, 32) as bytes and classes (N,)."""
         return cifar.read(SOURCE, "train", self.folder) if split == "pretrain" else super().data(split)
 
-    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+    def draw(self, count: int, generator: torch.Generator) -> Any:
+        """Return the generator for street scenes, or while pretraining which of `count` images are mirrored."""
+        return generator if self.stage == "segment" else torch.rand(count, generator=generator) < 0.5
+
+    def batch(self, examples: Any, drawn: Any) -> Batch:
         """Return the street scenes' batch, or while pretraining enlarged images in [-1, 1], mirrored at random."""
         if self.stage == "segment":
-            return super().batch(examples, generator)
+            return super().batch(examples, drawn)
         images, classes = examples[0].float().div_(127.5).sub_(1.0), examples[1]
-        if generator is not None:
-            images = flip(images, generator)
+        if drawn is not None:
+            images = flip(images, drawn)
         return Batch(F.interpolate(images, (self.pretrain_side,) * 2, mode="bilinear"), classes)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:

@@ -95,10 +95,19 @@ class Task(Recipe, Subject, ABC):
         split.
         """
 
-    def batch(self, examples: Any, generator: torch.Generator | None) -> Batch:
+    def draw(self, count: int, generator: torch.Generator) -> Any:
+        """Return what `batch` and `transform` are given as their second argument for `count` training examples.
+
+        By default the generator itself, from which they draw. A task that returns tensors instead, or a tuple or dict
+        of tensors, has those of a whole epoch drawn on the CPU before its first step, and they are copied to the
+        device together: batches that are made from them wait for no copy. The generator is one of the CPU.
+        """
+        return generator
+
+    def batch(self, examples: Any, generator: Any) -> Batch:
         """Return a batch of `examples`, a part of `data`; `generator` provides random draws and is None in evaluation.
 
-        To change the inputs alone, write `transform` instead.
+        It is what `draw` returned, by default a torch.Generator. To change the inputs alone, write `transform` instead.
         """
         if isinstance(examples, dict):
             inputs = {name: part for name, part in examples.items() if name != "labels"}
@@ -111,8 +120,8 @@ class Task(Recipe, Subject, ABC):
         inputs, targets = examples
         return Batch(self.transform(inputs, generator), targets)
 
-    def transform(self, inputs: Any, generator: torch.Generator | None) -> Any:
-        """Return the inputs of a batch as the model takes them; augmentation draws from `generator`."""
+    def transform(self, inputs: Any, generator: Any) -> Any:
+        """Return the inputs of a batch as the model takes them; augmentation draws from `generator`, as in `batch`."""
         return inputs
 
     def lengths(self, examples: Any) -> Tensor | None:

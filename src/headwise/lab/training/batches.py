@@ -178,9 +178,42 @@ def first_batch(task: Task, examples: Examples, count: int) -> Examples:
     return first(head, int((padded <= task.tokens_per_batch).sum()))
 
 
-def make_batch(task: Task, examples: Examples, generator: torch.Generator | None, own: Any = None) -> Batch:
-    """Return a batch made by the task, or by an evaluation's function `own`; raise StudyError for another type."""
-    batch: Any = (own or task.batch)(examples, generator)
+def draw_epoch(task: Task, sizes: list[list[int]], generator: torch.Generator, device: torch.device) -> list[list[Any]]:
+    """Return what the task draws for the batches of each step, of the given sizes, on the device.
+
+    It is drawn batch by batch on the CPU, and copied at once.
+    """
+    drawn = iter(_moved_at_once([task.draw(count, generator) for step in sizes for count in step], device))
+    return [[next(drawn) for _ in step] for step in sizes]
+
+
+def _moved_at_once(parts: list[Any], device: torch.device) -> list[Any]:
+    """Return structures that are built alike on a device, with one copy for each tensor of a structure."""
+    one = parts[0]
+    if isinstance(one, Tensor):
+        flat = torch.cat([part.flatten() for part in parts]).to(device).split([part.numel() for part in parts])
+        return [values.view(part.shape) for values, part in zip(flat, parts, strict=True)]
+    if isinstance(one, dict):
+        named = {key: _moved_at_once([part[key] for part in parts], device) for key in one}
+        return [{key: column[at] for key, column in named.items()} for at in range(len(parts))]
+    if isinstance(one, (tuple, list)):
+        columns = [_moved_at_once(list(column), device) for column in zip(*parts, strict=True)]
+        return [_like(one, list(row)) for row in zip(*columns, strict=True)]
+    return parts
+
+
+def make_batch(task: Task, examples: Examples, drawn: Any, own: Any = None) -> Batch:
+    """Return a batch made by the task, or by an evaluation's function `own`; raise StudyError for another type.
+
+    Args:
+        task: whose batch it is.
+        examples: of the batch.
+        drawn: what the task drew for the batch, or a generator from which it draws now; None in evaluation.
+        own: makes the batch instead of the task's `batch`.
+    """
+    if isinstance(drawn, torch.Generator):
+        drawn = move(task.draw(size(examples), drawn), place(examples))
+    batch: Any = (own or task.batch)(examples, drawn)
     if not isinstance(batch, Batch):
         raise StudyError(
             f"{type(task).__name__}.batch returned {describe(batch)}; return headwise.study.Batch(inputs, targets). "

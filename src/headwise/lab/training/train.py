@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from headwise.lab.experiments.configuration import derive
 from headwise.lab.experiments.evaluation import Batch
 from headwise.lab.experiments.task import Task, has_mean_metric
-from headwise.lab.training.batches import Examples, describe, make_batch, place, run_model, size, take, training_batches
+from headwise.lab.training.batches import (
+    Examples,
+    describe,
+    draw_epoch,
+    make_batch,
+    place,
+    run_model,
+    size,
+    take,
+    training_batches,
+)
 from headwise.lab.training.course import Course
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.evaluation_graphs import EvaluationGraphs
@@ -102,15 +112,18 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     # other's draws
     steps = _steps(training, examples, epoch)
     augment = torch.Generator().manual_seed(derive(seed, "augment", epoch, rank))
+    # before the first step, so that none waits for a copy
+    sizes = [[max(1, len(range(rank, len(index), world))) for index in group] for group in steps]
+    drawn = draw_epoch(training.task, sizes, augment, place(examples))
     torch.manual_seed(derive(seed, "model", epoch, rank))
     # loss, metric and weight of each step
     measured = torch.full((3, len(steps)), float("nan"), device=place(examples))
     training.model.train()
     start, done = time.perf_counter(), 0
     training.clock.apart = {"steps": 0, "seconds": 0.0}
-    for done, group in enumerate(steps, 1):
+    for done, (group, draws) in enumerate(zip(steps, drawn, strict=True), 1):
         with counted(training.clock, training.watch, training.accelerator.device, training.step + done) as measures:
-            loss, metric, weight = _step(training, examples, group, augment, training.step + done, measures)
+            loss, metric, weight = _step(training, examples, group, draws, training.step + done, measures)
         for slot, number in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
             # assigning a Python number would copy it to the device and wait for it
             slot.copy_(number) if isinstance(number, Tensor) else slot.fill_(number)
@@ -155,19 +168,20 @@ def _step(
     training: Training,
     examples: Examples,
     group: tuple[Tensor, ...],
-    augment: torch.Generator,
+    drawn: list[Any],
     number: int,
     measures: bool = False,
 ) -> tuple[Tensor, Tensor | float, Tensor | float]:
     """Take optimizer step `number`, counted from 1 over the run, on its batches; return loss, metric and weight.
 
+    `drawn` is what the task drew for each batch.
     A step that `measures`, by a reading or otherwise, is never captured.
     """
     task, accelerator, regularized = training.task, training.accelerator, training.regularized
     world, rank = accelerator.num_processes, accelerator.process_index
     # a process without examples takes one with weight 0, because all processes must synchronize after every step
     own = [index[rank::world] if len(index) > rank else index[:1] for index in group] if world > 1 else group
-    batches = [make_batch(task, take(examples, index), augment) for index in own]
+    batches = [make_batch(task, take(examples, index), draws) for index, draws in zip(own, drawn, strict=True)]
     shares, weight = _shares(training, group, batches)
     if training.rates is not None:
         training.rates.before_step(number - 1 - training.first_step)
