@@ -127,8 +127,18 @@ PROCESSORS, L2_BYTES, TF32, SMALL = 132, 75e9, 1.7e12, 180e-6
 CUT_ROWS = 64
 # The share of attention's rate at which products of stored weights run: they compute nothing else.
 STORED = 0.7
-# methods with kernels that serve all layers at once
-GROUPED = ("NuclearDecay", "ProductDecay", "QKRates", "SigmaReparam", "SpectralCap", "SpectralNorm", "WeightNorm")
+# Methods with kernels that serve all layers at once. A reading reads the weights of all layers together, and most
+# layers have one before them.
+GROUPED = (
+    "watch",
+    "NuclearDecay",
+    "ProductDecay",
+    "QKRates",
+    "SigmaReparam",
+    "SpectralCap",
+    "SpectralNorm",
+    "WeightNorm",
+)
 # Kernels of our other operators, where they are more than one.
 LAUNCHES = {
     "norm_rows_backward": 2,
@@ -143,6 +153,7 @@ LAUNCHES = {
     "spectral_scale": 2,
     "spectral_slopes": 2,
     "spectral_iteration": 3,
+    "read_tokens": 2,
     # of numbers in half precision: counts set to 0, two passes, and what they leave
     "medians": 4,
 }
@@ -209,6 +220,10 @@ class Counter(FakeCuda):
         # So are stacked weights, or the gradient of them.
         if name.startswith("spectral_"):
             moved += _bytes(inputs[0])
+        # Parts of sums over tokens are written and read.
+        if name == "read_tokens":
+            batch, tokens, size = args[0].shape
+            moved += 2 * batch * figures_by_kernels.token_parts(batch, tokens) * size * (8 + 4)
         # Rows of weights, and their gradients, are read for sums first.
         if name in ("scaled_rows", "row_slopes"):
             moved += _bytes(inputs[0]) * (2 if name == "row_slopes" else 1)

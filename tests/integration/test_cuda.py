@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from headwise.attend.attention.overlap import head_overlap
 from headwise.attend.attention.second_derivatives import overlap_by_matrix
 from headwise.attend.core.method import REGISTRY
 from headwise.attend.core.random_draws import normal, uniform
-from headwise.health.statistics import Queries, Reading, RowFigures
+from headwise.health.statistics import Queries, Reading, RowFigures, read
 from headwise.health.statistics.figures_by_kernels import FIGURES, by_kernels
 from headwise.testing.calls import attend_with
 
@@ -268,6 +269,23 @@ def test_the_kernels_of_a_reading_give_the_figures_of_the_pytorch_form(causal, r
             want, have = (torch.where(queries.counts > 1, x, 0.0) for x in (want, have))
         bound = 2e-3 if dtype == torch.bfloat16 and name in ("roughness", "descent") else 1e-4
         assert (want - have).abs().max() <= bound * want.abs().max(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_kernels_of_tokens_give_the_figures_of_the_pytorch_form(padded, dtype):
+    x = torch.randn(5, 333, 768, device="cuda", dtype=dtype) + 0.5
+    q = torch.zeros(5, 1, 333, 16, device="cuda")
+    lengths = torch.tensor([333, 200, 1, 0, 77], device="cuda")
+    real = (torch.arange(333, device="cuda") < lengths[:, None]) if padded else None
+    names = ["token_cosine", "high_frequency", "stream_cosine", "stream_high_frequency", "massive_activations"]
+    given = Reading(q, q, q, hidden=x, stream=x * 2, real_queries=real)
+    found = read(given, names)
+    assert len(given.kept) == 2
+    # The kernels leave fp64 to the PyTorch form.
+    right = read(replace(given, hidden=x.double(), stream=(x * 2).double()), names)
+    for name in names:
+        assert torch.allclose(found[name].value(), right[name].value(), rtol=1e-5, atol=1e-6), name
 
 
 @pytest.mark.parametrize("name", [None, *NAMES])

@@ -67,6 +67,10 @@ def errors(given, rows):
     queries = Queries.of(given, rows, torch.Generator().manual_seed(1))
     needs = set(figures_by_kernels.FIGURES) - (set() if given.text else {"on_text"})
     before = layer_before(given)
+    if rows is None and given.batch > 1:
+        # as in a model whose layers are read one after another
+        figures_by_kernels.by_kernels(before, Queries.of(before), {"entropy"})
+        assert "lse" in before.kept
     if not given.self_attention:
         needs -= {"roughness", "descent", "distance"}
     found = figures_by_kernels.by_kernels(given, queries, needs, before)

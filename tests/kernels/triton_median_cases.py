@@ -11,8 +11,8 @@ import sys
 import torch
 from triton_process import compiled_instead_of_launched
 
-from headwise.attend.core import triton_medians
-from headwise.attend.core.medians import row_medians
+from headwise.numerics import triton_medians
+from headwise.numerics.medians import row_medians
 
 ROWS = {
     "normal": lambda *shape: torch.randn(shape),

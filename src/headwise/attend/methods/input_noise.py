@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.attend import projections
 from headwise.attend.core import Call, Method, MethodState, Site, random_draws
-from headwise.attend.core.medians import row_medians
+from headwise.numerics.medians import row_medians
 
 
 class InputNoise(Method):

@@ -1,4 +1,4 @@
-"""The figures of rows, of columns and of pairs of heads by Triton kernels, on CUDA."""
+"""The figures of rows, of columns, of pairs of heads and of tokens by Triton kernels, on CUDA."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ FIGURES = frozenset({*OF_ROWS, "columns", *OF_PAIRS})
 # The largest number of heads of both layers whose products a kernel computes.
 LARGEST_HEADS = 64
 LARGEST_SIZE = 256
+# The dtypes that the kernels read, the widest tokens, and programs that keep the largest GPUs busy.
+DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+WIDEST = 8192
+PROGRAMS = 264
 
 
 def by_kernels(
@@ -49,7 +53,7 @@ def _readable(reading: Reading) -> bool:
         plain
         and reading.factor > 0
         and len(kinds) == 1
-        and kinds <= {torch.float32, torch.float16, torch.bfloat16}
+        and kinds <= DTYPES
         and all(x.numel() > 0 and x.shape[-1] <= LARGEST_SIZE and reading.heads % x.shape[1] == 0 for x in tensors)
     )
 
@@ -72,6 +76,9 @@ def _read(reading: Reading, queries: Queries, needs: set[str], previous: Reading
     )  # fmt: skip
     figures = {name: written[at] for at, name in enumerate(OF_ROWS) if name in needs}
     lse = written[OF_ROWS.index("lse")]
+    if not queries.sampled:
+        # A copy, because the other figures need not be kept until the layer after is read.
+        reading.kept["lse"] = lse.clone()
     if "columns" in needs:
         figures["columns"] = read_columns(
             reading.q, reading.k, mask, queries.counts, queries.valid, lse, *common, reading.factor
@@ -79,6 +86,26 @@ def _read(reading: Reading, queries: Queries, needs: set[str], previous: Reading
     if needs & set(OF_PAIRS):
         figures |= _of_pairs(reading, queries, needs, previous, mask, lse)
     return figures
+
+
+def of_tokens(reading: Reading, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return of each sample the mean cosine of pairs of tokens, ‖x − mean‖_F/‖x‖_F and the largest |x|, each (B,) fp32.
+
+    `tokens` (B,T,C) are a tensor of the reading, of which padding is left out. Figures without a number are NaN.
+    None where no kernel computes them.
+    """
+    fits = tokens.dtype in DTYPES and tokens.numel() > 0 and tokens.shape[-1] <= WIDEST
+    if not (fits and kernels_run_on(tokens.device)):
+        return None
+    if id(tokens) not in reading.kept:
+        reading.kept[id(tokens)] = read_tokens(tokens, reading.real_queries)
+    cosine, share, largest = reading.kept[id(tokens)]
+    return cosine, share, largest
+
+
+def token_parts(batch: int, tokens: int) -> int:
+    """Return in how many parts the kernels read the tokens of a sample."""
+    return max(1, min(PROGRAMS // batch, -(-tokens // 16)))
 
 
 def _mask(reading: Reading, queries: Queries) -> Tensor | None:
@@ -97,11 +124,14 @@ def _of_pairs(
         mask_before, factor = _mask(previous, queries), previous.factor
         # The same rows count in both layers.
         valid = queries.valid.amax(1, keepdim=True)
-        written = read_rows(
-            previous.q, previous.k, None, mask_before, queries.counts[:, :1], valid, None,
-            *common, factor, [], False, False,
-        )  # fmt: skip
-        before = [previous.q, previous.k, written[OF_ROWS.index("lse")], valid]
+        lse_before = None if queries.sampled else previous.kept.get("lse")
+        if lse_before is None:
+            written = read_rows(
+                previous.q, previous.k, None, mask_before, queries.counts[:, :1], valid, None,
+                *common, factor, [], False, False,
+            )  # fmt: skip
+            lse_before = written[OF_ROWS.index("lse")]
+        before = [previous.q, previous.k, lse_before, valid]
     inner = read_products(
         reading.q, reading.k, mask, queries.counts, queries.valid, lse, before, mask_before,
         *common, reading.factor, factor,
@@ -183,3 +213,16 @@ def _(
 ) -> Tensor:  # fmt: skip
     heads = q.shape[1] + (before[0].shape[1] if before else 0)
     return q.new_empty(q.shape[0], heads, heads, dtype=torch.float32)
+
+
+@torch.library.custom_op("headwise::read_tokens", mutates_args=())
+def read_tokens(tokens: Tensor, real: Tensor | None) -> Tensor:
+    """Return three figures of the tokens of each sample, (3, B) in fp32: see `triton_tokens.figures`."""
+    from headwise.health.statistics import triton_tokens
+
+    return triton_tokens.figures(tokens, real, token_parts(*tokens.shape[:2]))
+
+
+@read_tokens.register_fake
+def _(tokens: Tensor, real: Tensor | None) -> Tensor:
+    return tokens.new_empty(3, tokens.shape[0], dtype=torch.float32)

@@ -114,6 +114,9 @@ class Reading:
     edit: Callable[[Tensor, LogitBlock], Tensor] | None = None
     known_bound: float | None = None
     text: slice | None = None
+    # What kernels have read of it and are asked for again: by "lse" the log-sum-exp of every row, and by the id of a
+    # tensor of tokens its figures. A reading with other tensors has none of them.
+    kept: dict[str | int, Tensor] = field(default_factory=dict, repr=False, init=False)
 
     def __post_init__(self) -> None:
         for name in TENSORS:

@@ -5,10 +5,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from headwise.health.statistics.figures_by_kernels import of_tokens
 from headwise.health.statistics.reading import Reading, SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.statistic import OfLayer, Statistic
 from headwise.health.statistics.tally import Tally
+from headwise.numerics.medians import row_medians
 from headwise.numerics.precision import directions, magnitude
 
 
@@ -110,6 +112,8 @@ class OfCosines(OfTokens):
 
     def tally(self, rows: RowFigures) -> Tally:
         reading, tokens = rows.reading, self.tokens(rows.reading)
+        if (found := of_tokens(reading, tokens)) is not None:
+            return Tally.over_samples(found[0][:, None])
         # (‖Σ x̂_i‖² − T) / (T(T − 1))
         unit = directions(reading.without_padding(tokens))
         together = unit.sum(1).square().sum(-1)
@@ -132,6 +136,8 @@ class OfHighFrequency(OfTokens):
 
     def tally(self, rows: RowFigures) -> Tally:
         reading, tokens = rows.reading, self.tokens(rows.reading)
+        if (found := of_tokens(reading, tokens)) is not None:
+            return Tally.over_samples(found[1][:, None])
         x, padded = reading.without_padding(tokens), reading.real_queries is not None
         x = x / magnitude(x, (1, 2))
         real = reading.real_of(tokens) if padded else None
@@ -232,16 +238,22 @@ class MassiveActivations(OfTokens):
 
     def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
-        size = self.tokens(reading).abs()
-        largest = size
-        if (real := reading.real_queries) is not None:
-            largest = size.masked_fill(~real[..., None], 0)
-            size = size.masked_fill(~real[..., None], torch.nan)
-        # The median in the stream's own dtype converts exactly to fp32. It is NaN if all tokens are padding; a ratio of
-        # NaN with a finite median comes from diverged activations and is kept.
-        median = size.flatten(1).nanmedian(-1).values.float()
-        most = largest.flatten(1).amax(-1).float()
+        stream, real = self.tokens(reading), reading.real_queries
+        found = None if real is not None else of_tokens(reading, stream)
+        if found is not None:
+            # torch's median of the rows of a matrix is one block's work for each row on CUDA.
+            most, median = found[2], row_medians(stream.abs().flatten(1))
+        else:
+            size = stream.abs()
+            largest = size
+            if real is not None:
+                largest = size.masked_fill(~real[..., None], 0)
+                size = size.masked_fill(~real[..., None], torch.nan)
+            # The median in the stream's own dtype converts exactly to fp32. It is NaN if all tokens are padding.
+            median = size.flatten(1).nanmedian(-1).values.float()
+            most = largest.flatten(1).amax(-1).float()
         # A ratio of finite numbers is finite: infinity means a divergence.
         ratio = torch.where(most.isfinite(), (most / median).clamp(max=torch.finfo(most.dtype).max), most / median)
-        known = (median > 0) | ratio.isnan() & ~median.isnan()
+        # NaN of real tokens comes from diverged activations and is kept.
+        known = (median > 0) | (ratio.isnan() if real is None else ratio.isnan() & real.any(-1))
         return Tally.extremum(torch.where(known, ratio, -torch.inf).amax(0, keepdim=True), "max", False)

@@ -33,7 +33,7 @@ def _medians(x: Tensor, center: Tensor | None) -> Tensor:
     """Return `row_medians` of contiguous rows on CUDA."""
     if not kernels_run_on(x.device):
         return _by_torch(x, center)
-    from headwise.attend.core import triton_medians
+    from headwise.numerics import triton_medians
 
     return triton_medians.medians(x, center)
 
