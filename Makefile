@@ -16,7 +16,7 @@ STUB := PYTHONPATH=tests
 TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := compare
-.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries bench bench-cuda cuda-costs bench-study bench-watch bench-audit bench-compiled methods-table gpu gpu-wheels launches storm mutations clean
+.PHONY: help compare demo docs test promises test-all form lint types pytest coverage bits canaries verdict bench bench-cuda cuda-costs bench-study bench-watch bench-audit bench-compiled methods-table gpu gpu-wheels launches storm mutations clean
 
 # each target and its duration, from its own echo line
 help:
@@ -91,6 +91,13 @@ canaries:
 	$(VENV)/$(VERSIONS)/bin/python -m pip --quiet --disable-pip-version-check install '$(TORCH)' -r requirements/canaries.txt \
 		$(if $(filter oldest,$(VERSIONS)),-c requirements/oldest.txt,--upgrade)
 	PYTHONPATH=src:verdict/src OMP_NUM_THREADS=1 $(VENV)/$(VERSIONS)/bin/python -m pytest -m canary tests/test_borders.py $(ARGS)
+
+# the tests of headwise-verdict where neither torch nor headwise is installed
+verdict:
+	@echo "make verdict: headwise-verdict without torch: a minute, and installing; result here"
+	test -x $(VENV)/verdict/bin/python || $(PYTHON) -m venv $(VENV)/verdict
+	$(VENV)/verdict/bin/python -m pip --quiet --disable-pip-version-check install -c $(CONSTRAINTS) -e verdict -r requirements/verdict.txt
+	cd verdict && PYTHONPATH= OMP_NUM_THREADS=1 ../$(VENV)/verdict/bin/python -m pytest -m "not grid" -rs $(ARGS)
 
 bench: $(VENV)/.test
 	@echo "make bench: attention on this processor: minutes; table here"

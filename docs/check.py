@@ -28,6 +28,7 @@ GENERATED = (
     "method_contract.py",
     "judge_simulations.py",
     "pictures.py",
+    "draw_house.py",
 )
 
 

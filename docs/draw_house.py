@@ -1,4 +1,4 @@
-"""Check the floors of the code against its imports and draw them: `python docs/draw_house.py [--check]`.
+"""Check the floors of the code against its imports and write the page of the house: `docs/draw_house.py [--check]`.
 
 A room is a folder or file directly in `src/headwise`, in one of its parts `attend`, `health` and `lab`, or in
 `verdict/src/headwise_verdict`. A file may import from its own floor and from lower ones. Imports
@@ -8,15 +8,18 @@ for types, imports inside functions and modules named in `import_module` count l
 from __future__ import annotations
 
 import ast
+import csv
 import html
+import re
 import sys
+import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (ROOT / "src" / "headwise", ROOT / "verdict" / "src" / "headwise_verdict")
-PICTURE = ROOT / "docs" / "house.svg"
+PICTURE, FLOW = ROOT / "docs" / "house.md", ROOT / "docs" / "flow.csv"
 
 # Folders whose folders and files are the rooms, named attend.core; those of headwise_verdict are named verdict.results.
 PARTS = ("attend", "health", "lab")
@@ -97,9 +100,33 @@ PAST = {
     ("headwise", "verdict"): (4, "assert_not_worse"),
 }
 
-# The dimensions of the picture in pixels.
-WIDE, LEFT, RIGHT, ROOF, HIGH = 1000, 178, 918, 110, 96
-OPEN = "#e6f3e2"
+PAGE = """# The house
+
+Each bar is a room of the code: what it is for, which rooms it uses, and the names on its door, through which others use
+it. Open a bar to see its floors, and a floor's rooms to see their files. Imports point down or stay on their floor;
+`tests/test_house.py` names every import that does not. [Design](design.md) says why.
+
+<div class="house">
+<details class="roof" id="roof"><summary><b>roof</b> The names that users import.</summary>
+{roof}
+</details>
+{papers}
+{parts}
+<details class="ground" id="ground"><summary><b>ground</b> What every room of headwise may use.</summary>
+{ground}
+</details>
+</div>
+
+## How far one call goes
+`python docs/flow.py` runs each way at toy size and counts the files whose functions are entered. A test holds
+limits that may only fall. The aim: 3 rooms for each way, 12 files for a forward.
+
+| way | rooms with a door | files | folders |
+|---|---|---|---|
+{flow}
+
+`python docs/draw_house.py` writes this page from the code.
+"""
 
 
 @dataclass(frozen=True)
@@ -172,9 +199,11 @@ class House:
 
     def purpose(self, room: str) -> str:
         """Return the first sentence of a room's module docstring."""
-        path = next(path for module, path in self.files.items() if self.room(module) == room)
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        return " ".join(docstring.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        text = _sentence(next(path for module, path in self.files.items() if self.room(module) == room)).rstrip(".")
+        # a docstring often begins with the name of its room, which stands beside it
+        name, _, description = text.partition(": ")
+        text = description if description and len(name.split()) <= 3 else text
+        return text[:1].upper() + text[1:]
 
     def floor(self, module: str) -> int | None:
         """Return the floor of a module, or None if its room is on none."""
@@ -211,7 +240,10 @@ class House:
 
         It is "" for the ground and for what lists names for users. The command line belongs to the lab.
         """
-        room = self.room(module)
+        return self.part_of(self.room(module))
+
+    def part_of(self, room: str) -> str:
+        """Return the part of a room."""
         if room in ("files", "borders", "numerics", "headwise", "study", "report", "__main__"):
             return ""
         return "lab" if room == "cli" else part if (part := room.partition(".")[0]) in DOORS else "headwise"
@@ -232,6 +264,11 @@ class House:
             node.value for node in tree.body if isinstance(node, ast.Assign) and "_DOOR" in ast.unparse(node.targets[0])
         ]
         return [ast.literal_eval(key) for table in tables if isinstance(table, ast.Dict) for key in table.keys if key]
+
+    def door_lines(self, module: str) -> dict[str, str]:
+        """Return the names that a door lists, each with the comment above it."""
+        text = self.files[module].read_text(encoding="utf-8").partition("_DOOR = {")[2]
+        return {name: line for line, name in re.findall(r"# (.+)\n +\"(\w+)\":", text)}
 
     def circles(self) -> list[Arrow]:
         """Return the imports that are part of a cycle of files."""
@@ -259,100 +296,102 @@ def _reach(start: str, imported: dict[str, set[str]]) -> set[str]:
 
 
 def draw(house: House) -> str:
-    """Return an SVG of the floors under a roof, the highest at the top, with each room's purpose and imports."""
-    ground = ROOF + HIGH * (len(FLOORS) - 1)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" height="{ground + 58}" viewBox="0 0 {WIDE} '
-        f'{ground + 58}" '
-        'font-family="Helvetica, Arial, sans-serif">',
-        f'<rect width="{WIDE}" height="{ground + 58}" fill="#ffffff"/>',
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="5" refY="5" markerWidth="5" markerHeight="5" orient="auto">'
-        '<path d="M0 0 L10 5 L0 10 z" fill="#b4552d"/></marker></defs>',
-        f'<polygon points="{LEFT - 12},{ROOF} {(LEFT + RIGHT) / 2:.0f},8 {RIGHT + 12},{ROOF}" fill="#efe3d6" '
-        'stroke="#a98"/>',
-        *_roof(),
-    ]
-    for level, rooms in enumerate(FLOORS[:-1]):
-        parts += _floor(house, level, rooms, ground - HIGH * (level + 1))
-    parts += [
-        f'<line x1="{LEFT - 12}" y1="{ground + 4}" x2="{RIGHT + 12}" y2="{ground + 4}" stroke="#665544" '
-        'stroke-width="4"/>',
-        f'<path d="M{RIGHT + 32} {ROOF + 10} V{ground - 12}" stroke="#b4552d" stroke-width="3" '
-        'marker-end="url(#head)"/>',
-        f'<text transform="translate({RIGHT + 52} {(ROOF + ground) // 2}) rotate(90)" text-anchor="middle" '
-        'font-size="15" '
-        'fill="#b4552d">imports point down, or stay on the floor</text>',
-        f'<rect x="{LEFT}" y="{ground + 22}" width="18" height="18" rx="4" fill="{OPEN}" stroke="#5a8f5a"/>',
-        f'<text x="{LEFT + 26}" y="{ground + 36}" font-size="14" fill="#234">a room that grows: one new file, '
-        "as its guide describes</text>",
-    ]
-    return "\n".join([*parts, "</svg>", ""])
+    """Return the page of the house: a fold for each part, its door in the fold's line, its floors and files inside."""
+    parts = "\n".join(_part(house, part) for part in ("lab", "health", "attend", "verdict"))
+    roof = "\n".join(_room(house, room) for room in FLOORS[-1] if room != "__main__")
+    ground = _floor(house, next(level for level, rooms in enumerate(FLOORS) if "borders" in rooms))
+    return PAGE.format(roof=roof, papers=_papers(house), parts=parts, ground=ground, flow=_flow())
 
 
-def _roof() -> list[str]:
-    middle = (LEFT + RIGHT) / 2
-    lines = [(TITLES[-1], 17, "#432", ROOF - 44), (", ".join(FLOORS[-1]), 14, "#654", ROOF - 18)]
-    return [
-        f'<text x="{middle:.0f}" y="{y}" text-anchor="middle" font-size="{size}" '
-        f'fill="{colour}">{html.escape(text)}</text>'
-        for text, size, colour, y in lines
-    ]
-
-
-def _floor(house: House, level: int, rooms: tuple[str, ...], top: float) -> list[str]:
-    band = "#f4f6f9" if level % 2 else "#e9edf3"
-    elements = [
-        f'<rect x="{LEFT - 6}" y="{top}" width="{RIGHT - LEFT + 12}" height="{HIGH}" fill="{band}"/>',
-        f'<text x="12" y="{top + 42}" font-size="30" font-weight="bold" fill="#89a">{level}</text>',
-    ]
-    for number, line in enumerate(_wrapped(TITLES[level], 15)):
-        elements.append(
-            f'<text x="40" y="{top + 30 + 18 * number}" font-size="15" fill="#345">{html.escape(line)}</text>'
-        )
-    step = (RIGHT - LEFT) / len(rooms)
-    for place, room in enumerate(rooms):
-        elements += _room(house, room, LEFT + step * place + 5, top + 7, step - 10, HIGH - 14)
-    return elements
-
-
-def _room(house: House, room: str, x: float, y: float, width: float, height: float) -> list[str]:
-    used = sorted({house.room(a.imported) for a in house.arrows if house.room(a.importer) == room} - {room})
-    purpose = house.purpose(room).replace("`", "")
-    name, _, description = purpose.partition(": ")
-    # A room's docstring often begins with its name, which the picture already shows above it.
-    purpose = description if description and len(name.split()) <= 3 else purpose
-    texts = [
-        (room, 18, "#123", "bold"),
-        (purpose if purpose.startswith("headwise") else purpose[:1].upper() + purpose[1:], 13, "#234", "normal"),
-        (f"uses {', '.join(used)}" if used else "uses no other room", 11, "#678", "normal"),
-    ]
-    fill, edge = (OPEN, "#5a8f5a") if room in GROWING else ("#ffffff", "#8aa")
-    box = (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" fill="{fill}" '
-        f'stroke="{edge}"/>'
+def _part(house: House, part: str) -> str:
+    """Return the fold of a part, its floors from the highest down."""
+    used = {house.part(a.imported) for a in house.arrows if house.part(a.importer) == part} & DOORS.keys() - {part}
+    uses = f"Uses {', '.join(sorted(used))}." if used else "Uses no other room."
+    door = house.door_lines(DOORS[part])
+    names = " ".join(f"<code>{name}</code>" for name in door)
+    rows = [f"<li><code>{name}</code> {_text(line)}</li>" for name, line in door.items()]
+    levels = [level for level, rooms in enumerate(FLOORS) if house.part_of(rooms[-1]) == part]
+    floors = "\n".join(_floor(house, level) for level in reversed(levels))
+    return (
+        f'<details class="{part}" id="{part}"><summary><b>{part}</b> {_text(house.purpose(part))}. {uses}<br>'
+        f"<small>Its door:</small> {names}</summary>\n<p>What each name of the door is:</p>\n<ul>\n"
+        + "\n".join(rows)
+        + f"\n</ul>\n{floors}\n</details>"
     )
-    elements, at = [box], y + 4
-    for text, size, colour, weight in texts:
-        for line in _wrapped(text, int((width - 16) / (0.48 * size))):
-            at += size + 3
-            elements.append(
-                f'<text x="{x + 9:.0f}" y="{at:.0f}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
-                f"{html.escape(line)}</text>"
-            )
-    return elements
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+def _floor(house: House, level: int) -> str:
+    rooms = [room for room in FLOORS[level] if room not in DOORS]
+    folds = "\n".join(_room(house, room) for room in rooms)
+    return f"<p><b>Floor {level}</b>: {_text(TITLES[level].partition(': ')[2] or TITLES[level])}</p>\n{folds}"
+
+
+def _room(house: House, room: str) -> str:
+    """Return a room's fold with a line for each of its files."""
+    used = sorted({house.room(a.imported) for a in house.arrows if house.room(a.importer) == room} - {room})
+    grows = " <em>grows: one new file, as its guide describes</em>" if room in GROWING else ""
+    files = {module: path for module, path in house.files.items() if house.room(module) == room}
+    base = min(files, key=len)
+    return _fold(room, house.purpose(room) + ".", f"{grows} Uses {', '.join(used) or 'no other room'}.", base, files)
+
+
+def _fold(name: str, purpose: str, more: str, base: str, files: dict[str, Path]) -> str:
+    """Return a fold of files, each with the first sentence of its docstring, below the name of their folder."""
+    lines = [
+        f"<li><code>{module.removeprefix(base).lstrip('.').replace('.', '/')}.py</code> {_text(_sentence(path))}</li>"
+        for module, path in files.items()
+        if module != base and path.name != "__init__.py"
+    ]
+    title = f"<code>{name}</code> {_text(purpose)}" + (f"<small>{more}</small>" if more else "")
+    if not lines:
+        return f'<p class="room">{title}</p>'
+    return f"<details><summary>{title}</summary>\n<ul>\n" + "\n".join(lines) + "\n</ul>\n</details>"
+
+
+def _papers(house: House) -> str:
+    """Return the fold of the distribution beside the house, which headwise finds by its entry points."""
+    project = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    points = project["entry-points"]
+    commands = " ".join(f"<code>headwise {name}</code>" for name in points["headwise.commands"])
+    source = ROOT / "papers" / "src" / "headwise_papers"
+    own = House(source)
+    folders = sorted(path for path in source.iterdir() if (path / "__init__.py").exists())
+    folds = []
+    for folder in folders:
+        base = f"headwise_papers.{folder.name}"
+        files = {module: path for module, path in own.files.items() if module.startswith(f"{base}.")}
+        folds.append(_fold(folder.name, _sentence(folder / "__init__.py"), "", base, files))
+    files = {module: path for module, path in own.files.items() if module.count(".") == 1}
+    folds.append(_fold("*.py", "Studies of one file.", "", "headwise_papers", files))
+    return (
+        '<details class="papers" id="papers"><summary><b>papers</b> beside the house: '
+        f"{_text(project['description'])} Uses every room, and no room imports it.<br><small>Its door:</small> "
+        f"<code>{len(points['headwise.studies'])} studies</code> {commands}</summary>\n"
+        + "\n".join(folds)
+        + "\n</details>"
+    )
+
+
+def _flow() -> str:
+    """Return the kept counts of docs/flow.py as a table."""
+    with FLOW.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return "\n".join(f"| {r['way']} | {r['rooms'].replace(' ', ', ')} | {r['files']} | {r['folders']} |" for r in rows)
+
+
+def _sentence(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=[.?])(?<!\bal\.)(?<!\be\.g\.) ", f"{text.rstrip('.')}." if text[-1:] != "?" else text)[0]
+
+
+def _text(text: str) -> str:
+    """Return a docstring's text as HTML, its `names` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
 def main() -> int:
-    """Write the picture, or with --check compare it with the code."""
+    """Write the page, or with --check compare it with the code."""
     picture = draw(House())
     if "--check" in sys.argv:
         same = PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == picture

@@ -189,7 +189,21 @@ def test_one_class_stands_in_an_attention_layer(plan):
     assert attending == ["fitted_layer.py"]
 
 
-def test_the_picture_is_what_the_code_gives(plan, house):
+def test_every_door_and_every_file_is_on_the_page(plan, house):
+    page = plan.draw(house)
+    for part, module in plan.DOORS.items():
+        bar = page.split(f'<details class="{part}"')[1].split("</summary>")[0]
+        names = house.door(module)
+        assert [name for name in names if f"<code>{name}</code>" not in bar] == []
+        # each with the comment above it in the door
+        assert house.door_lines(module).keys() == {*names}
+    shown = {name.rpartition("/")[2] for name in re.findall(r"<code>([\w/]+)\.py</code>", page)}
+    rooms = {room.rpartition(".")[2] for floor in plan.FLOORS for room in floor}
+    files = {path.stem for path in house.files.values()}
+    assert files - shown - rooms == {"__init__"}
+
+
+def test_the_page_is_what_the_code_gives(plan, house):
     assert plan.PICTURE.read_text(encoding="utf-8") == plan.draw(house), "run python docs/draw_house.py"
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from mutations.run import ROOT, Mutation, read
+from mutations.run import ROOT, Mutation, place, read
 
 ROWS = read()
 
@@ -21,7 +21,7 @@ def test_every_row_names_tests_that_exist():
         assert row.tests, row
         for test in row.tests:
             name, _, function = test.partition("::")
-            source = (ROOT / "tests" / name).read_text(encoding="utf-8")
+            source = (ROOT / place(name)).read_text(encoding="utf-8")
             assert not function or re.search(rf"^def {re.escape(function)}\(", source, re.MULTILINE), test
 
 

@@ -125,7 +125,12 @@ def _names_of_times(scope):
 
 @pytest.mark.parametrize(
     "path",
-    sorted([*TESTS.rglob("test_*.py"), *(TESTS.parent / "papers" / "tests").glob("test_*.py")]),
+    sorted(
+        [
+            *TESTS.rglob("test_*.py"),
+            *(path for part in ("papers", "verdict") for path in (TESTS.parent / part / "tests").rglob("test_*.py")),
+        ]
+    ),
     ids=lambda path: path.stem,
 )
 def test_no_time_is_held_against_a_number(path):

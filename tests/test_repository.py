@@ -69,14 +69,14 @@ def test_links_lead_to_files(name):
 def test_paths_named_for_contributors_exist():
     said = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     where = said.split("## Where things go")[1].split("\n## ")[0]
-    paths = re.findall(r"`((?:src|papers|tests)/[\w/.]+)`", where)
+    paths = re.findall(r"`((?:src|papers|tests|verdict)/[\w/.]+)`", where)
     assert len(paths) >= 16
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_files_that_begin_first_are_there():
     text = (ROOT / "conftest.py").read_text(encoding="utf-8")
-    named = re.findall(r'^    "((?:tests|papers)/[\w/]+\.py)",$', text, re.MULTILINE)
+    named = re.findall(r'^    "((?:tests|papers|verdict)/[\w/]+\.py)",$', text, re.MULTILINE)
     assert len(named) > 10
     assert not [name for name in named if not (ROOT / name).is_file()]
 

@@ -280,9 +280,7 @@ def test_pictures_in_the_documentation_name_the_command_that_makes_them():
         # the dark version of a picture is shown in dark mode
         assert path.name in text or path.name.replace("-dark", "") in text, f"{path} is shown nowhere"
         command = (
-            r"python docs/keep_results\.py"
-            if results in path.parents
-            else r"python docs/(draw_house|pictures|which_method)\.py"
+            r"python docs/keep_results\.py" if results in path.parents else r"python docs/(pictures|which_method)\.py"
         )
         assert re.search(command, texts[results] if results in path.parents else text), (
             f"{path}: the command that makes it"
@@ -344,7 +342,7 @@ def test_every_script_that_can_check_its_page_is_run_by_the_linter_or_by_a_test(
     import check
 
     can_check = {path.name for path in DOCS.glob("*.py") if '"--check"' in path.read_text(encoding="utf-8")}
-    by_tests = {"at_home.py", "backends_matrix.py", "draw_house.py"}
+    by_tests = {"at_home.py", "backends_matrix.py"}
     assert can_check - by_tests - {"check.py", "judge_again.py"} == {*check.GENERATED}
     monkeypatch.setattr(check, "DOCS", tmp_path)
     monkeypatch.setattr(sys, "argv", [])

@@ -3,13 +3,14 @@
     make mutations                        every row of tests/mutations/*.toml: about 20 minutes of one core
     make mutations ARGS=results/power     the rows whose file contains this text
 
-A row says what is broken and which tests must notice (paths from the root and under tests/, `::name` allowed):
+A row says what is broken and which tests must notice (`file` from the root; `tests` under tests/, or from
+the root where they begin with verdict/tests; `::name` allowed):
 
     [[mutation]]
     file = "verdict/src/headwise_verdict/results/power.py"
     old = "low, high = max(least, 2) - 1, max(least, 2)"    # occurs exactly once in the file
     new = "low, high = max(least, 2), max(least, 2) + 1"
-    tests = ["study_analysis/test_oracles.py::test_the_seeds_needed_are_the_fewest_that_do"]
+    tests = ["verdict/tests/study_analysis/test_oracles.py::test_the_seeds_needed_are_the_fewest_that_do"]
     lives = ""                                               # optional: why no test can tell the two apart
 
 The tests run against a copy of the packages in a temporary folder. They must pass on the copy as it is, and then fail
@@ -34,6 +35,11 @@ SOURCES, TABLES = ("src", "verdict/src", "papers/src"), Path(__file__).parent
 # seconds after which a broken program counts as noticed
 LIMIT = 300
 PASSED, FAILED = 0, 1
+
+
+def place(test: str) -> str:
+    """Return the path of a row's test from the root."""
+    return test if test.startswith("verdict/tests/") else f"tests/{test}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Copy:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
         try:
             return subprocess.run(
-                [*command, *(f"tests/{test}" for test in tests)],
+                [*command, *map(place, tests)],
                 cwd=ROOT,
                 env=environment,
                 timeout=LIMIT,

@@ -33,8 +33,8 @@ def adapt(app, name, source):
     source[0] = re.sub(r"\\[([^\\]]+)\\]\\((?:\\.\\./)+[^)]*\\)", r"\\1", source[0])
 """
 PAGES = {
-    "index": "# headwise\n\n```{toctree}\nstart\nclaims\nmethods/DropHead\n```\n\nTo [a page](start.md).\n\n"
-    "![the house](house.svg)\n",
+    "index": "# headwise\n\n```{toctree}\nstart\nhouse\nclaims\nmethods/DropHead\n```\n\nTo [a page](start.md).\n\n"
+    "![pairs](forest.svg)\n",
     "start": "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# Start\n\n```{code-cell} ipython3\n"
     "import warnings\n\n\ndef told(x: int = 3) -> str:  # a comment\n    return f'{x}'\n\nprint(told())\n"
     "warnings.warn('loud')\n```\n\n```{code-cell} ipython3\n:tags: [raises-exception]\n\n{'a': 1}['b']\n```\n\n"
@@ -63,7 +63,8 @@ def site(tmp_path_factory) -> Path:
     source, conf, built = (tmp_path_factory.mktemp(name) for name in ("source", "conf", "built"))
     for name, text in PAGES.items():
         (source / f"{name}.md").write_text(text, encoding="utf-8")
-    (source / "house.svg").write_bytes((ROOT / "docs" / "house.svg").read_bytes())
+    (source / "forest.svg").write_bytes((ROOT / "docs" / "pictures" / "forest-light.svg").read_bytes())
+    (source / "house.md").write_bytes((ROOT / "docs" / "house.md").read_bytes())
     (conf / "conf.py").write_text(
         CONF.format(conf=str(ROOT / "docs" / "site" / "conf.py"), source=str(source)), encoding="utf-8"
     )
@@ -142,7 +143,7 @@ def test_nothing_serious_is_found_on_a_report(browser, axe, report, scheme, widt
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("name", ["index", "start", "claims", "methods/DropHead", "search"])
+@pytest.mark.parametrize("name", ["index", "start", "house", "claims", "methods/DropHead", "search"])
 def test_nothing_serious_is_found_on_a_page_of_the_site(browser, axe, site, name):
     assert serious(browser, axe, site / f"{name}.html") == []
 

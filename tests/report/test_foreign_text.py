@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from synthetic_study import write_study
+from report.synthetic_study import write_study
 
 import headwise.report
 from headwise_verdict.files.foreign_text import as_cell, printable, read_as_json

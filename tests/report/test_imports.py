@@ -8,7 +8,7 @@ import sys
 import pytest
 from absent_libraries import run_without
 from grids import part_of_grid
-from synthetic_study import write_study
+from report.synthetic_study import write_study
 
 from headwise.files.optional_imports import load
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_study import write_study
+from report.synthetic_study import write_study
 
 import headwise_verdict.reporting
 from headwise_verdict.results.folder import read_study

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from synthetic_study import NINE, write_study
+from report.synthetic_study import NINE, write_study
 from typer.testing import CliRunner
 
 from headwise.cli import app

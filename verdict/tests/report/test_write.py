@@ -325,7 +325,7 @@ def test_a_kept_analysis_without_runs_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["low-rank-toy", "oversmoothing-at-init"])
 def test_kept_findings_can_be_read(tmp_path, name):
-    kept = Path(__file__).parents[2] / "docs" / "results" / name / "findings.json"
+    kept = Path(__file__).parents[3] / "docs" / "results" / name / "findings.json"
     shutil.copy(kept, tmp_path)
     html = headwise_verdict.reporting.write(tmp_path).read_text(encoding="utf-8")
     stored = json.loads(kept.read_text())

@@ -176,7 +176,7 @@ def test_differences_that_depend_on_those_before_are_told():
 
 
 def test_the_simulations_of_the_page_follow_the_same_decisions(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "docs")
     import judge_simulations
 
     rng = np.random.default_rng(1)
