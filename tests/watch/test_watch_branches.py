@@ -253,6 +253,31 @@ def test_gates_of_a_method_are_read(settings):
     assert min(values["gate_closed"]) > 0 or method.per == "head"
 
 
+@pytest.mark.parametrize("start", ["half", "open", "one"])
+@pytest.mark.parametrize("source", ["input", "output", "both"])
+def test_gates_of_each_channel_of_low_rank_are_read(source, start, monkeypatch):
+    import headwise.attend.methods.gated_output as module
+
+    model = fresh(HOSTS["own"])
+    method = GatedOutput(source=source, rank=2, per="element", start=start)
+    handle = headwise.regularize(model, method, example=HOSTS["own"].example())
+    torch.manual_seed(0)
+    for parameter in handle.parameters():
+        nn.init.normal_(parameter, std=3.0)
+    factors, plain = [], module.low_rank_gated
+
+    def wrapped(o, inner, up, bias=None, factor=1.0):
+        out = plain(o, inner, up, bias, factor)
+        factors.append((out / o / factor).detach())
+        return out
+
+    monkeypatch.setattr(module, "low_rank_gated", wrapped)
+    values, _ = one_step(model, lambda m: HOSTS["own"].run(m).sum().backward(), ["gate_mean"])
+    wanted = torch.cat([gates.mean((0, 2, 3)) for gates in factors])
+    assert values["gate_mean"] == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert wanted.std() > 0.01
+
+
 def test_a_layer_without_gates_and_sinks_says_so():
     _, reasons = one_step(fresh(HOSTS["own"]), lambda m: HOSTS["own"].run(m), ["gate_mean_growth", "sink_open"])
     for why in reasons.values():

@@ -113,6 +113,10 @@ class GatedOutput(Method):
             inner.append(own)
         up = [state.tensor(f"{name}up").to(dtype) for name in self._beginnings()]
         bias = state.tensor("bias").to(dtype).view(call.heads, -1) if self.start == "open" else None
+        if call.observed:
+            # the kernel does not write them
+            logits = sum((F.silu(i) @ u for i, u in zip(inner[1:], up[1:], strict=True)), F.silu(inner[0]) @ up[0])
+            call.gates = torch.sigmoid((logits if bias is None else logits + bias[:, None]).detach())
         return low_rank_gated(o, inner, up, bias, factor_of(self.start))
 
     def _inner_of_input(self, call: Call) -> Tensor:
