@@ -361,3 +361,15 @@ def test_a_compiled_model_keeps_the_kernel_in_one_graph(llama):
     compiled = torch.compile(other, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**given, use_cache=False).logits, twin(**given, use_cache=False).logits)
     torch.testing.assert_close(headwise.handle(other).loss(), handle.loss())
+
+
+def test_a_host_whose_own_numbers_are_not_finite_is_not_said_to_do_more_than_it_is_told(llama):
+    """In fp64, transformers' eager softmax in fp32 makes rows without keys nan, and with them all later layers."""
+    padded = torch.ones(2, 6, dtype=torch.long)
+    padded[0, :3] = 0
+    inputs = {"input_ids": torch.randint(1, 9, (2, 6)), "attention_mask": padded}
+    model = use(copy.deepcopy(llama), "eager").double()
+    plain = model(**inputs).logits
+    assert not plain.isfinite().all()
+    headwise.regularize(model, headwise.GatedNorm(start="one"))
+    torch.testing.assert_close(model(**inputs).logits, plain, equal_nan=True)

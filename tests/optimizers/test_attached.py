@@ -419,3 +419,34 @@ def test_factors_of_other_matrices_are_read_anew():
     assert [g["alpha_factors"] for g in again.param_groups if "alpha_factors" in g] == [
         g["alpha_factors"] for g in plain.param_groups if "alpha_factors" in g
     ]
+
+
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+def test_whole_matrices_are_fixed_where_heads_cannot_be_told(kind):
+    from transformers import CodeGenConfig, CodeGenForCausalLM
+
+    model = CodeGenForCausalLM(CodeGenConfig(n_embd=32, n_layer=1, n_head=4, rotary_dim=4, vocab_size=20))
+    groups = headwise.parameter_groups(model, 0.01, 0.0)
+    optimizer = torch.optim.AdamW(groups)
+    getattr(headwise, kind)(optimizer, groups, per="matrix")
+    weight = model.transformer.h[0].attn.qkv_proj.weight
+    before = weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert not torch.equal(weight, before)
+    torch.testing.assert_close(weight.norm(), before.norm())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["Hyperball", "Stiefel"])
+def test_weights_beside_adapters_that_are_no_sum_of_weights_are_fixed(kind):
+    import peft
+
+    model = peft.get_peft_model(built("llama")[0], peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"]))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad |= name.endswith("o_proj.weight")
+    groups = headwise.parameter_groups(model, 0.01, 0.0)
+    attached = getattr(headwise, kind)(torch.optim.AdamW(groups), groups, per="head")
+    assert {attached.parts.name(held.parameter).rpartition(".")[0][-6:] for held in attached._held()} <= {"o_proj"}
+    assert list(attached._held(moved=False))

@@ -122,7 +122,12 @@ class QKClip(Method):
 
 def clipped(site: Site) -> bool:
     """Return whether QKClip shrinks the weights of a site."""
-    return any(SHARING in module.__dict__ for module in _modules(site))
+    try:
+        modules = _modules(site)
+    except ProjectionError:
+        # QKClip refuses such a layer, unless it became one since
+        modules = list(site.module.modules())
+    return any(SHARING in module.__dict__ for module in modules)
 
 
 def _powers(site: Site, balance: float) -> list[tuple[Block, float]]:

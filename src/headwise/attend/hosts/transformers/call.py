@@ -318,6 +318,9 @@ def verify(
     Raises:
         RuntimeError: naming the site and the difference, if the two results differ.
     """
+    # Numbers that are not finite, as of a host whose rows without keys are nan, say nothing of the function.
+    if q.device.type != "meta" and not all(bool(x.isfinite().all()) for x in (q, k, v)):
+        return
     adapter.verified = adapter.implementation
     # Tensors on the meta device have no numbers to compare.
     if q.device.type == "meta":
