@@ -318,7 +318,7 @@ def verify(
     Raises:
         RuntimeError: naming the site and the difference, if the two results differ.
     """
-    # Numbers that are not finite, as of a host whose rows without keys are nan, say nothing of the function.
+    # Compared at a later call where the host's own numbers are nan, as after rows without keys.
     if q.device.type != "meta" and not all(bool(x.isfinite().all()) for x in (q, k, v)):
         return
     adapter.verified = adapter.implementation
