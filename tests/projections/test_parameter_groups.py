@@ -188,3 +188,22 @@ def test_a_regularized_model_inside_adapters_has_its_groups():
     groups = grouped(adapted)
     assert len(groups["attention"]) == 4 and all("q_proj.lora_" in name for name in groups["attention"])
     assert len(groups["mlp"]) == 4 and all("up_proj.lora_" in name for name in groups["mlp"])
+
+
+def test_layers_of_linear_attention_are_attention_and_whole_matrices():
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, vocab_size=20, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
+        shared_expert_intermediate_size=8, linear_num_key_heads=1, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    model = Qwen3NextForCausalLM(config)
+    groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.1)
+    (attention,) = (group["params"] for group in groups if group["name"] == "attention")
+    linear = model.model.layers[0].linear_attn
+    assert {id(linear.in_proj_qkvz.weight), id(linear.out_proj.weight)} <= set(map(id, attention))
+    with pytest.raises(ValueError, match=r'Muon\(per="head"\): model\.layers\.0\.linear_attn .*per="matrix" needs no'):
+        headwise.Muon(groups)
+    assert "linear_attn.in_proj_qkvz.weight: mlp 1 × (48, 16)" in headwise.Muon(groups, per="matrix").report()

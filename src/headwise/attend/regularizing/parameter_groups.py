@@ -213,7 +213,7 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
         return projections.of(site).parameters()
     except ProjectionError as error:
         # The head of a row does not matter here, so all matrices of a layer named attention count.
-        if LIKE.search(type(site.module).__name__):
+        if LIKE.search(type(site.module).__name__) or LIKE.search(site.name.rpartition(".")[2]):
             return [(leaf.module, "weight") for leaf in leaves(site.module, site.name)]
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
 
