@@ -16,13 +16,21 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attend.core import Entered, Site
-from headwise.attend.hosts.layers.declared import Candidate, forward_of, is_cross, names_used, reached, without_softmax
+from headwise.attend.hosts.layers.declared import (
+    Candidate,
+    forward_of,
+    is_cross,
+    names_used,
+    normalises,
+    reached,
+    without_softmax,
+)
 from headwise.attend.hosts.sdpa import call
 from headwise.attend.hosts.sdpa.adapter import NAME, SdpaAdapter
 from headwise.attend.hosts.sdpa.flex import dense_mask
 from headwise.attend.hosts.sdpa.open_sites import serving
 from headwise.attend.projections.adapted import base_of
-from headwise.attend.projections.names import HEAD_DIM, HEADS, QK_NORMS, first_number
+from headwise.attend.projections.names import HEAD_DIM, HEADS, first_number
 from headwise.attend.projections.sharded import CONTEXT_PARALLEL
 from headwise.borders import TORCH_BACKENDS, active_backend, own_modules
 from headwise.files.errors import LEAVE_OUT
@@ -284,7 +292,7 @@ def _describe(name: str, module: nn.Module, processor: Any) -> Site:
             site.head_dim = query.out_features // site.heads
     if isinstance(key, nn.Linear) and site.head_dim:
         site.kv_heads = key.out_features // site.head_dim
-    site.qk_norm = any(_is_norm(getattr(module, norm, None)) for norm in QK_NORMS)
+    site.qk_norm = normalises(module)
     words = {word for f in _functions(processor)[:1] for word in (*names_used(f), *f.__code__.co_varnames)}
     site.rope = any(re.search("rotary|rope", word) for word in words)
     # The same classes are used for single-stream layers, which then have no projections for text.
@@ -296,10 +304,6 @@ def _is_cross(name: str, module: nn.Module) -> bool:
     declared = getattr(module, "is_cross_attention", None)
     # Blocks name self attention attn1 and cross attention attn2.
     return declared if isinstance(declared, bool) else is_cross(name, module) or name.rpartition(".")[2] == "attn2"
-
-
-def _is_norm(norm: Any) -> bool:
-    return isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
 
 
 def _unreachable(module: nn.Module, processor: Any, model: str) -> str:

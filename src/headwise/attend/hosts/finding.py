@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from torch import nn
 
@@ -104,10 +103,10 @@ def _by_processor(module: nn.Module) -> str:
     names = names_used(forward_of(module))
     for name, value in vars(module).items():
         call = getattr(type(value), "__call__", None)  # noqa: B004  # its code is read below
-        if name in names and inspect.isfunction(call) and _attends(type(value), call):
+        if (
+            name in names
+            and inspect.isfunction(call)
+            and (LIKE.search(type(value).__name__) or sdpa.NAME in names_used(call))
+        ):
             return PROCESSOR.format(name=name, kind=type(value).__name__)
     return ""
-
-
-def _attends(cls: type, call: Any) -> bool:
-    return bool(LIKE.search(cls.__name__)) or sdpa.NAME in names_used(call)

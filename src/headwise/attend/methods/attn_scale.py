@@ -31,11 +31,9 @@ class AttnScale(Method):
         state.parameter("gain", torch.zeros(site.heads, dtype=torch.float32))
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
-        gain, uniform = self._gain(call, a), call.uniform().to(a.dtype)
+        gain = call.state(self).tensor("gain").to(a.dtype)[:, None, None]
+        uniform = call.uniform().to(a.dtype)
         return uniform + (1 + gain) * (a - uniform)
 
     def attend(self, attend: Attend, call: Call) -> Attend:
         return from_mean(attend, call.state(self).tensor("gain"), call)
-
-    def _gain(self, call: Call, like: Tensor) -> Tensor:
-        return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

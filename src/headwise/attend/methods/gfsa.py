@@ -45,7 +45,8 @@ class GFSA(Method):
 
     def weights(self, a: Tensor, call: Call) -> Tensor:
         self._check_square(call)
-        return a + self._gain(call, a) * (a + (self.order - 1) * (a @ a - a))
+        gain = call.state(self).tensor("gain").to(a.dtype)[:, None, None]
+        return a + gain * (a + (self.order - 1) * (a @ a - a))
 
     def attend(self, attend: Attend, call: Call) -> Attend:
         self._check_square(call)
@@ -63,6 +64,3 @@ class GFSA(Method):
                 f"GFSA needs as many queries as keys at {call.site.name}, got {call.queries} and {call.keys}: run it "
                 "without a cache (use_cache=False) and without extra keys, or leave it out with where="
             )
-
-    def _gain(self, call: Call, like: Tensor) -> Tensor:
-        return call.state(self).tensor("gain").to(like.dtype)[:, None, None]

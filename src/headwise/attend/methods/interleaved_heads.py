@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from headwise.attend.core import Method, MethodState, Site, random_draws
 from headwise.attend.methods.reparametrization import put_on, refusal, take_off
-from headwise.attend.projections.block import Block, multiply_
+from headwise.attend.projections.block import Block, along, multiply_
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -101,9 +101,7 @@ class Mixed(nn.Module):
             RuntimeError: if the output rows of one head have several factors.
         """
         if axis != self.axis:
-            shape = [1] * weight.dim()
-            shape[axis] = -1
-            multiply_(weight, factors.view(shape))
+            multiply_(weight, along(factors, axis, weight))
             return
         for kind in self.kinds:
             off = self._off(kind)

@@ -15,7 +15,7 @@ from headwise.attend.core import Call, Method, MethodState, Site
 from headwise.attend.methods.reparametrization import hold, release, without_numbers
 from headwise.attend.projections import ProjectionError, together
 from headwise.attend.projections.adapted import MERGE, is_adapted
-from headwise.attend.projections.block import as_rows, overwrite_, whole
+from headwise.attend.projections.block import along, as_rows, overwrite_, whole
 from headwise.attend.projections.latent import Piece, piece_of
 from headwise.attend.projections.latent import pieces as latent_pieces
 from headwise.attend.projections.together import is_plain
@@ -288,6 +288,4 @@ def _by_row(pieces: dict[str, Piece], rates: dict[str, Tensor], module: nn.Modul
         for owner, rows in ((piece.weight, piece.rows), (piece.bias, piece.bias_rows)):
             if owner is not None and rows is not None and owner[0] is module and owner[1] == name:
                 by_row[rows.to(like.device, non_blocking=True)] = rates[kind][:, None].to(by_row.dtype)
-    shape = [1] * like.dim()
-    shape[axis] = -1
-    return by_row.view(shape)
+    return along(by_row, axis, like)

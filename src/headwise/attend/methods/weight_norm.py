@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.attend.core import Method, MethodState, Site
 from headwise.attend.methods.reparametrization import LAYERS, chains, put_on, refusal, take_off
 from headwise.attend.projections import together
-from headwise.attend.projections.block import Block, multiply_, whole
+from headwise.attend.projections.block import Block, along, multiply_, whole
 from headwise.attend.projections.together import WeightsOfForward, begin, is_plain, taken
 from headwise.attend.projections.weight_rows import RowGroup, computed_together
 from headwise.borders import in_transform
@@ -108,7 +108,5 @@ class Normed(nn.Module):
             multiply_(self.gain, factors.to(self.gain.dtype))
             return
         before = self._norms(whole(weight.detach()))
-        shape = [1] * weight.dim()
-        shape[axis] = -1
-        multiply_(weight, factors.view(shape))
+        multiply_(weight, along(factors, axis, weight))
         multiply_(self.gain, (self._norms(whole(weight.detach())) / before).flatten().to(self.gain.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.attend.optimizers.attached import ALPHA, DECAY, Attached, Held, check_optimizer
 from headwise.attend.optimizers.cautious_decay import refuse_coupled
 from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of
-from headwise.attend.projections.block import multiply_, whole
+from headwise.attend.projections.block import along, multiply_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import finite_number, is_a
 from headwise.numerics.heavy_tail import hill_exponent
@@ -207,9 +207,7 @@ def spread(parameter: Tensor, parts: list[Part], factors: list[list[float]]) -> 
         where = slice(None) if part.axis is None else part.rows.cpu() if isinstance(part.rows, Tensor) else part.rows
         count = len(rows[where]) // part.count
         rows[where] = each.repeat_interleave(count)
-    shape = [1] * parameter.dim()
-    shape[axis] = len(rows)
-    return rows.view(shape).to(parameter.device, parameter.dtype)
+    return along(rows, axis, parameter).to(parameter.device, parameter.dtype)
 
 
 def _check(every: object, low: object, high: object, least: object) -> None:

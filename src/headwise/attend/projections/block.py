@@ -196,15 +196,13 @@ def _scale(module: nn.Module, name: str, rows: Rows | None, per_row: Tensor, axi
     # Multiplying by 1 elsewhere is exact, and the same code handles slices, index tensors and shards.
     factors = torch.ones(size, dtype=target.dtype, device=target.device)
     factors[slice(None) if rows is None else rows] = per_row.to(factors)
-    shape = [1] * target.dim()
-    shape[axis] = size
     if name in chain:
         _rescale(chain[name], factors, axis, where)
     else:
-        multiply_(target, factors.view(shape))
+        multiply_(target, along(factors, axis, target))
     for other in adapters:
         # An adapter's B has its outputs at dimension 0, whatever the layout of its base.
-        multiply_(other, factors.view(-1, *[1] * (other.dim() - 1)))
+        multiply_(other, along(factors, 0, other))
 
 
 def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
@@ -215,6 +213,11 @@ def _rescale(chain: nn.Module, factors: Tensor, axis: int, where: str) -> None:
             f"{where} is parametrized by {names}, which cannot be rescaled by head; fold or remove it first"
         )
     steps[0].rescale_(chain.original, factors, axis)
+
+
+def along(vector: Tensor, axis: int, like: Tensor) -> Tensor:
+    """Return a vector in a shape that broadcasts along an axis of a tensor."""
+    return vector.view([-1 if at == axis else 1 for at in range(like.dim())])
 
 
 def multiply_(target: Tensor, factor: Tensor) -> None:

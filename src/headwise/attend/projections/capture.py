@@ -191,18 +191,28 @@ def _edited(result: Any, edit: Callable[[Tensor, bool], Tensor], interface: bool
 
 
 @contextmanager
+def evaluating(root: nn.Module) -> Iterator[None]:
+    """Put every module into eval mode, and restore each module's mode afterwards."""
+    modes = [(module, module.training) for module in root.modules()]
+    root.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def untouched(root: nn.Module) -> Iterator[None]:
     """Enter eval mode without grad; restore modes, buffers and torch's generators afterwards."""
-    modes = [(module, module.training) for module in root.modules()]
+    # Some models write buffers in evaluation too: caches, step counts.
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers() if buffer.device.type != "meta"]
     devices = list({p.device.index for p in root.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         try:
-            root.eval()
-            yield
+            with evaluating(root):
+                yield
         finally:
-            for module, training in modes:
-                module.training = training
             for buffer, saved in buffers:
                 buffer.copy_(saved)
 

@@ -150,7 +150,8 @@ class Probe:
     def moved(self, projection: Leaf, rows: Tensor) -> dict[str, Tensor]:
         """Perturb rows of a leaf and return for q, k and v which entries changed, bool (H, D)."""
         with self._perturbed(projection, rows):
-            return _difference(self.base, self.replay())
+            now = self.replay()
+            return {kind: _far(self.base[kind], now[kind]).any(2).any(0) for kind in now}
 
     @contextmanager
     def repeated(self, projections: Collection[Leaf]) -> Iterator[None]:
@@ -206,7 +207,7 @@ class Probe:
                 self.replay(edit)
         finally:
             handle.remove()
-        return _channels_last(inputs[0], projection)
+        return inputs[0].movedim(1, -1) if isinstance(projection.module, Convolution) else inputs[0]
 
 
 def _noise(like: Tensor) -> Tensor:
@@ -255,16 +256,8 @@ def _shift_heads(out: Tensor, axis: int, heads: Tensor | None, dims: Tensor | No
     return out + noise
 
 
-def _channels_last(x: Tensor, projection: Leaf) -> Tensor:
-    return x.movedim(1, -1) if isinstance(projection.module, Convolution) else x
-
-
 def _far(a: Tensor, b: Tensor) -> Tensor:
     return (a.float() - b.float()).abs() > MOVED * a.float().abs().amax().clamp(min=1e-12)
-
-
-def _difference(base: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {kind: _far(base[kind], other[kind]).any(2).any(0) for kind in base}
 
 
 def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module | None) -> Projections:
@@ -278,7 +271,7 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
         raise Unclear("has no linear layer below it")
     if any(p.device.type == "meta" for p in site.module.parameters()):
         raise Unclear("has weights without numbers (meta device), so that its layout cannot be determined")
-    reasons = []
+    reasons: list[str] = []
     for root, run in ways(site, model, example):
         with capture.untouched(root):
             try:

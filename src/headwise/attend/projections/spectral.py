@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from headwise.attend.projections.block import Block, multiply_, whole
+from headwise.attend.projections.block import Block, along, multiply_, whole
 from headwise.attend.projections.leading import leading, unit
 from headwise.attend.projections.sharded import sharded
 from headwise.attend.projections.spectral_group import SpectralGroup, Tiling, dot_of, groups_of, stacked
@@ -167,9 +167,7 @@ class Spectral(nn.Module):
             sigma = self.sigma(weight)
             ratio = 1 / sigma if gamma is None else gamma.to(sigma.dtype) / sigma
             factor = torch.cat([ratio, ratio.new_ones(1)])[self.owner]
-            shape = [1] * weight.dim()
-            shape[self.axis] = -1
-            return (at_least_fp32(weight) * factor.view(shape)).to(weight.dtype)
+            return (at_least_fp32(weight) * along(factor, self.axis, weight)).to(weight.dtype)
 
     @torch.no_grad()
     def iterate(self, weight: Tensor) -> None:
@@ -266,9 +264,7 @@ class Spectral(nn.Module):
                 "a weight of spectral norm 1 cannot be rescaled by head: fold or remove SpectralNorm first"
             )
         before = self.sigma(whole(weight.detach()))
-        shape = [1] * weight.dim()
-        shape[axis] = -1
-        multiply_(weight, factors.view(shape))
+        multiply_(weight, along(factors, axis, weight))
         # The result is correct with any vectors; one iteration tracks the change, as after a training step.
         self.iterate(weight)
         multiply_(self.gamma, (self.sigma(whole(weight.detach())) / before).to(self.gamma.dtype))

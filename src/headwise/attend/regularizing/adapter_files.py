@@ -44,7 +44,7 @@ class AdapterFiles:
         if not options.get("is_main_process", True):
             return
         learned = self._learned(options.get("state_dict"))
-        for path in (Path(folder), *(Path(folder, name) for name in self._adapters())):
+        for path in (Path(folder), *(Path(folder, name) for name in getattr(self.handle.model, "peft_config", {}))):
             if (path / saving.ADAPTER).is_file():
                 _save(learned, path / LEARNED)
                 write_json(path / saving.SETTINGS, saving.described(self.handle, self.handle.model, ""))
@@ -55,8 +55,9 @@ class AdapterFiles:
         if path.is_file() and acts:
             load_learned(self.handle.model, path)
         elif path.is_file() or acts:
+            names = " and ".join(repr(method) for method in self.handle.methods if method.has_parameters())
             why = f"{folder} holds no {LEARNED}" if acts else f"{adapter_name!r} is not the adapter that acts"
-            warn(f"{why}: the adapter is loaded, and what {_names(self.handle)} learned stays as it is")
+            warn(f"{why}: the adapter is loaded, and what {names} learned stays as it is")
 
     def _learned(self, state: dict[str, Tensor] | None) -> dict[str, Tensor]:
         model = self.handle.model
@@ -65,9 +66,6 @@ class AdapterFiles:
         if missing := [key for key in keys if key not in given]:
             raise ValueError(f"state_dict= lacks {missing[0]}, which a method learned: leave state_dict= out")
         return {key: given[key] for key in keys}
-
-    def _adapters(self) -> list[str]:
-        return list(getattr(self.handle.model, "peft_config", {}))
 
     def _active(self) -> list[str]:
         active: Any = getattr(self.handle.model, "active_adapters", [])
@@ -130,7 +128,3 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(saving.apart(tensors), path)
-
-
-def _names(handle: Handle) -> str:
-    return " and ".join(repr(method) for method in handle.methods if method.has_parameters())

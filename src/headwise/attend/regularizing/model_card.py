@@ -43,7 +43,8 @@ def text(methods: Sequence[Method], fitted: Sequence[FittedLayer], model: type, 
     for method in methods:
         count = sum(any(m is method for m in f.methods) for f in fitted)
         when = "training and evaluation" if method.acts_in(training=False) else "training"
-        rows.append(f"| `{method!r}` | {method.summary()} | {when} | {count} | {_cell(method.paper)} |")
+        paper = method.paper.replace("|", "\\|")
+        rows.append(f"| `{method!r}` | {method.summary()} | {when} | {count} | {paper} |")
     return "\n".join(
         [
             f"## Attention methods\n\nTrained with headwise.\n\n{chr(10).join(rows)}",
@@ -84,7 +85,3 @@ def _loading(methods: Sequence[Method], model: type, loads: bool) -> list[str]:
 def beyond_weights(methods: Sequence[Method]) -> list[Method]:
     """Return the methods whose effect in evaluation is not in the weights of a plain model."""
     return [m for m in methods if m.acts_in(training=False) and not m.overrides("fold")]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

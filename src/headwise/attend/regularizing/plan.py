@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from headwise.attend import hosts, projections
@@ -17,28 +16,15 @@ from headwise.attend.core import Method, SharedState, Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.hosts.layers.refusal import refusal
 from headwise.attend.hosts.sdpa.samples import run_and_learn
-from headwise.attend.projections.capture import feed
+from headwise.attend.projections.capture import feed, untouched
 from headwise.attend.regularizing.handle_place import HANDLE
 from headwise.files.errors import suggest
 
 
 def run(model: nn.Module, example: Any) -> Any:
     """Return the output of one run in eval mode without gradients; modes, buffers and random state are restored."""
-    modes = [(m, m.training) for m in model.modules()]
-    # Some models write buffers in evaluation too: caches, step counts.
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        # In eval mode there is no dropout, and the example does not move the running means of batch norms.
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            return feed(model, example)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    with untouched(model):
+        return feed(model, example)
 
 
 def learn_from_example(model: nn.Module, found: list[Candidate], example: Any) -> None:

@@ -24,6 +24,7 @@ from headwise.attend.core import Method
 from headwise.attend.core.random_draws import DRAWS
 from headwise.attend.methods.reparametrization import is_reparametrized
 from headwise.attend.projections.adapted import MERGE, is_adapted
+from headwise.attend.projections.capture import evaluating, feed
 from headwise.attend.regularizing import model_card
 from headwise.attend.regularizing.handle_place import Handle
 from headwise.borders import COMPILED_INSIDE
@@ -303,18 +304,6 @@ def split(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode, and restore each module's mode afterwards."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
 def new_files(path: Path) -> Iterator[Path]:
     """Yield a folder whose files move into the folder of a model at the end, in place of those of an earlier save.
 
@@ -405,10 +394,7 @@ def loaded_again(model: nn.Module, path: Path) -> tuple[nn.Module, dict[str, Any
 
 
 def _output(model: nn.Module, example: Any) -> Tensor:
-    if isinstance(example, dict):
-        out = model(**example)
-    else:
-        out = model(*example) if isinstance(example, tuple | list) else model(example)
+    out = feed(model, example)
     for name in ("logits", "last_hidden_state", "prediction_logits"):
         if isinstance(value := getattr(out, name, None), Tensor):
             return value

@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
-from headwise.health.statistics.reading import Reading, SiteFacts
-from headwise.health.statistics.row_figures import RowFigures
+from headwise.health.statistics.reading import Reading
 from headwise.health.statistics.similarity import NO_STREAM
-from headwise.health.statistics.statistic import OfLayer
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import OfLayer, RowFigures, SiteFacts, Tally
 from headwise.numerics.precision import norms
 
 NOT_SHOWN = "the host does not show what the branch adds to the residual stream"

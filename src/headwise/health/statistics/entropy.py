@@ -3,11 +3,8 @@
 import torch
 from torch import Tensor
 
-from headwise.health.statistics.reading import SiteFacts
-from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.squarings import largest_square
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, SiteFacts, Statistic, Tally
 from headwise.numerics.precision import magnitude
 
 

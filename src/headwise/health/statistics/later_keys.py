@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.health.statistics.reading import SiteFacts
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, SiteFacts, Statistic, Tally
 
 # Elements of a mask that are read at once.
 BLOCK = 1 << 22

@@ -1,8 +1,6 @@
 """The weight of a learned sink: its mean, and how often it is near 0 or near 1."""
 
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
 
 # What counts as closed, and 1 minus it as open.
 CLOSED = 0.05

@@ -1,8 +1,6 @@
 """The log-sum-exp of the logits: its mean and its largest value."""
 
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
 
 
 class LogSumExp(Statistic):

@@ -2,9 +2,7 @@
 
 import torch
 
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
 
 
 class MaxLogit(Statistic):

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
 from headwise.numerics.precision import norms
 
 

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from headwise.health.statistics.learned_sinks import CLOSED
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
 
 NO_GATE = "no method gates the output of the heads, and a host's own gate is not seen"
 

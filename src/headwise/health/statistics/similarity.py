@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from headwise.health.statistics.figures_by_kernels import of_tokens
-from headwise.health.statistics.reading import Reading, SiteFacts
-from headwise.health.statistics.row_figures import RowFigures
-from headwise.health.statistics.statistic import OfLayer, Statistic
-from headwise.health.statistics.tally import Tally
+from headwise.health.statistics.reading import Reading
+from headwise.health.statistics.statistic import OfLayer, RowFigures, SiteFacts, Statistic, Tally
 from headwise.numerics.medians import row_medians
 from headwise.numerics.precision import directions, magnitude
 

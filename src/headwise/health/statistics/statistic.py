@@ -10,6 +10,9 @@ from headwise.health.statistics.reading import SiteFacts
 from headwise.health.statistics.row_figures import RowFigures
 from headwise.health.statistics.tally import Tally
 
+# What a statistic is written with, for its file to import by one line.
+__all__ = ["STATISTICS", "OfLayer", "RowFigures", "SiteFacts", "Statistic", "Tally"]
+
 # The registry, used by tests, tables and `watch`.
 STATISTICS: dict[str, type["Statistic"]] = {}
 

@@ -76,6 +76,14 @@ class Figures:
         return cls(site.name, site.depth, step, name, statistic.per, values, margins, tally.sampled, missing)
 
     @classmethod
+    def largest(cls, site: str, depth: int, step: int, name: str, values: Sequence[float]) -> list[Figures]:
+        """Return the largest of values as a figure, NaN where there is one; an empty list without values."""
+        if not values:
+            return []
+        largest = next((value for value in values if math.isnan(value)), max(values))
+        return [cls(site, depth, step, name, "layer", array("d", [largest]), None, False)]
+
+    @classmethod
     def of_weights(cls, site: Site, step: int, name: str, values: Tensor, heads: int) -> Figures:
         """Return the figures of a weight statistic: one per head, or per group of heads that share keys and values."""
         numbers = array("d", values.double().flatten().tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -172,11 +171,7 @@ class Losses:
     def largest(self, step: int) -> list[Figures]:
         """Return the largest deviation since the last reading as a figure of `step`; an empty list without any."""
         values, self._since = self._since, []
-        if not values:
-            return []
-        # NaN, where there is one, counts as the largest.
-        largest = next((value for value in values if value != value), max(values))
-        return [Figures(WHOLE, OUTSIDE, step, LOSS_SPIKE, "layer", array("d", [largest]), None, False)]
+        return Figures.largest(WHOLE, OUTSIDE, step, LOSS_SPIKE, values)
 
 
 def _arrived(value: Tensor | float, event: Any) -> bool:

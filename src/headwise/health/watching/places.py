@@ -40,7 +40,7 @@ class Places:
 
     def __init__(self, model: nn.Module, where: Where) -> None:
         self.model = unwrapped(model)
-        self.regularized = regularized = _handle(self.model)
+        self.regularized = regularized = handle_of(self.model)
         candidates = hosts.find(self.model) if regularized is None else regularized.found
         chosen = _chosen(self.model, candidates, where)
         # Figures of the whole model also cover the sites that `where` excludes.
@@ -123,7 +123,8 @@ def _refuse_other_handles(
         )
 
 
-def _handle(model: nn.Module) -> Regularized | None:
+def handle_of(model: nn.Module) -> Regularized | None:
+    """Return the handle of a model, or None if it was not regularized."""
     try:
         return handle(model)
     except ValueError:

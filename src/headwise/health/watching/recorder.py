@@ -313,6 +313,8 @@ class Recorder:
         self._grams, self._finite = {}, {}
 
 
+# What writes the output of a block, beside its branches.
+BLOCK = "block"
 # A compiled graph refers to an observer by its number and never to the object.
 _numbers = itertools.count(1)
 _observers: weakref.WeakValueDictionary[int, SiteObserver] = weakref.WeakValueDictionary()
@@ -348,9 +350,9 @@ class SiteObserver:
         stream = self._of_samples(stream)
         assert stream is not None
         if torch.compiler.is_compiling():
-            left(self.seen, self.number, stream)
+            wrote(self.seen, self.number, BLOCK, stream)
         else:
-            self.take_left(stream)
+            self.take_write(BLOCK, stream)
 
     def wrote(self, name: str, written: Tensor) -> None:
         """Observe what a branch of the block adds to the residual stream."""
@@ -366,12 +368,11 @@ class SiteObserver:
         self.recorder.take(call, out, self.stream, stream, self.writes)
 
     def take_write(self, name: str, written: Tensor) -> None:
-        """Pass what a branch of the block writes to the recorder."""
-        self.recorder.take_write(self.place.site, name, written)
-
-    def take_left(self, stream: Tensor) -> None:
-        """Pass the output of the block to the recorder."""
-        self.recorder.take_final(self.place.site, stream)
+        """Pass what a branch of the block writes, or the output of the block, to the recorder."""
+        if name == BLOCK:
+            self.recorder.take_final(self.place.site, written)
+        else:
+            self.recorder.take_write(self.place.site, name, written)
 
     def remove(self) -> None:
         """Remove the hooks around the site."""
@@ -449,23 +450,9 @@ def _(*arguments: object) -> None:
     return None
 
 
-@torch.library.custom_op("headwise::left", mutates_args={"seen"})
-def left(seen: Tensor, number: int, stream: Tensor) -> None:
-    """Pass the output of a block to the observer with this number when the graph runs."""
-    seen.add_(1)
-    observer = _observers.get(number)
-    if observer is not None:
-        observer.take_left(stream)
-
-
-@left.register_fake
-def _(*arguments: object) -> None:
-    return None
-
-
 @torch.library.custom_op("headwise::wrote", mutates_args={"seen"})
 def wrote(seen: Tensor, number: int, name: str, written: Tensor) -> None:
-    """Pass what a branch writes to the observer with this number when the graph runs."""
+    """Pass what a branch or the block writes to the observer with this number when the graph runs."""
     seen.add_(1)
     observer = _observers.get(number)
     if observer is not None:

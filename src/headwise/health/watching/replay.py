@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headwise.attend import OptimizerSteps, Regularized, handle
+from headwise.attend import OptimizerSteps
 from headwise.files.errors import suggest
 from headwise.health.health_records import Alert, Record
 from headwise.health.watching.losses import LOSS_SPIKE
+from headwise.health.watching.places import handle_of
 from headwise.health.watching.replay_file import random_left_alone, read_replay, set_random_state
 from headwise.health.watching.updates import GRADIENT_SPIKE
 from headwise.health.watching.watch import watch
@@ -79,7 +80,7 @@ def replay(path: Path, model: nn.Module, optimizers: list[Optimizer], step: Step
         ValueError: if the file is not a replay file, or the model or the optimizers do not match it.
     """
     saved = read_replay(path)
-    state, regularized = saved["state"], _handle(model)
+    state, regularized = saved["state"], handle_of(model)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
@@ -117,13 +118,6 @@ def replay(path: Path, model: nn.Module, optimizers: list[Optimizer], step: Step
     result.records = watching.records()
     result.differences = dict(_differences(saved["readings"], result.records))
     return result
-
-
-def _handle(model: nn.Module) -> Regularized | None:
-    try:
-        return handle(model)
-    except ValueError:
-        return None
 
 
 def _float(value: Tensor | float | None) -> float | None:

@@ -235,11 +235,7 @@ class Updates:
         """Return the largest deviation of the gradient norms of all steps since the last reading."""
         deviations = [deviation for deviation in self._spikes.add(norms) if deviation is not None]
         self._each.clear()
-        if not deviations:
-            return []
-        # NaN, where there is one, counts as the largest.
-        largest = next((deviation for deviation in deviations if deviation != deviation), max(deviations))
-        return [Figures(WHOLE, OUTSIDE, step, GRADIENT_SPIKE, "layer", array("d", [largest]), None, False)]
+        return Figures.largest(WHOLE, OUTSIDE, step, GRADIENT_SPIKE, deviations)
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from torch import nn
 
 from headwise.attend.attention.fitted_layer import Adapter
 from headwise.attend.core import Site
+from headwise.attend.projections.names import QK_NORMS
 
 
 @dataclass
@@ -68,6 +69,12 @@ def is_cross(name: str, module: nn.Module) -> bool:
     within = re.split(r"(?:^|\.)\d+\.", name)[-1] if re.search(r"(?:^|\.)\d+\.", name) else name.rpartition(".")[2]
     words = f"{within} {type(module).__name__}".lower().replace("multiheadattention", "")
     return bool(re.search(r"cross|encoder_?attn|encdec|enc_dec|multihead_attn", words))
+
+
+def normalises(module: nn.Module) -> bool:
+    """Return whether a layer normalises its queries or keys, by the names of its parts."""
+    norms = (getattr(module, name, None) for name in QK_NORMS)
+    return any(isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity) for norm in norms)
 
 
 def attends_across(name: str, module: nn.Module) -> bool:

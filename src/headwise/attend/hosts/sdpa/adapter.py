@@ -19,6 +19,7 @@ from headwise.attend.hosts.layers.declared import (
     attends_across,
     calls,
     looks_like_attention,
+    normalises,
     other_positions,
     over_channels,
     passes_true,
@@ -28,7 +29,7 @@ from headwise.attend.hosts.layers.declared import (
 from headwise.attend.hosts.layers.hooks import Hooks
 from headwise.attend.hosts.sdpa import call, flex, open_sites
 from headwise.attend.hosts.sdpa.shape import SAMPLE_MAJOR, Limits
-from headwise.attend.projections.names import HEADS, QK_NORMS, first_number
+from headwise.attend.projections.names import HEADS, first_number
 from headwise.attend.projections.sizes import sizes
 from headwise.borders import hook_first, own_buffers, own_modules
 from headwise.files.errors import LEAVE_OUT
@@ -67,13 +68,9 @@ def _cuts_windows(module: nn.Module) -> bool:
     sizes = [getattr(module, name) for name in SIZES if hasattr(module, name)]
     if sizes and not any(_positive(size) for size in sizes):
         return False
-    by_class = CLASSES.search(type(module).__name__) is not None
-    return by_class or uses(module, CUTS) or (bool(sizes) and _is_tiny_vit(module))
-
-
-def _is_tiny_vit(module: nn.Module) -> bool:
+    name = type(module).__name__
     # A window size alone proves nothing: BEiT stores the size of the whole grid under that name.
-    return "TinyVit" in type(module).__name__
+    return CLASSES.search(name) is not None or uses(module, CUTS) or (bool(sizes) and "TinyVit" in name)
 
 
 def _positive(size: Any) -> bool:
@@ -268,7 +265,7 @@ def _candidate(model: nn.Module, name: str, module: nn.Module) -> Candidate:
     site = Site(name, module, host="fused", is_cross=attends_across(name, module))
     site.heads = first_number(module, HEADS)
     site.head_dim, site.kv_heads, site.value_dim = sizes(module, site.heads)
-    site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
+    site.qk_norm = normalises(module)
     rotary = uses(module, "rot|rope") and not other_positions(module)
     site.rope = rotary and any(_has_rope(m) for m in model.modules())
     if passes_true(module, "is_causal") or True in (
@@ -279,10 +276,6 @@ def _candidate(model: nn.Module, name: str, module: nn.Module) -> Candidate:
     declared(model, site)
     reason = over_channels(module) or (OFF if getattr(module, "fused_attn", True) is False else "")
     return Candidate(site, None if reason else SdpaAdapter(site), reason)
-
-
-def _is_norm(module: Any) -> bool:
-    return isinstance(module, nn.Module) and not isinstance(module, nn.Identity)
 
 
 def _has_rope(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attend.attention.softmax import fused
 from headwise.attend.hosts.sdpa.open_sites import serving
-from headwise.attend.hosts.sdpa.shape import SERVED, Limited, Shape, broadcast, samples_of, with_causality
+from headwise.attend.hosts.sdpa.shape import SERVED, Served, Shape, broadcast, samples_of, with_causality
 from headwise.attend.projections import stand_ins
 from headwise.numerics.masked import hide_other_regions, visible
 
@@ -110,7 +110,7 @@ def routed(
 
 
 def serve(
-    adapter: Limited,
+    adapter: Served,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -144,7 +144,7 @@ def serve(
     return shape.from4(out)
 
 
-def _record(adapter: Limited, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _record(adapter: Served, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Record the call, with the number of rows that entered the layer, while the model runs on an example."""
     if adapter.record is not None:
         entered = fitted.entered.latest

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
 from headwise.attend.hosts.layers.declared import forward_of, names_used, reached
+from headwise.attend.hosts.sdpa.call import serve
 from headwise.attend.hosts.sdpa.open_sites import serving
-from headwise.attend.hosts.sdpa.shape import SERVED, Limited, Shape, samples_of
+from headwise.attend.hosts.sdpa.shape import SERVED
 from headwise.attend.projections import stand_ins
 from headwise.borders import indexing_by_tensors, not_compiled, uncompiled
 from headwise.files.errors import LEAVE_OUT
@@ -154,7 +155,11 @@ def _routed(original: Callable[..., Any]) -> Callable[..., Any]:
         unsupported = [name for name, value in {"return_lse": return_lse, **others}.items() if value]
         _refuse(fitted, unsupported)
         own = (lambda: (plain()[0], None)) if paired else (lambda: (plain(), None))
-        out = _serve(adapter, fitted, query, key, value, score_mod, block_mask, scale, own)
+        mask = dense_mask(block_mask, query, key)
+        if score_mod is not None:
+            bias = _bias(fitted, score_mod, query, key)
+            mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+        out = serve(adapter, query, key, value, own, mask=mask, dropout=0.0, causal=False, scale=scale)
         return (out, vars(sys.modules[LIBRARY])["AuxOutput"]()) if paired else out
 
     routed.stands_for_flex = original  # type: ignore[attr-defined]
@@ -172,33 +177,6 @@ def _refuse(fitted: FittedLayer, arguments: list[str]) -> None:
             f"{fitted.site.name} calls flex_attention with {', '.join(arguments)}, which only its own kernel "
             f"supports: call it without, or {LEAVE_OUT}"
         )
-
-
-def _serve(
-    adapter: Limited,
-    fitted: FittedLayer,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score_mod: Any,
-    block_mask: Any,
-    scale: float | None,
-    original: Callable[[], tuple[Tensor, None]],
-) -> Tensor:
-    training = fitted.site.module.training
-    if adapter.record is not None:
-        entered = fitted.entered.latest
-        adapter.record.append((q, k, v, 0 if entered is None else entered.shape[0]))
-    k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
-    adapter.limits.check(fitted.site, q, k, False, training)
-    samples = samples_of(fitted, adapter.limits, Shape.of(adapter, q, k), q.shape[0])
-    mask = dense_mask(block_mask, q, k)
-    if score_mod is not None:
-        mask = _with_bias(mask, _bias(fitted, score_mod, q, k))
-    out, _ = fitted.attention(
-        q, k, v, original, training=training, mask=mask, causal=False, scale=scale, dropout=0.0, samples=samples
-    )
-    return out
 
 
 def dense_mask(block_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
@@ -234,7 +212,3 @@ def _bias(fitted: FittedLayer, score_mod: Any, q: Tensor, k: Tensor) -> Tensor:
                 f"{LEAVE_OUT}"
             )
     return first
-
-
-def _with_bias(allowed: Tensor | None, bias: Tensor) -> Tensor:
-    return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headwise.attend.core import recompute as passes
-from headwise.attend.hosts.sdpa.shape import Limited
+from headwise.attend.hosts.sdpa.shape import Served
 from headwise.borders import MODULE_CALL, RESUMED
 
 # Frames of this file between the function's replacement and the walk: `_runs`, `_running` and `serving`.
@@ -31,7 +31,7 @@ class _Open:
     """
 
     def __init__(
-        self, adapter: Limited, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
+        self, adapter: Served, module: nn.Module, region: Any, outer: _Open | None, thread: int | None
     ) -> None:
         self.adapter, self.module, self.region, self.outer, self.thread = adapter, module, region, outer, thread
         self.called = False
@@ -53,7 +53,7 @@ class _Current:
 current = _Current()
 
 
-def enter(adapter: Limited, module: nn.Module) -> None:
+def enter(adapter: Served, module: nn.Module) -> None:
     """Open a site: attention calls from now on belong to it."""
     if torch.compiler.is_compiling():
         current.top = _Open(adapter, module, None, current.top, None)
@@ -64,7 +64,7 @@ def enter(adapter: Limited, module: nn.Module) -> None:
     current.top = current.mine.top = _Open(adapter, module, passes.region()[0], outer, threading.get_ident())
 
 
-def leave(adapter: Limited) -> bool:
+def leave(adapter: Served) -> bool:
     """Close a site and return whether it made a call; inner sites that an exception left open are closed too."""
     mine = current.top if torch.compiler.is_compiling() else getattr(current.mine, "top", None)
     while mine is not None and mine.adapter is not adapter:
@@ -76,14 +76,14 @@ def leave(adapter: Limited) -> bool:
     return called
 
 
-def _outside(top: _Open | None, adapter: Limited) -> _Open | None:
+def _outside(top: _Open | None, adapter: Served) -> _Open | None:
     site = top
     while site is not None and site.adapter is not adapter:
         site = site.outer
     return top if site is None else site.outer
 
 
-def serving() -> Limited | None:
+def serving() -> Served | None:
     """Return the adapter of the innermost open site; must be called directly by the function's replacement."""
     if torch.compiler.is_compiling():
         # Dynamo cannot trace a walk over frames, and needs none: it traces one forward, in one thread, in order.
@@ -106,7 +106,7 @@ def serving() -> Limited | None:
     return top.adapter
 
 
-def _mark_called(adapter: Limited) -> None:
+def _mark_called(adapter: Served) -> None:
     # Only this thread's entry counts: another thread may run the same module.
     mine = getattr(current.mine, "top", None)
     for opened in (current.top, mine):
@@ -142,7 +142,7 @@ def _runs(module: nn.Module) -> bool:
     return False
 
 
-def _recalled() -> Limited | None:
+def _recalled() -> Served | None:
     """Return the site of a call in the recompute of a region that was checkpointed inside a site's forward.
 
     No module is entered there: the first run of the region recorded the sites of its calls.

@@ -28,6 +28,7 @@ class Served(Protocol):
     """An adapter whose attention calls are served, as the modules of this host see it.
 
     Attributes:
+        limits: those of the methods on its site.
         heads: the number that the module declares; the site's number may come from an example instead.
         record: the calls recorded while the model runs on an example; None otherwise.
     """
@@ -35,6 +36,7 @@ class Served(Protocol):
     site: Site
     heads: int | None
     fitted: FittedLayer | None
+    limits: Limits
     record: list[tuple[Tensor, Tensor, Tensor, int]] | None
 
     def other_tokens(self, queries: int, keys: int) -> tuple[slice | None, bool, bool]:
@@ -261,9 +263,3 @@ def _unknown_order(fitted: FittedLayer, limits: Limits, rows: int, samples: int 
         else "which rows belong to which sample is not known"
     )
     return f"{start} for {samples} samples, while {limits.per_sample} acts per sample: {reason}; {EXAMPLE}"
-
-
-class Limited(Served, Protocol):
-    """A served site with the limits of its methods."""
-
-    limits: Limits

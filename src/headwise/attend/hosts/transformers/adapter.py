@@ -22,6 +22,7 @@ from headwise.attend.hosts.layers.declared import (
     calls,
     is_cross,
     names_used,
+    normalises,
     other_positions,
     shifts_windows,
 )
@@ -36,7 +37,6 @@ from headwise.attend.projections.names import (
     HEADS,
     HIDDEN,
     PROJECTIONS,
-    QK_NORMS,
     first_number,
 )
 from headwise.attend.projections.sizes import sizes
@@ -298,7 +298,7 @@ def describe(name: str, module: nn.Module, modules: dict[str, nn.Module]) -> Sit
     # Without any sign of groups, every query head has its own keys.
     site.kv_heads = found.kv_heads or _kv_heads(module, site)
     site.value_dim = found.value_dim
-    site.qk_norm = any(_is_norm(getattr(module, n, None)) for n in QK_NORMS)
+    site.qk_norm = normalises(module)
     site.rope = _rope(module)
     site.causal = False if site.is_cross else _causal(module, around)
     site.windowed = any(_cuts_windows(parent) for parent in (module, *around[:2]))
@@ -327,10 +327,6 @@ def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None]:
 def _kv_heads(module: nn.Module, site: Site) -> int | None:
     groups = first_number(module, ("num_key_value_groups",)) or 1
     return None if site.heads is None else site.heads // groups
-
-
-def _is_norm(norm: Any) -> bool:
-    return isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
 
 
 def _rope(module: nn.Module) -> bool:
