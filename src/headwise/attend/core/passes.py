@@ -229,6 +229,4 @@ def compiled_token(token: Tensor, number: int) -> Tensor:
     return torch.tensor([int(passes._count(first)), 0], dtype=torch.int64)
 
 
-@compiled_token.register_fake
-def _(token: Tensor, number: int) -> Tensor:
-    return torch.empty(2, dtype=torch.int64)
+compiled_token.register_fake(lambda token, number: torch.empty(2, dtype=torch.int64))

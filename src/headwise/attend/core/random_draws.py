@@ -164,10 +164,7 @@ def _noise_on_device(
 
 noise_on_device = torch.library.custom_op("headwise::noise", _noise_on_device, mutates_args=())
 
-
-@noise_on_device.register_fake
-def _(key: Tensor | None, number: int, salt: int, amount: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
-    return amount.new_empty(shape, dtype=dtype)
+noise_on_device.register_fake(lambda key, number, salt, amount, shape, dtype: amount.new_empty(shape, dtype=dtype))
 
 
 def kept(key: int | Tensor, salt: int, p: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -267,20 +264,11 @@ def _draw_on_device(
 # the function itself runs: an operator of torch.library takes longer on the host than the kernel on the device.
 draw_on_device = torch.library.custom_op("headwise::draw", _draw_on_device, mutates_args=())
 
-
-@draw_on_device.register_fake
-def _(
-    key: Tensor | None,
-    number: int,
-    salt: int,
-    p: Tensor | None,
-    shape: list[int],
-    rows: list[int],
-    kind: int,
-    *,
-    device: torch.device,
-) -> Tensor:
-    return torch.empty(part_of(shape, rows), dtype=DTYPES[kind], device=device)
+draw_on_device.register_fake(
+    lambda key, number, salt, p, shape, rows, kind, *, device: torch.empty(
+        part_of(shape, rows), dtype=DTYPES[kind], device=device
+    )
+)
 
 
 def _heads_on_device(
@@ -299,12 +287,9 @@ def _heads_on_device(
 
 draw_heads_on_device = torch.library.custom_op("headwise::draw_heads", _heads_on_device, mutates_args=())
 
-
-@draw_heads_on_device.register_fake
-def _(
-    key: Tensor | None, number: int, salt: int, p: float, shape: list[int], rescale: bool, *, device: torch.device
-) -> Tensor:
-    return torch.empty(shape, device=device, dtype=torch.float32)
+draw_heads_on_device.register_fake(
+    lambda key, number, salt, p, shape, rescale, *, device: torch.empty(shape, device=device, dtype=torch.float32)
+)
 
 
 def next_key(prefix: int, first: int, replays: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -156,12 +158,11 @@ def read_rows(
     return triton_figures.figures(rows, v, real, slice(*text) if text else None, centred=centred, descent=descent)
 
 
-@read_rows.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None, counts: Tensor, valid: Tensor, real: Tensor | None,
-    positions: Tensor, ordered: bool, causal: bool, scale: float, text: list[int], centred: bool, descent: bool,
-) -> Tensor:  # fmt: skip
-    return q.new_empty(len(OF_ROWS), *q.shape[:2], positions.shape[1], dtype=torch.float32)
+read_rows.register_fake(
+    lambda q, k, v, mask, counts, valid, real, positions, *_: q.new_empty(
+        len(OF_ROWS), *q.shape[:2], positions.shape[1], dtype=torch.float32
+    )
+)
 
 
 @torch.library.custom_op("headwise::read_columns", mutates_args=())
@@ -177,12 +178,7 @@ def read_columns(
     )
 
 
-@read_columns.register_fake
-def _(
-    q: Tensor, k: Tensor, mask: Tensor | None, counts: Tensor, valid: Tensor, lse: Tensor,
-    positions: Tensor, ordered: bool, causal: bool, scale: float,
-) -> Tensor:  # fmt: skip
-    return q.new_empty(*q.shape[:2], k.shape[2], dtype=torch.float32)
+read_columns.register_fake(lambda q, k, *_: q.new_empty(*q.shape[:2], k.shape[2], dtype=torch.float32))
 
 
 @torch.library.custom_op("headwise::read_products", mutates_args=())
@@ -206,11 +202,7 @@ def read_products(
 
 
 @read_products.register_fake
-def _(
-    q: Tensor, k: Tensor, mask: Tensor | None, counts: Tensor, valid: Tensor, lse: Tensor,
-    before: list[Tensor], mask_before: Tensor | None,
-    positions: Tensor, ordered: bool, causal: bool, scale: float, scale_before: float,
-) -> Tensor:  # fmt: skip
+def _(q: Tensor, k: Tensor, mask: Any, counts: Any, valid: Any, lse: Any, before: list[Tensor], *_: Any) -> Tensor:
     heads = q.shape[1] + (before[0].shape[1] if before else 0)
     return q.new_empty(q.shape[0], heads, heads, dtype=torch.float32)
 

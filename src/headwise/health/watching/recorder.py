@@ -445,9 +445,7 @@ def observed(
     observer.take(call, out, stream)
 
 
-@observed.register_fake
-def _(*arguments: object) -> None:
-    return None
+observed.register_fake(lambda *_: None)
 
 
 @torch.library.custom_op("headwise::wrote", mutates_args={"seen"})
@@ -459,6 +457,4 @@ def wrote(seen: Tensor, number: int, name: str, written: Tensor) -> None:
         observer.take_write(name, written)
 
 
-@wrote.register_fake
-def _(*arguments: object) -> None:
-    return None
+wrote.register_fake(lambda *_: None)

@@ -219,9 +219,7 @@ def one_sequence_a_row(ran: Tensor, positions: Tensor, name: str) -> None:
         raise RuntimeError(COMPILED.format(name=name))
 
 
-@one_sequence_a_row.register_fake
-def _(*arguments: object) -> None:
-    return None
+one_sequence_a_row.register_fake(lambda *_: None)
 
 
 def _cached(now: Running, key: Any, tensors: Any, compute: Any) -> Packed | None:
