@@ -87,15 +87,15 @@ def sentence(all_sources: list[Source]) -> str:
     missing = sum(bool(part.missing) for one in all_sources for part in one.parts)
     apart = [f"{sum(one.claim.kind == kind for one in claims)} {words}" for kind, words in APART.items()]
     return (
-        f"Of {len(measured)} claims of the {len(all_sources)} sources that were stated before their figures were known "
-        f"and measured in runs, {measured.count('as published')} came out as published and "
-        f"{measured.count('smaller or larger')} in the published direction with another size; "
-        f"{measured.count('contrary')} came out contrary, {measured.count('no effect')} without effect, "
-        f"{measured.count('undecided')} undecided, {measured.count('margin too wide')} with a margin too wide to say, "
+        f"{len(measured)} claims of the {len(all_sources)} sources were written down before their figures were known "
+        f"and measured in runs. {measured.count('as published')} came out as published, and "
+        f"{measured.count('smaller or larger')} in the published direction with another size. "
+        f"{measured.count('contrary')} came out contrary, {measured.count('no effect')} without effect and "
+        f"{measured.count('undecided')} undecided. {measured.count('margin too wide')} have a margin too wide to tell, "
         f"and {measured.count('not testable')} could not be tested here. {missing} experiments were not run. "
         f"Counted apart: {', '.join(apart[:-1])} and {apart[-1]}. "
-        f"{sum(one.claim.once_contrary for one in claims)} of the sources' claims once stood contrary and were judged "
-        "otherwise after the runs; their rows name the earlier verdict, the day and the reason."
+        f"{sum(one.claim.once_contrary for one in claims)} of the sources' claims were first judged contrary, and "
+        "otherwise after the runs. Their rows name the earlier verdict, the day and the reason."
     )
 
 

@@ -83,7 +83,7 @@ def _value_of(option: str, words: list[str]) -> str | None:
 @app.command(cls=CompareCommand)
 @takes_options_of(Request)
 def compare(**given: Any) -> None:
-    """Train arms × seeds, paired, and write a report. After a stop, the same command continues.
+    """Train every arm with the same seeds, and write a report. After a stop, the same command continues.
 
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
     """
@@ -178,7 +178,7 @@ def studies(
         float | None, typer.Option(min=0, help="List only studies that took at most this many minutes.")
     ] = None,
 ) -> None:
-    """List the studies, one a line: name, source, minutes, question."""
+    """List the studies, one per line: name, source, minutes, question."""
     from headwise.lab.studies.listing import print_studies
 
     print_studies(name, source, minutes)
@@ -206,9 +206,9 @@ def audit(
     checkpoint: Annotated[
         str, typer.Argument(help="Audit a transformers folder, a timm name or file, or module.py:factory.")
     ],
-    text: Annotated[Path | None, typer.Option(help="Read statistics of activations on this text file.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Run the model on this text, and read its activations.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Read statistics of activations on this folder of images.")
+        Path | None, typer.Option(help="Run the model on these images, a folder, and read its activations.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the report into this HTML file, and its JSON next to it.")
@@ -248,7 +248,7 @@ def alarms(
     run: Annotated[str, typer.Option(help="Read runs from this column. Default: run, run_id or run_name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Apply the rules of headwise.watch to a log that exists already, and say which of them could be applied.
+    """Apply the alert rules of headwise.watch to an existing log, and say which rules could be applied.
 
     Exit code: 0 no alert, 3 an alert; 1 and 2 are errors.
     """
@@ -269,7 +269,7 @@ def replay(
         ),
     ],
 ) -> None:
-    """Run the steps before an alert again, and read each."""
+    """Repeat the steps before an alert, and read every head at each step."""
     from headwise.health.watching.replay import run
 
     run(file, training)

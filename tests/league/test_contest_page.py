@@ -34,7 +34,7 @@ def test_what_gains_in_each_world_left_out_is_to_be_tried_first(tmp_path):
     contests = [contest(tmp_path, name, gain) for name, gain in (("a", 0.1), ("b", 0.12), ("c", 0.11))]
     text = lead(contests)
     assert "**too little training: try drop-head first**" in text and "Tune the learning rate" in text
-    assert "| A | drop-head |" in page(contests) and "Nothing is said on memorising, few examples" in text
+    assert "| A | drop-head |" in page(contests) and "No answer yet for memorising, few examples" in text
 
 
 def test_what_fails_in_one_world_is_not_advised_and_the_page_says_that_nothing_transfers(tmp_path):

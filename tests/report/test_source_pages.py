@@ -110,7 +110,10 @@ def test_earlier_verdicts_and_claims_that_are_not_measured_are_counted_apart(kep
     assert "| The second. Once contrary: 1. |" in screen
     assert "Paper | – | 1 | – | – | – | – | – | 1 | – | – |\n| – stated when figures were known |" in screen
     assert "| – stated when figures were known | – | – | – | – | – | – | 1 | – | 1 | – |" in screen
-    assert "Of 1 claims of the 1 sources" in screen and "1 stated when figures were known. 1 of the sources'" in screen
+    assert (
+        "1 claims of the 1 sources were written down" in screen
+        and "1 stated when figures were known. 1 of the sources'" in screen
+    )
     # a claim that was contrary is folded into no other line
     (kept / "sources.toml").write_text(
         folded.replace("study: Third", "study: Second").replace(

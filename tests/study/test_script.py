@@ -474,8 +474,14 @@ def test_a_script_that_shows_no_step_is_told_what_would(tmp_path):
 )
 def test_a_script_that_tells_nothing_is_told_before_the_first_run(tmp_path, text, message):
     (tmp_path / "bare.py").write_text(text)
+    listener = Silent()
     with pytest.raises(StudyError, match=rf"(?s)^baseline; {re.escape(ARM)}: {message}"):
-        carry_script(tmp_path / "out", f"{sys.executable} {tmp_path / 'bare.py'}", options={"rehearse": True})
+        carry_script(
+            tmp_path / "out", f"{sys.executable} {tmp_path / 'bare.py'}", listener=listener, options={"rehearse": True}
+        )
+    # a script without headwise is named before it trains to its end
+    noted = any("does not mention headwise" in " ".join(said.split()) for said in listener.said)
+    assert noted == ("headwise" not in text)
 
 
 def test_a_plan_counts_what_is_left_and_takes_its_time_from_what_is_finished(tmp_path):
@@ -499,7 +505,7 @@ def test_a_long_silence_is_told_once_with_the_option_that_ends_one(tmp_path, mon
     listener = Silent()
     with pytest.raises(StudyError, match=r"nothing for 4 s and was ended"):
         carry_script(tmp_path, f"{COMMAND} --wrong hangs", timeout=4, listener=listener)
-    one = [said for said in listener.said if said.startswith("baseline, seed 0, printed and logged nothing for 0.3 s.")]
+    one = [said for said in listener.said if said.startswith("baseline, seed 0, has been silent for 0.3 s.")]
     assert len(one) == 1 and "--timeout" not in one[0] and "output.log" in one[0]
 
 

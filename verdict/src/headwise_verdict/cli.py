@@ -70,10 +70,10 @@ def judge(
         str, typer.Option(help="Judge this column, or figure of the script: val_loss:lower, accuracy:higher.")
     ],
     table: Annotated[
-        Path | None, typer.Argument(help="Read runs from this table, one a row: CSV, TSV, JSON or JSONL.")
+        Path | None, typer.Argument(help="Read runs from this table, one per row: CSV, TSV, JSON or JSONL.")
     ] = None,
     script: Annotated[
-        str | None, typer.Option(help="Run this command, which trains once, pair by pair until they decide.")
+        str | None, typer.Option(help="Run this training command pair by pair until there is an answer.")
     ] = None,
     change: Annotated[str, typer.Option(help="Judge this change of --script: lr=3e-4, or a method.")] = "",
     candidate: Annotated[str, typer.Option(help="Judge this arm.")] = "candidate",
@@ -90,18 +90,20 @@ def judge(
     arm: Annotated[str, typer.Option(help="Read arms from this column. Default: arm, method or group.")] = "",
     seed_column: Annotated[str, typer.Option(help="Read seeds from this column. Default: seed.")] = "",
     target: Annotated[
-        float | None, typer.Option(help="Judge the steps to this value of the metric, from a table of curves.")
+        float | None,
+        typer.Option(help="Judge how many steps a run takes to this metric value, from a table of curves."),
     ] = None,
     step: Annotated[str, typer.Option(help="Read the steps for --target from this column. Default: step.")] = "",
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
+        bool, typer.Option("--calibrate", help="Save the baseline's spread over seeds as the noise floor.")
     ] = False,
     floor: Annotated[
         Path | None,
-        typer.Option(help="Judge without pairs by the noise floor in this file; with --calibrate, keep it there."),
+        typer.Option(help="Judge unpaired runs against the noise floor in this file; with --calibrate, save it there."),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Keep all candidates in this file, and hold their false discoveries at alpha.")
+        Path | None,
+        typer.Option(help="Record all candidates in this file, and hold their false discovery rate at alpha."),
     ] = None,
     arguments: Annotated[
         str, typer.Option(help="Pass changes to --script in this form: argparse, hydra, environment, yaml:PATH.")
@@ -113,15 +115,15 @@ def judge(
         float | None, typer.Option(help="Kill a run of --script after this many silent seconds.")
     ] = None,
     first_seed: Annotated[
-        int, typer.Option(min=0, help="Start --script with this seed: run what was accepted again on fresh seeds.")
+        int, typer.Option(min=0, help="Start --script with this seed. Fresh seeds confirm an accepted change.")
     ] = 0,
     diverged: Annotated[
         float | None,
-        typer.Option(help="Count a diverged run as this figure: the metric of a model that has learned nothing."),
+        typer.Option(help="Score a diverged run with this value: that of a model that has learned nothing."),
     ] = None,
     bound: Annotated[
         float | None,
-        typer.Option(help="Assume only that no two runs differ by more than this, not that noise is normal."),
+        typer.Option(help="Do not assume normal noise, only that no two runs differ by more than this."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,

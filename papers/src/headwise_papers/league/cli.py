@@ -30,11 +30,12 @@ class LeagueRequest:
 
 @takes_options_of(LeagueRequest)
 def league(**given: Any) -> None:
-    """Run what is missing of the league: methods and controls in small worlds, all tuned by one search.
+    """Run what the league still lacks: methods and controls in small worlds, all tuned by the same search.
 
     Stop at any moment; the same command resumes.
 
-    Exit code: 0 also when --minutes are spent, whatever the verdicts; 1 an error; 2 a wrong option; 130 or 143 stopped.
+    Exit code: 0 at the end or when --minutes are spent, whatever the verdicts; 1 an error; 2 a wrong option; 130
+    or 143 stopped.
     """
     from headwise_papers.league.contest_command import run
 

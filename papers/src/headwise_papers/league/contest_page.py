@@ -65,12 +65,13 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     lines = []
     if first:
         words = "; ".join(f"**{symptom}: try {name} first**" for symptom, name in first)
-        lines.append(f"{words}. Each was chosen without each world in turn, and gained in it.")
+        lines.append(f"{words}. Each was chosen with one world left out in turn, and gained in that world.")
     elif told:
         lines.append(
-            f"**Nothing transfers** ({names}). Each of {len(told[0].means)} methods and controls could be the choice "
-            "of all worlds of a symptom but one. None gained on the one left out each time, against both its best "
-            "plain model and its best control. Some worlds show large gains, so this does not say that nothing helps."
+            f"**Nothing transfers** ({names}). A world is a small task with one symptom. The best of "
+            f"{len(told[0].means)} methods and controls was chosen on all worlds of a symptom but one, and tried on "
+            "the one left out. No choice gained each time over both the best plain model and the best control there. "
+            "Single worlds show large gains, so this does not say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
@@ -82,10 +83,10 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     if tuned:
         least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
         lines.append(
-            "**Tune the learning rate of the plain model first.** From the usual rate to the best of nine rates over "
-            f"two decades it avoids this share of the errors{mean}: from {_interval(least.to_plain)} in "
+            "**Tune the learning rate of the plain model first.** The best of nine rates over two decades avoids this "
+            f"share of the errors that the usual rate makes{mean}: from {_interval(least.to_plain)} in "
             f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
-            "Worlds of unstable training are left out: there the usual rate fails by their premise."
+            "Worlds of unstable training are not counted, because there the usual rate fails by design."
         )
     if candidates:
         words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
@@ -95,7 +96,7 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         )
     missing = [symptom for symptom in SYMPTOMS if symptom not in {one.symptom for one in told}]
     if missing:
-        lines.append(f"Nothing is said on {', '.join(missing)}: fewer than {FEWEST} of their worlds are complete.")
+        lines.append(f"No answer yet for {', '.join(missing)}: fewer than {FEWEST} complete worlds each.")
     return "\n\n".join(lines)
 
 

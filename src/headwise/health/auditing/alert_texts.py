@@ -80,13 +80,13 @@ def short_place(alert: AuditAlert | WorstHead, audit: AuditResult) -> str:
 
 def sentence(alert: AuditAlert) -> str:
     """Return the sentence of an alert below the name of its place, which it need not repeat."""
-    return f"{without_place(alert['sentence'], alert)}."
+    return f"{capital(_without_place(alert['sentence'], alert))}."
 
 
-def without_place(text: str, at: AuditAlert | WorstHead) -> str:
-    """Return a text with "the head" or "the layer" where it names the place of a head or layer."""
-    place, subject = place_of(at), "the layer" if at["head"] is None else "the head"
-    return capital(text.replace(f" of {place}", "").replace(place, subject))
+def reason_of(head: WorstHead) -> str:
+    """Return the reasons of a head's score in one phrase, which need not repeat its place."""
+    reasons = "; ".join(_without_place(one, head) for one in head["reasons"])
+    return capital(reasons)
 
 
 def count(number: int, noun: str) -> str:
@@ -102,6 +102,12 @@ def capital(text: str) -> str:
 
 def _sentences(alerts: Sequence[AuditAlert]) -> list[str]:
     return [f"{_title(alert)}: {sentence(alert)}" for alert in alerts]
+
+
+def _without_place(text: str, at: AuditAlert | WorstHead) -> str:
+    """Return a text with "the head" or "the layer" where it names the place of a head or layer."""
+    place, subject = place_of(at), "the layer" if at["head"] is None else "the head"
+    return text.replace(f" of {place}", "").replace(place, subject)
 
 
 def _title(alert: AuditAlert) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
-from headwise.health.auditing.alert_texts import capital, count, harmless, kinds, serious, without_place
+from headwise.health.auditing.alert_texts import capital, count, harmless, kinds, reason_of, serious
 from headwise.health.auditing.audit import audit
 from headwise.health.auditing.audited import Audit
 from headwise.health.auditing.records import place_of
@@ -82,9 +82,7 @@ def _worst(audit: AuditResult) -> Any:
     table = _table("The worst heads", "head", "score", "why")
     for head in audit.worst():
         if head["reasons"]:
-            table.add_row(
-                place_of(head), f"{head['score']:g}", "; ".join(without_place(one, head) for one in head["reasons"])
-            )
+            table.add_row(place_of(head), f"{head['score']:g}", reason_of(head))
     return table
 
 

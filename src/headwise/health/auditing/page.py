@@ -6,7 +6,16 @@ import json
 import math
 from typing import Any
 
-from headwise.health.auditing.alert_texts import count, harmless, kinds, places, serious, short_place, without_place
+from headwise.health.auditing.alert_texts import (
+    capital,
+    count,
+    harmless,
+    kinds,
+    places,
+    reason_of,
+    serious,
+    short_place,
+)
 from headwise.health.auditing.records import AuditRecord
 from headwise.health.auditing.result import SCORE, AuditResult
 from headwise.health.auditing.summary import balance_rows, lead, overview, title_of
@@ -76,11 +85,7 @@ def audit_page(audit: AuditResult) -> str:
 
 def _worst(audit: AuditResult) -> Any:
     columns = [Column("head"), Column("score", number=True), Column("why", wide=True)]
-    rows = [
-        [short_place(w, audit), w["score"], "; ".join(without_place(one, w) for one in w["reasons"])]
-        for w in audit.worst(10)
-        if w["reasons"]
-    ]
+    rows = [[short_place(head, audit), head["score"], reason_of(head)] for head in audit.worst(10) if head["reasons"]]
     return table(columns, rows) if rows else ""
 
 
@@ -96,10 +101,10 @@ def _alerts(audit: AuditResult) -> Any:
         remedies = [(f"{kind.title} ({kind.alerts})", [kind.remedy], kind.source) for kind in kinds(found)]
         parts += [subtitle("What to do"), findings(remedies)]
     if quiet:
-        why = kinds(quiet)[0]
+        kind = kinds(quiet)[0]
         listed_quiet = findings((one.name, one.sentences) for one in places(audit, quiet))
         title = f"{count(len(quiet), 'head')} to know of, without a need for action"
-        parts.append(fold(title, join(prose([f"{why.remedy} Source: {why.source}."], kind="note"), listed_quiet)))
+        parts.append(fold(title, join(prose([f"{kind.remedy} Source: {kind.source}."], kind="note"), listed_quiet)))
     return join(*parts)
 
 
@@ -122,7 +127,7 @@ def _map(audit: AuditResult, name: str) -> Any:
     domain = robust_range(values)
     chart = heat_map(rows, value_title=title_of(name), legend_title="", domain=domain)
     caption = f"{_caption(statistic if kind in PRODUCTS else name)} {beyond(values, domain)}".strip()
-    return figure(chart, title=title_of(name), caption=caption, trace="singular values" if traced else "")
+    return figure(chart, title=capital(title_of(name)), caption=caption, trace="singular values" if traced else "")
 
 
 def _column(record: AuditRecord) -> str | int:
@@ -144,7 +149,7 @@ def _balances(audit: AuditResult) -> Any:
     for entry in comparisons:
         step = -(-len(entry["pairs"]) // POINTS)
         points = [{entry["first"]: x, entry["second"]: y} for x, y in entry["pairs"][:: max(step, 1)]]
-        title = f"{entry['first']} against {entry['second']}, {PRODUCTS[entry['product']]}"
+        title = capital(f"{entry['first']} against {entry['second']}, {PRODUCTS[entry['product']]}")
         charts.append(figure(pairs_of(points, x=entry["first"], y=entry["second"]), title=title, name=title))
     return join(table(columns, balance_rows(audit)), grid(charts, wide=True))
 

@@ -30,9 +30,9 @@ LEAST = 0.05
 MOST = 10.0
 # The explanation of the score for reports.
 SCORE = (
-    f"{MOST:g} per alert, plus each statistic's excess over two robust standard deviations (at most {MOST:g}). The "
-    "deviation is that from the median of all heads on the unhealthy side, in units of 1.4826 MAD, of the logarithm if "
-    "all values are positive. Alerts that need no action add nothing."
+    f"{MOST:g} per alert, plus each statistic's excess over two robust standard deviations (at most {MOST:g}). "
+    "Deviations are measured from the median of all heads towards unhealthy values, in units of 1.4826 MAD (of the "
+    "logarithms, if all values are positive). Alerts that need no action add nothing."
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import TypedDict
 
-from headwise.health.auditing.alert_texts import count, harmless, kinds, places, serious, short_place, without_place
+from headwise.health.auditing.alert_texts import count, harmless, kinds, places, reason_of, serious, short_place
 from headwise.health.auditing.records import AuditRecord, place_of
 from headwise.health.auditing.result import SCORE, AuditResult, distances, worrying
 from headwise.health.auditing.weights import PRODUCTS, compared, in_words
@@ -125,10 +125,7 @@ def markdown(audit: AuditResult) -> str:
         lines += [f"- **{kind.title}** ({kind.alerts}): {kind.remedy} Source: {kind.source}." for kind in kinds(found)]
     if worst := [w for w in audit.worst() if w["reasons"]]:
         lines += ["", "## Worst heads", ""]
-        rows = [
-            [short_place(w, audit), f"{w['score']:g}", "; ".join(without_place(one, w) for one in w["reasons"])]
-            for w in worst
-        ]
+        rows = [[short_place(w, audit), f"{w['score']:g}", reason_of(w)] for w in worst]
         lines += [*_table(["head", "score", "why"], rows), "", f"Score: {SCORE}"]
     if quiet := harmless(audit.alerts):
         lines += ["", f"## No action needed: {count(len(quiet), 'head')}", "", kinds(quiet)[0].remedy, ""]

@@ -47,14 +47,14 @@ REMEDIES = {
         "Zhai et al. 2023, arXiv 2303.06296; Dehghani et al. 2023, arXiv 2302.05442",
     ),
     "logit_growth": Remedy(
-        "QKNorm, QKClip, SigmaReparam or SoftCap bound the logits, and let a small language model tolerate a higher "
-        "learning rate in docs/results/stability-map, SigmaReparam the highest",
+        "QKNorm, QKClip, SigmaReparam or SoftCap bound the logits. In docs/results/stability-map they let a small "
+        "language model tolerate a higher learning rate, SigmaReparam the highest",
         "Dehghani et al. 2023, arXiv 2302.05442; Kimi K2 2025, arXiv 2507.20534",
     ),
     "loss_spike": Remedy(
-        "look at the batches and the learning rate of the last steps: wrong labels, outlier tokens and a rate that "
-        "jumped raised it in docs/results/alarms, and watch(..., keep=N) runs those steps again; if the rate is "
-        "intended, SigmaReparam or QKNorm tolerate a higher one in docs/results/stability-map",
+        "look at the batches and the learning rate of the last steps. In docs/results/alarms wrong labels, outlier "
+        "tokens and a rate that jumped raised it; watch(..., keep=N) keeps the steps for headwise replay. If the rate "
+        "is intended, SigmaReparam or QKNorm tolerate a higher one, as in docs/results/stability-map",
         "OLMo 2 2025, arXiv 2501.00656; Zhai et al. 2023, arXiv 2303.06296",
     ),
     "over_smoothing": Remedy(
@@ -84,7 +84,7 @@ REMEDIES = {
         "2015, arXiv 1510.08560",
     ),
     "mask_lost": Remedy(
-        "stop: the model reads the tokens that it is to predict, so its training loss means nothing from here on. Find "
+        "stop: the model sees the tokens that it must predict, so its training loss means nothing from here on. Find "
         "what changed in the attention call (is_causal, the mask, a new kernel or cache), and go back to the "
         "checkpoint before",
         "Vaswani et al. 2017, arXiv 1706.03762",

@@ -15,6 +15,7 @@ from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import place_of
 from headwise.lab.experiments.arm import Arm
 from headwise.lab.experiments.recipe import Recipe
+from headwise.lab.experiments.script import Script, source_of
 from headwise.lab.experiments.study import Study
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
@@ -131,6 +132,8 @@ def rehearse(comparison: Comparison) -> list[str]:
     tried: list[dict[str, Any]] = []
     if chosen and (plan_only or len(study.arms) > 1):
         comparison.listener.say(f"trying {count(len(chosen), 'arm')} for {_tried(study)} before the first run ...")
+        for line in _forgotten(study):
+            comparison.listener.say(line)
         tried = _of_task(comparison, chosen) if isinstance(study.task, Task) else _of_script(comparison, chosen)
     known = measured | {entry["arm"]: entry for entry in tried}
     return describe(comparison, [known[arm] for arm in study.arms if arm in known], left) if tried or plan_only else []
@@ -204,6 +207,18 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
     return [entries[order.configuration.arm] for order in orders]
 
 
+def _forgotten(study: Study) -> list[str]:
+    """Return a note on a script that does not mention headwise: it would train to its end and give no outcome."""
+    source = source_of(study.task.script) if isinstance(study.task, Script) else None
+    if source is None or b"headwise" in source.read_bytes().lower():
+        return []
+    text = (
+        f"note: {source} does not mention headwise. Unless a module that it imports calls headwise.run(), it trains to "
+        "its end and has no outcome. It needs run = headwise.run(), run.regularize(model) and run.record(...)."
+    )
+    return _wrapped(text, then="")
+
+
 def _tried(study: Study) -> str:
     return "a batch" if isinstance(study.task, Task) else "three steps"
 
@@ -267,7 +282,7 @@ def describe(comparison: Comparison, entries: list[dict[str, Any]], left: list[O
         disk += 4 * KEPT * int(entry["parameters"] or 0) * (runs[arm] + comparison.trials)
     lines += _time(comparison, entries, runs)
     if disk and comparison.script is not None:
-        lines.append(f"disk:   {_bytes(disk)} where each run keeps one checkpoint with Adam's means")
+        lines.append(f"disk:   {_bytes(disk)} if each run keeps one checkpoint with Adam's moments")
     elif disk:
         lines.append(f"disk:   at most {_bytes(disk)} of checkpoints")
     return lines

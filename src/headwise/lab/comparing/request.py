@@ -104,7 +104,9 @@ class Request:
     train_size: int | None = option(None, min=1, help="Train on this many examples, drawn for each seed.")
     test_size: int | None = option(None, min=1, help="Test on this many examples, the same in all runs.")
     trials: int = option(0, "--tune", min=0, help="Tune each arm with this many trials, scored on validation data.")
-    jobs: int | None = option(None, min=1, help="Run this many at a time. Results do not change. Default: one a core.")
+    jobs: int | None = option(
+        None, min=1, help="Run this many at a time. Results do not change. Default: one per core."
+    )
     processes: int | None = option(
         None, min=1, help="Train each run with this many processes; runs execute one at a time."
     )

@@ -269,8 +269,8 @@ def _listen(
 def _silence_note(order: ScriptOrder) -> str:
     ends = "" if order.timeout is not None else " --timeout ends a run that hangs."
     return (
-        f"{order.configuration.arm}, seed {order.configuration.seed}, printed and logged nothing for "
-        f"{LONG_SILENCE:g} s.{ends}{last_lines(order.folder)}"
+        f"{order.configuration.arm}, seed {order.configuration.seed}, has been silent for {LONG_SILENCE:g} s."
+        f"{ends}{last_lines(order.folder)}"
     )
 
 
