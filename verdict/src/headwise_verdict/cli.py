@@ -95,7 +95,7 @@ def judge(
     ] = None,
     step: Annotated[str, typer.Option(help="Read the steps for --target from this column. Default: step.")] = "",
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Save the baseline's spread over seeds as the noise floor.")
+        bool, typer.Option("--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
     ] = False,
     floor: Annotated[
         Path | None,
@@ -119,11 +119,11 @@ def judge(
     ] = 0,
     diverged: Annotated[
         float | None,
-        typer.Option(help="Score a diverged run with this value: that of a model that has learned nothing."),
+        typer.Option(help="Count a diverged run as this value: that of a model that has learned nothing."),
     ] = None,
     bound: Annotated[
         float | None,
-        typer.Option(help="Do not assume normal noise, only that no two runs differ by more than this."),
+        typer.Option(help="Assume that no two runs differ by more than this, but not that noise is normal."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,
