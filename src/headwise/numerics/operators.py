@@ -1,7 +1,7 @@
 """How headwise's own operators are called: as registered ones where operators are seen, else without the registry.
 
 A call of an operator that is registered with `torch.library` costs some 100 µs of the host, and its gradient more; a
-plain `torch.autograd.Function` costs a third (docs/log.md). Small models are bound by the host.
+plain `torch.autograd.Function` costs a third (docs/log.md, Attend). Small models are bound by the host.
 """
 
 from __future__ import annotations

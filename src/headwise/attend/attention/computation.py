@@ -18,7 +18,7 @@ from headwise.files.errors import OWN_ATTENTION
 
 # Entries of one head's matrix up to which the explicit form is faster on a CPU in fp32, by the kind of the matrix-free
 # form. Time explicit / matrix-free, forward + backward, 320 maps, D = 64, T = 33, 50, 65, 80 (AMD EPYC, one thread,
-# interleaved, medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 are similar (docs/log.md):
+# interleaved, medians of 15), non-causal, by ATEN_CPU_CAPABILITY; causal calls and D = 32 are similar (log, Attend):
 #                                        avx512                 avx2
 #   DropKey, a mask                      1.15 1.33 1.44 1.54    1.14 1.13 1.44 1.53
 #   DropAttention, a mask afterwards     0.89 0.97 1.21 1.36    0.95 1.01 1.45 1.42
