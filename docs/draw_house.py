@@ -200,7 +200,7 @@ class House:
     def purpose(self, room: str) -> str:
         """Return the first sentence of a room's module docstring."""
         text = _sentence(next(path for module, path in self.files.items() if self.room(module) == room)).rstrip(".")
-        # a docstring often begins with the name of its room, which stands beside it
+        # a docstring often begins with the name of its room, which stands next to it
         name, _, description = text.partition(": ")
         text = description if description and len(name.split()) <= 3 else text
         return text[:1].upper() + text[1:]
@@ -349,7 +349,7 @@ def _fold(name: str, purpose: str, more: str, base: str, files: dict[str, Path])
 
 
 def _papers(house: House) -> str:
-    """Return the fold of the distribution beside the house, which headwise finds by its entry points."""
+    """Return the fold of the distribution next to the house, which headwise finds by its entry points."""
     project = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = project["entry-points"]
     commands = " ".join(f"<code>headwise {name}</code>" for name in points["headwise.commands"])
@@ -364,7 +364,7 @@ def _papers(house: House) -> str:
     files = {module: path for module, path in own.files.items() if module.count(".") == 1}
     folds.append(_fold("*.py", "Studies of one file.", "", "headwise_papers", files))
     return (
-        '<details class="papers" id="papers"><summary><b>papers</b> beside the house: '
+        '<details class="papers" id="papers"><summary><b>papers</b> next to the house: '
         f"{_text(project['description'])} Uses every room, and no room imports it.<br><small>Its door:</small> "
         f"<code>{len(points['headwise.studies'])} studies</code> {commands}</summary>\n"
         + "\n".join(folds)
