@@ -91,7 +91,7 @@ def _worst(audit: AuditResult) -> Any:
 
 def _alerts(audit: AuditResult) -> Any:
     found, quiet = serious(audit.alerts), harmless(audit.alerts)
-    parts = [] if found else [prose(["No statistic is beyond its limit."])]
+    parts = [] if found else [prose([f"No statistic {'calls for action' if quiet else 'is beyond its limit'}."])]
     listed = places(audit, found)
     parts += [findings((one.name, one.sentences) for one in listed[:OPEN])]
     if len(listed) > OPEN:

@@ -109,7 +109,7 @@ def lead(audit: AuditResult) -> str:
     alerted = {(a["site"], a["head"]) for a in found if a["head"] is not None}
     of = f"{count(heads, 'head')} in {count(len(audit.layers), 'layer')}"
     if not found:
-        return f"No statistic of {of} is beyond its limit."
+        return f"No statistic of {of} {'calls for action' if harmless(audit.alerts) else 'is beyond its limit'}."
     if not alerted:
         return f"{count(len(found), 'alert')} on whole layers, none on a head, of {of}."
     return f"{count(len(found), 'alert')} on {len(alerted)} of {of}."
