@@ -19,15 +19,9 @@ _OWN_FRAMES = 3
 
 
 class _Open:
-    """A site whose forward runs now.
+    """A site whose forward runs now, the open site and the checkpointed region around it, and the thread that entered.
 
-    Attributes:
-        adapter: the site's adapter.
-        module: the module that was entered.
-        region: the checkpointed region around it.
-        outer: the open site around it.
-        thread: the thread that entered it; None for compiled code.
-        called: whether the forward called the function.
+    `thread` is None for compiled code; `called` says whether the forward called the function.
     """
 
     def __init__(
