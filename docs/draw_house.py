@@ -83,6 +83,7 @@ SIDE_DOORS = (
     "headwise.attend.hosts",
     "headwise.attend.optimizers",
     "headwise_verdict.files",
+    "headwise_verdict.pages",
     "headwise_verdict.results",
 )
 # The largest number of names through a door.
@@ -90,14 +91,11 @@ WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
 # number goes down.
 PAST = {
-    ("health", "attend"): (14, "leaves of modules, and places, which walk over layers"),
-    ("health", "verdict"): (16, "the page of an audit is made of the parts of verdict's pages"),
+    ("health", "attend"): (11, "leaves of modules, and places, which walk over layers"),
     ("lab", "attend"): (10, "schedules in arms, captured steps"),
     ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
-    ("lab", "verdict"): (23, "commands, judged pairs, tables of logs, the page of a study"),
     ("headwise", "attend"): (5, "the checks of a method look at its stages"),
     ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
-    ("headwise", "verdict"): (4, "assert_not_worse"),
 }
 
 PAGE = """# The house

@@ -114,7 +114,7 @@ def test_a_circle_of_three_is_found(plan, tmp_path):
     "door",
     [
         *("headwise.attend", "headwise.health", "headwise.lab", "headwise_verdict"),
-        *("headwise_verdict.files", "headwise_verdict.results"),
+        *("headwise_verdict.files", "headwise_verdict.pages", "headwise_verdict.results"),
     ],
 )
 def test_a_door_is_narrow_and_every_name_in_it_exists(plan, house, door):

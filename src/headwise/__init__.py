@@ -55,8 +55,8 @@ _OPTIONAL = {
     "WatchCallback": "health.watching.callbacks",
     "HeadwiseCallback": "lab.training.trainer_callback",
     "compare": "lab.studies.from_python",
-    "StudyReport": "lab.studies.from_python",
-    "StudyResult": "lab.studies.from_python",
+    "StudyReport": "headwise_verdict.reporting.study_result",
+    "StudyResult": "headwise_verdict.reporting.study_result",
 }
 
 
@@ -122,10 +122,10 @@ if TYPE_CHECKING:
     from headwise.health.watching.rules import Thresholds as Thresholds
     from headwise.health.watching.watch import watch as watch
     from headwise.lab.comparing.log_alarms import alarms as alarms
-    from headwise.lab.studies.from_python import StudyReport as StudyReport
-    from headwise.lab.studies.from_python import StudyResult as StudyResult
     from headwise.lab.studies.from_python import compare as compare
     from headwise.lab.training.script_run import Run as Run
     from headwise.lab.training.script_run import run as run
     from headwise.lab.training.trainer_callback import HeadwiseCallback as HeadwiseCallback
+    from headwise_verdict import StudyResult as StudyResult
     from headwise_verdict import judge as judge
+    from headwise_verdict.reporting.study_result import StudyReport as StudyReport

@@ -20,8 +20,7 @@ from headwise.files.entry_points import entry_points, load
 from headwise.lab.comparing.request import Request, is_of_file
 from headwise.lab.files.stops import end_on_stops
 from headwise.lab.studies.registry import Installed, study_names
-from headwise_verdict import StudyError
-from headwise_verdict.cli import JudgeCommand, judge
+from headwise_verdict import StudyError, add_judge
 from headwise_verdict.files import is_for_users, printable, takes_options_of
 
 app = typer.Typer(
@@ -140,28 +139,11 @@ def report(
     Exit code: 0 when the report is written, whatever its verdicts; 1 an error; 2 a wrong option.
     """
     from headwise.files.json_output import json_alone
-    from headwise_verdict.reporting.command import report_numbers, run
-    from headwise_verdict.reporting.table_rows import is_table
-    from headwise_verdict.results.json_answer import results_of
+    from headwise_verdict import report as report_of
 
-    tables = [path for path in folders if is_table(path)]
-    if tables and len(folders) > 1:
-        raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
-    if tables:
-        columns = [name.strip() for text in settings or [] for name in text.split(",") if name.strip()]
-        with json_alone(as_json) as show:
-            page = report_numbers(
-                tables[0], outcome or [], baseline, arm=arm, seed=seed_column, settings=columns, out=out, export=export
-            )
-            show(results_of([page.parent]))
-        return
-    if outcome or arm or seed_column or settings or out:
-        raise StudyError(
-            f"--outcome, --arm, --seed-column, --settings and --out are for tables, and {folders[0]} is a folder of "
-            "results: leave them out."
-        )
+    options: dict[str, Any] = {"arm": arm, "seed": seed_column, "settings": settings or [], "out": out}
     with json_alone(as_json) as show:
-        show(run(folders, export))
+        show(report_of(folders, outcome or [], baseline, **options, export=export))
 
 
 for _name in entry_points("headwise.commands"):
@@ -227,7 +209,7 @@ def audit(
     command(checkpoint, text, images, out, as_json=as_json, fail_on=fail_on or ())
 
 
-app.command(cls=JudgeCommand)(judge)
+add_judge(app)
 
 
 @app.command()

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from headwise.lab.comparing.judged_script import JudgedScript, judge_script
+from headwise.lab.comparing.judged_script import JudgedScript
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.command import Request, run
 from headwise_verdict.judging.decision import ACCEPT, GO_ON, Rule, judge
+from headwise_verdict.judging.pairs import judge_pairs
 
 METRIC = "loss:lower"
 DRAWS = random.Random(3)
@@ -211,7 +212,7 @@ def command(tmp_path, monkeypatch):
 
 
 def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(command, tmp_path, capsys, monkeypatch):
-    from headwise.lab.comparing import judged_script as scripts
+    from headwise_verdict.judging import command as commands
 
     path, seen = tmp_path / "ledger.jsonl", []
 
@@ -220,8 +221,8 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
             seen.append(json.loads(path.read_text().splitlines()[0]))
         return judged(*arguments)
 
-    judged = scripts.judge_script
-    monkeypatch.setattr(scripts, "judge_script", spied)
+    judged = commands.judge_pairs
+    monkeypatch.setattr(commands, "judge_pairs", spied)
     script = JudgedScript(command, "rate=2", METRIC)
     options = {"budget": 2, "script": script, "ledger": path}
     assert run(Request(None, METRIC, "rate=2", **options)) == 4
@@ -244,9 +245,9 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
 
 def test_a_diverged_run_of_a_script_counts_as_declared(command, capsys):
     with pytest.raises(StudyError, match="Pass --diverged with the metric of a model that has learned nothing"):
-        judge_script(JudgedScript(command, "rate=9", METRIC), Rule(budget=2))
-    decision = judge_script(JudgedScript(command, "rate=9", METRIC, diverged=7.5), Rule(budget=4))
+        judge_pairs(JudgedScript(command, "rate=9", METRIC), Rule(budget=2))
+    decision = judge_pairs(JudgedScript(command, "rate=9", METRIC, diverged=7.5), Rule(budget=4))
     assert decision.pairs == 4 and decision.mean > 1
     assert "diverged, and counted as 7.5: candidate with seed 1, candidate with seed 3" in decision.notes
     with pytest.raises(StudyError, match="to diverge would pay"):
-        judge_script(JudgedScript(command, "rate=9", METRIC, diverged=0.0), Rule(budget=4))
+        judge_pairs(JudgedScript(command, "rate=9", METRIC, diverged=0.0), Rule(budget=4))

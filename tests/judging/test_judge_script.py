@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from headwise.lab.comparing.judged_script import JudgedScript, judge_script, pairs_of
+from headwise.lab.comparing.judged_script import JudgedScript, pairs_of
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.command import Request, run
 from headwise_verdict.judging.decision import ACCEPT, Rule
+from headwise_verdict.judging.pairs import judge_pairs
 
 TRAINING = """
 import argparse, random, sys
@@ -70,7 +71,7 @@ def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys)
 
 def test_what_was_accepted_is_run_again_on_fresh_seeds(command, capsys):
     script = JudgedScript(command, "gain=0.08", "val_loss:lower", first=100)
-    assert judge_script(script, Rule(budget=2)).pairs == 2
+    assert judge_pairs(script, Rule(budget=2)).pairs == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()[-2:]] == ["seed 100", "seed 101"]
 
 
@@ -91,11 +92,11 @@ def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
 def test_runs_that_are_no_pairs_are_refused(command, wrong, message):
     script = JudgedScript(f"{command} --wrong {wrong}", "gain=0.08", "val_loss:lower")
     with pytest.raises(StudyError, match=message):
-        judge_script(script, Rule(budget=4))
+        judge_pairs(script, Rule(budget=4))
 
 
 def test_arms_that_see_other_data_are_told(command):
-    decision = judge_script(JudgedScript(f"{command} --wrong data", "gain=0.5", "val_loss:lower"), Rule(budget=6))
+    decision = judge_pairs(JudgedScript(f"{command} --wrong data", "gain=0.5", "val_loss:lower"), Rule(budget=6))
     assert decision.answer == ACCEPT and "first weights or batches differ" in decision.notes[0]
 
 

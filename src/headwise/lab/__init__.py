@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from headwise.lab.experiments.subject import Phase as Phase
     from headwise.lab.experiments.task import Task as Task
     from headwise.lab.files.data_set import DataSet as DataSet
-    from headwise.lab.studies.from_python import StudyResult as StudyResult
     from headwise.lab.studies.from_python import compare as compare
     from headwise.lab.studies.vision_transformer import VisionTransformer as VisionTransformer
     from headwise.lab.training.script_run import Run as Run
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 _DOOR = {
     # train arms and seeds of a task, paired
     "compare": "studies.from_python",
-    # the result of a study in its folder
-    "StudyResult": "studies.from_python",
     # a small model for tasks of pictures
     "VisionTransformer": "studies.vision_transformer",
     # what a training script records of its run

@@ -8,7 +8,7 @@ from headwise.files.optional_imports import needing
 from headwise.testing.contract import check_method
 
 if TYPE_CHECKING:
-    from headwise.testing.judged import assert_not_worse
+    from headwise_verdict import assert_not_worse
 
 __all__ = ["assert_not_worse", "check_method"]
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
     if name != "assert_not_worse":
         raise AttributeError(f"module 'headwise.testing' has no attribute {name!r}")
     with needing("assert_not_worse", "study"):
-        from headwise.testing.judged import assert_not_worse
+        from headwise_verdict import assert_not_worse
 
         return assert_not_worse
 

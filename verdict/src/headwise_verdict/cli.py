@@ -160,6 +160,11 @@ def judge(
     main(Request(table, metric, candidate, baseline, margin, alpha, budget, form=form, **options))
 
 
+def add_judge(other: typer.Typer) -> None:
+    """Add the command `judge` to another command line."""
+    other.command(cls=JudgeCommand)(judge)
+
+
 def _named(table: Path, against: Path, candidate: str, baseline: str) -> tuple[str, str]:
     """Return the names of the arms of two tables: those given, else those of the files."""
     mine, other = (table.stem, against.stem) if table.stem != against.stem else (str(table), str(against))

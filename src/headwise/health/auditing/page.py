@@ -22,8 +22,7 @@ from headwise.health.auditing.summary import balance_rows, lead, overview, title
 from headwise.health.auditing.weights import NEARLY, PRODUCTS, compared
 from headwise.health.statistics import STATISTICS
 from headwise.health.statistics.weights import WEIGHT_STATISTICS
-from headwise_verdict.pages.charts import beyond, heat_map, pairs_of, robust_range
-from headwise_verdict.pages.shell import (
+from headwise_verdict.pages import (
     Column,
     Section,
     figure,
@@ -33,7 +32,9 @@ from headwise_verdict.pages.shell import (
     join,
     page,
     pairs,
+    pairs_of,
     prose,
+    robust_heat_map,
     subtitle,
     table,
 )
@@ -123,10 +124,8 @@ def _map(audit: AuditResult, name: str) -> Any:
             spectrum = audit.spectra.get(f"{record['site']}|{record['head']}|{kind}", [])
             row["spectrum"] = [float(f"{x:.3g}") for x in spectrum]
         rows.append(row)
-    values = [row["value"] for row in rows if row["value"] is not None]
-    domain = robust_range(values)
-    chart = heat_map(rows, value_title=title_of(name), legend_title="", domain=domain)
-    caption = f"{_caption(statistic if kind in PRODUCTS else name)} {beyond(values, domain)}".strip()
+    chart, beyond = robust_heat_map(rows, value_title=title_of(name))
+    caption = f"{_caption(statistic if kind in PRODUCTS else name)} {beyond}".strip()
     return figure(chart, title=capital(title_of(name)), caption=caption, trace="singular values" if traced else "")
 
 

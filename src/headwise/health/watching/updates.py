@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from headwise.attend import Site
-from headwise.attend.projections import ProjectionError
+from headwise.attend.projections import ProjectionError, still
 from headwise.attend.projections import of as projections_of
-from headwise.attend.projections.leaves import still
 from headwise.borders import norms_of
 from headwise.health.watching.figures import Figures
 from headwise.health.watching.losses import LOSS_SPIKE, WHOLE, Spikes

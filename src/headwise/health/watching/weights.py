@@ -10,8 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import Call, Site, projections
-from headwise.attend.projections import Block, ProjectionError, Projections, effective, is_adapted, obstacle
-from headwise.attend.projections.leaves import Leaf, leaves, still
+from headwise.attend.projections import (
+    Block,
+    Leaf,
+    ProjectionError,
+    Projections,
+    effective,
+    is_adapted,
+    obstacle,
+    still,
+)
+from headwise.attend.projections.leaves import leaves
 from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution
 from headwise.files.errors import suggest

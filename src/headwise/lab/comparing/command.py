@@ -43,7 +43,7 @@ def run(request: Request) -> None:
     with json_alone(request.as_json) as show:
         folder = _carried_out(request)
         if request.as_json and folder is not None:
-            from headwise_verdict.results.json_answer import results_of
+            from headwise_verdict import results_of
 
             show(results_of([folder]))
 
@@ -100,7 +100,9 @@ def run_comparison(request: Request, engine: Engine) -> Path | None:
     folder = carry_out(request, engine)
     if request.plan or int(os.environ.get("RANK", "0")) != 0:
         return None
-    write_report(folder)
+    from headwise_verdict import show_report
+
+    show_report(folder)
     return folder
 
 
@@ -163,7 +165,7 @@ SCALES = {"other": "custom"}
 
 def announce(study: Study, folder: Path, trials: int) -> list[str]:
     """Return the lines printed before anything trains: what is compared, the number of seeds, and the folder."""
-    from headwise_verdict.results.joint_flips import seeds_for_a_verdict
+    from headwise_verdict import seeds_for_a_verdict
 
     needed, data = seeds_for_a_verdict(), study.task.data_sets()
     enough = "enough for a verdict" if study.seeds >= needed else f"a verdict needs {needed}: --seeds {needed}"
@@ -222,15 +224,7 @@ def run_findings(request: Request) -> Path:
             )
     except OSError as error:
         raise explain(error, out) from error
-    write_report(out)
+    from headwise_verdict import show_report
+
+    show_report(out)
     return out
-
-
-def write_report(folder: Path) -> None:
-    """Write the report of a folder and print its table."""
-    from headwise_verdict import write
-    from headwise_verdict.results.table import print_answer
-
-    page = write(folder)
-    print_answer(folder)
-    print(f"\nreport: {page}")

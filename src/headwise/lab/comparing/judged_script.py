@@ -1,9 +1,7 @@
-"""Judging a change of a training script: baseline and candidate run pair by pair until the evidence decides."""
+"""A training script and one change of it: pairs of runs, of the baseline and of the candidate, to be judged."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import re
 import sys
@@ -12,19 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.files.durable import write_bytes
-from headwise_verdict import StudyError
-from headwise_verdict.files.ownership import claim
-from headwise_verdict.judging.decision import GO_ON, Decision, Rule, of_differences
-from headwise_verdict.judging.runs import check_diverged
+from headwise_verdict import PairOfRuns, StudyError
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.study import Study
     from headwise_verdict.results import RunResult
 
 BASELINE = "baseline"
-# the table of the pairs, as `headwise judge TABLE` reads it
-TABLE = "judged.csv"
 
 
 @dataclass(frozen=True)
@@ -90,30 +82,13 @@ class JudgedScript:
 
         return (self.out or Path("results") / "judge" / name_of(self.command)).resolve()
 
-    def check(self, rule: Rule) -> None:
-        """Raise StudyError if the rule has no budget, or the script, change or form of arguments is invalid."""
-        if rule.budget is None:
-            raise StudyError(
-                "--script needs --budget, the most pairs to run: a change that does nothing is never decided."
-            )
+    def check(self) -> None:
+        """Raise StudyError if the script, the change or the form of arguments is invalid."""
         self.study()
 
-    def judge(self, rule: Rule) -> Decision:
-        """Return the decision about its pairs; see `judge_script`."""
-        return judge_script(self, rule)
-
-
-@dataclass(frozen=True)
-class PairOfRuns:
-    """The two runs of one seed."""
-
-    seed: int
-    candidate: float
-    baseline: float
-    # whether weights and batches, as far as the script tells them, were the same
-    alike: bool
-    # those of its runs that diverged: "candidate", "baseline"
-    diverged: tuple[str, ...] = ()
+    def pairs(self) -> Iterator[PairOfRuns]:
+        """Run its pairs; see `pairs_of`."""
+        return pairs_of(self)
 
 
 def pairs_of(script: JudgedScript) -> Iterator[PairOfRuns]:
@@ -179,47 +154,3 @@ def _figure(study: Study, run: RunResult, diverged: float | None) -> float:
             "of a model that has learned nothing, or judge the share of runs that diverge."
         )
     return diverged if figure is None else figure  # type: ignore[return-value]
-
-
-def judge_script(script: JudgedScript, rule: Rule) -> Decision:
-    """Run pairs until they decide or the rule's budget is spent, and write them as a table; return the decision.
-
-    Raises:
-        StudyError: if the rule has no budget, and as `pairs_of` does.
-    """
-    script.check(rule)
-    claim(script.folder, (TABLE,), shared=True)
-    seen: list[PairOfRuns] = []
-    ended: list[float] = []
-    for pair in pairs_of(script):
-        seen.append(pair)
-        ended += [getattr(pair, name) for name in ("candidate", "baseline") if name not in pair.diverged]
-        check_diverged(script.diverged, ended, higher=rule.higher)
-        _write(script, seen)
-        decision = of_differences([one.candidate - one.baseline for one in seen], rule)
-        told = f"seed {pair.seed}: {script.change} {pair.candidate:.6g}, baseline {pair.baseline:.6g}"
-        print(f"{told}; {decision.answer}", file=sys.stderr, flush=True)
-        if decision.answer != GO_ON:
-            break
-    lost = [f"{name} with seed {one.seed}" for one in seen for name in one.diverged]
-    if lost:
-        decision = decision.noted(f"diverged, and counted as {script.diverged:g}: {', '.join(lost)}")
-    apart = [str(one.seed) for one in seen if not one.alike]
-    if apart:
-        return decision.noted(
-            f"of seed {', '.join(apart)}, first weights or batches differ between the arms: pairs gain nothing then. "
-            "Seed the script before it builds the model"
-        )
-    return decision
-
-
-def _write(script: JudgedScript, seen: list[PairOfRuns]) -> None:
-    name = script.metric.rpartition(":")[0]
-    rows = [
-        (arm, one.seed, value)
-        for one in seen
-        for arm, value in ((script.change, one.candidate), (BASELINE, one.baseline))
-    ]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("arm", "seed", name), *rows])
-    write_bytes(script.folder / TABLE, text.getvalue().encode())

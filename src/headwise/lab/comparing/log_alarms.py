@@ -20,9 +20,7 @@ from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
 from headwise.health import Thresholds
 from headwise.health.watching.logged import GRADIENT, JUDGED, LOSS, OWN, LoggedRun, judged
-from headwise_verdict import StudyError
-from headwise_verdict.reporting.cell_values import figure_of, is_missing
-from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
+from headwise_verdict import Row, StudyError, figure_of, is_missing, read_rows
 
 # increased when a field of the JSON changes its meaning or goes
 SCHEMA = "headwise.alarms/1"
@@ -186,7 +184,7 @@ def _rows(path: Path) -> list[Row]:
 
 def _by_run(path: Path, rows: list[Row], step: str, run: str) -> dict[str, Table]:
     """Return the points of each column of each run."""
-    names = names_of(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
     for option, given in (("step", step), ("run", run)):
         if given and given not in names:
             raise StudyError(f"--{option} {given}: {path} has no such column. Columns: {', '.join(names)}.")

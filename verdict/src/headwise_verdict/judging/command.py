@@ -8,32 +8,19 @@ import sys
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.files.foreign_text import printable
 from headwise_verdict.judging.curves import Target
 from headwise_verdict.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
+from headwise_verdict.judging.pairs import Paired, check_budget, judge_pairs
 from headwise_verdict.judging.runs import Pairs, read_pairs
 
 # increased when a field of the JSON changes its meaning or goes
 SCHEMA = "headwise.judge/1"
 # the exit code of a command that could not be carried out; 1 and 2, as elsewhere, would be answers
 FAILED = 5
-
-
-class Paired(Protocol):
-    """What trains pairs of runs until they decide, such as a script and a change of it."""
-
-    @property
-    def command(self) -> str:
-        """Return the command that trains once."""
-
-    def check(self, rule: Rule) -> None:
-        """Raise StudyError if no pair can be trained under this rule."""
-
-    def judge(self, rule: Rule) -> Decision:
-        """Return the decision about the pairs."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +149,7 @@ def _by_ledger(request: Request, path: Path) -> Decision:
     metric = request.metric if request.target is None else request.figure
     ledger = Ledger(path, metric, request.baseline, "" if request.script is None else request.script.command)
     if request.script is not None:
-        request.script.check(request.rule())
+        check_budget(request.script, request.rule())
     return ledger.judged(
         request.candidate, request.rule(), lambda rule: _judged(request, rule), trains=request.script is not None
     )
@@ -171,7 +158,7 @@ def _by_ledger(request: Request, path: Path) -> Decision:
 def _judged(request: Request, rule: Rule) -> Decision:
     """Return the decision about a script's runs or a table's."""
     if request.script is not None:
-        return request.script.judge(rule)
+        return judge_pairs(request.script, rule)
     pairs = _read(request, request.candidate, needs_both=request.floor is None)
     return decided(request, pairs, rule).noted(*pairs.notes)
 

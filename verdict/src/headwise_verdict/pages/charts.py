@@ -164,6 +164,13 @@ def beyond(values: Sequence[float], domain: tuple[float, float]) -> str:
     return f"Colours end at the limits of most values; beyond: {' and '.join(parts)}." if parts else ""
 
 
+def robust_heat_map(rows: Sequence[Row], *, value_title: str) -> tuple[Any, str]:
+    """Return a heat map whose colours end at `robust_range`, and the sentence on the values beyond."""
+    values = [row["value"] for row in rows if row["value"] is not None]
+    domain = robust_range(values)
+    return heat_map(rows, value_title=value_title, legend_title="", domain=domain), beyond(values, domain)
+
+
 def digits_of(domain: tuple[float, float]) -> str:
     """Return the format that distinguishes the ends of a range: ".2r" for 0.1 to 0.9, ".5r" for 0.99981 to 0.99989."""
     low, high = domain

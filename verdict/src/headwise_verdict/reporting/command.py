@@ -11,6 +11,7 @@ from headwise_verdict.files.errors import StudyError
 from headwise_verdict.reporting.export import export as write_out
 from headwise_verdict.reporting.numbers import study_of_numbers
 from headwise_verdict.reporting.rebuild import rebuild
+from headwise_verdict.reporting.table_rows import is_table
 from headwise_verdict.results.across import across, across_words
 from headwise_verdict.results.analysis_record import stranger_words
 from headwise_verdict.results.json_answer import results_of
@@ -40,12 +41,48 @@ def report_numbers(
     notes = study_of_numbers(path, outcomes, baseline, folder, arm=arm, seed=seed, settings=settings)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    show_report(folder)
+    if export is not None:
+        print(f"{len(write_out(folder, export))} files in {export}")
+    return folder / "report.html"
+
+
+def report(
+    paths: Sequence[Path],
+    outcomes: Sequence[str] = (),
+    baseline: str = "baseline",
+    *,
+    arm: str = "",
+    seed: str = "",
+    settings: Sequence[str] = (),
+    out: Path | None = None,
+    export: Path | None = None,
+) -> dict[str, Any]:
+    """Rebuild the reports of folders, or report one table of runs, and return the answers for --json.
+
+    Raises:
+        StudyError: for several tables, and for options of a table with a folder; see `report_numbers` and `run`.
+    """
+    tables = [path for path in paths if is_table(path)]
+    if tables and len(paths) > 1:
+        raise StudyError(f"{tables[0]} is a table of numbers. Report one table at a time.")
+    if tables:
+        columns = [name.strip() for text in settings for name in text.split(",") if name.strip()]
+        options: dict[str, Any] = {"arm": arm, "seed": seed, "settings": columns, "out": out, "export": export}
+        return results_of([report_numbers(tables[0], outcomes, baseline, **options).parent])
+    if outcomes or arm or seed or settings or out:
+        raise StudyError(
+            f"--outcome, --arm, --seed-column, --settings and --out are for tables, and {paths[0]} is a folder of "
+            "results: leave them out."
+        )
+    return run(paths, export)
+
+
+def show_report(folder: Path) -> None:
+    """Write the report of a folder, and print its answer and the page's path."""
     page = rebuild(folder)
     print_answer(folder)
     print(f"\nreport: {page}")
-    if export is not None:
-        print(f"{len(write_out(folder, export))} files in {export}")
-    return page
 
 
 def run(folders: Sequence[Path], export: Path | None) -> dict[str, Any]:
