@@ -133,7 +133,8 @@ def line(row: Row) -> str:
 def _cells(plain: tuple[float, float], method: tuple[float, float]) -> list[str]:
     gain = (method[0] - plain[0]) / ((plain[1] + method[1]) / 2)
     words = f"{gain:+.1f}".replace("-", "−")
-    return [*(f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in (plain, method)), words]
+    # 28.845 % is 28.85 % on the study's page, too
+    return [*(f"{round(mean, 6) + 1e-9:.2f} ± {deviation:.2f}" for mean, deviation in (plain, method)), words]
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-QUOTED, RESULTS, ALARMS = DOCS / "quoted.toml", DOCS / "results", DOCS / "results" / "alarms" / "alarms.json"
+QUOTED, RESULTS = DOCS / "quoted.toml", DOCS / "results"
 MARK = re.compile(r"(<!-- quoted: (?P<name>\S+) -->)(?P<text>.*?)(<!-- /quoted -->)", re.DOTALL)
 BEGIN, END = re.compile(r"<!-- quoted: "), re.compile(r"<!-- /quoted -->")
 IN_PERCENT = ("mean", "low", "high", "difference", "difference_low", "difference_high")
@@ -45,10 +45,13 @@ def figures(name: str, entry: dict[str, Any]) -> dict[str, Any]:
         count = {kind: sum(one == kind for one, _ in kinds) for kind in ("method", "control")}
         return {"methods": count["method"], "controls": count["control"], "entries": sum(count.values())}
     if "rule" in entry:
-        rules = json.loads(ALARMS.read_text(encoding="utf-8"))
+        path = RESULTS / "alarms" / entry["file"]
+        rules = json.loads(path.read_text(encoding="utf-8"))
         if entry["rule"] not in rules:
-            sys.exit(f"docs/quoted.toml: {name} quotes the rule {entry['rule']!r}, which {ALARMS.name} does not hold")
+            sys.exit(f"docs/quoted.toml: {name} quotes the rule {entry['rule']!r}, which {path.name} does not hold")
         rule = dict(rules[entry["rule"]])
+        # false alarms in 10,000 steps, where its interval ends
+        rule["most"] = 10 * rule["per_1000"][2]
         low, high = rule["lead_interval"] or (None, None)
         return rule | {"lead_low": low, "lead_high": high}
     table = RESULTS / entry["results"] / "table.csv"

@@ -783,6 +783,44 @@ def _over_worlds(gains: list[tuple[float, float]]) -> tuple[float, ...]:
     return mean, mean - half, mean + half, mean - wide, mean + wide
 
 
+def alarms_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare the figures of the rules at the shipped cadence with ones from the alerts of every run."""
+    if not (folder / "as_shipped.csv").is_file():
+        return 0, []
+    stored = json.loads((folder / "as_shipped.json").read_text(encoding="utf-8"))
+    with (folder / "as_shipped.csv").open(encoding="utf-8", newline="") as stream:
+        runs = [run for run in csv.DictReader(stream) if run["part"] == "tested"]
+    count, wrong = 0, []
+    for rule, figures in stored.items():
+        leads, false, steps, faults = [], 0, 0, 0
+        for run in runs:
+            found = (one.split(":") for one in run["alerts"].split())
+            alerts = {int(step) for name, step in found if rule in (name, "any rule")}
+            if run["fault"].startswith("healthy,"):
+                # runs whose rate rises for long have a sentence on the page
+                continue
+            if run["fault"].startswith("healthy"):
+                false, steps = false + len(alerts), steps + int(run["steps"])
+            elif run["shows"]:
+                faults += 1
+                inside = [step for step in alerts if int(run["onset"]) <= step <= int(run["shows"])]
+                leads += [int(run["shows"]) - min(inside)] if inside else []
+        ends = [stats.chi2.ppf(q, 2 * false + more) / 2 for q, more in ((0.025, 0), (0.975, 2))]
+        rate = 1000 * np.nan_to_num(np.array([false, *ends])) / steps
+        again = {
+            "faults": faults,
+            "caught": len(leads),
+            "lead": float(np.median(leads)) if leads else None,
+            "false_alarms": false,
+            "healthy_steps": steps,
+        }
+        checks = {name: figures[name] == value for name, value in again.items()}
+        checks["per_1000"] = bool(np.allclose(rate, figures["per_1000"]))
+        count += len(checks)
+        wrong += [f"{folder.name}: {name} of {rule} as shipped" for name, right in checks.items() if not right]
+    return count, wrong
+
+
 CHECKS = (
     mismatches,
     table_mismatches,
@@ -809,6 +847,9 @@ def main() -> None:
         if not options.studies or path.parent.name in options.studies:
             count, mismatched = findings_mismatches(path.parent)
             total, wrong = total + count, wrong + mismatched
+    if not options.studies or "alarms" in options.studies:
+        count, mismatched = alarms_mismatches(options.results / "alarms")
+        total, wrong = total + count, wrong + mismatched
     if not options.studies:
         count, mismatched = league_mismatches(options.results.parent / "league")
         total, wrong = total + count, wrong + mismatched

@@ -61,7 +61,7 @@ def test_what_cannot_be_filled_is_told_by_name():
     with pytest.raises(SystemExit, match=r"one cannot be filled \(KeyError: 'median'\)"):
         MADE["text_of"]("one", {**entry, "arm": "baseline", "text": "{median}"})
     with pytest.raises(SystemExit, match="the rule 'none'"):
-        MADE["text_of"]("one", {"rule": "none", "text": "{lead}"})
+        MADE["text_of"]("one", {"rule": "none", "file": "alarms.json", "text": "{lead}"})
     with pytest.raises(SystemExit, match=r"a\.md quotes two, which is not in"):
         MADE["filled"]("<!-- quoted: two -->x<!-- /quoted -->", "a.md", {})
     with pytest.raises(SystemExit, match=r"a\.md has a mark"):

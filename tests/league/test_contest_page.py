@@ -40,7 +40,7 @@ def test_what_gains_in_each_world_left_out_is_to_be_tried_first(tmp_path):
 def test_what_fails_in_one_world_is_not_advised_and_the_page_says_that_nothing_transfers(tmp_path):
     contests = [contest(tmp_path, name, gain) for name, gain in (("a", 0.1), ("b", 0.12), ("c", -0.1))]
     text = lead(contests)
-    assert text.startswith("**Nothing transfers** (too little training)") and "try drop-head" not in text
+    assert text.startswith("**Nothing was shown to transfer** (too little training)") and "try drop-head" not in text
     assert "| C | drop-head | −2" in page(contests)
 
 

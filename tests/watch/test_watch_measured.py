@@ -55,7 +55,7 @@ def test_an_alert_quotes_its_lead_and_its_false_alarms(kept):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ({"false_alarms": 0}, "caught 12 of 30 faults, typically 24 steps early; no false alarms."),
+        ({"false_alarms": 0}, "caught 12 of 30 faults, typically 24 steps early; no false alarms in 50,000 healthy"),
         ({"caught": 0, "lead": None, "false_alarms": 1}, "caught none of 30 faults; 1 false alarm in 50,000 healthy"),
         ({"lead": 0.0}, "typically as the loss showed them;"),
         ({"lead": 1.0}, "typically 1 step early;"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from headwise_papers.league.contest import MOVE, Contest
@@ -67,11 +68,13 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         words = "; ".join(f"**{symptom}: try {name} first**" for symptom, name in first)
         lines.append(f"{words}. Each was chosen with one world left out in turn, and gained in that world.")
     elif told:
+        counts = sorted({len(one.means) for one in told})
         lines.append(
-            f"**Nothing transfers** ({names}). A world is a small task with one symptom. The best of "
-            f"{len(told[0].means)} methods and controls was chosen on all worlds of a symptom but one, and tried on "
-            "the one left out. No choice gained each time over both the best plain model and the best control there. "
-            "Single worlds show large gains, so this does not say that nothing helps."
+            f"**Nothing was shown to transfer** ({names}). A world is a small task with one symptom. The best of "
+            f"{' or '.join(map(str, counts))} methods and controls was chosen on all worlds of a symptom but one, and "
+            "tried on the one left out. No choice gained each time over both the best plain model and the best control "
+            f"there. Single worlds show large gains, and intervals in the worlds left out reach {_reach(told)} to each "
+            "side at the median, so this does not say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
@@ -83,10 +86,11 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     if tuned:
         least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
         lines.append(
-            "**Tune the learning rate of the plain model first.** The best of nine rates over two decades avoids this "
+            "**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids this "
             f"share of the errors that the usual rate makes{mean}: from {_interval(least.to_plain)} in "
             f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
-            "Worlds of unstable training are not counted, because there the usual rate fails by design."
+            f"{_by_field(complete, tuned)}Worlds of unstable training are not counted, because there the usual rate "
+            "fails by design."
         )
     if candidates:
         words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
@@ -98,6 +102,29 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     if missing:
         lines.append(f"No answer yet for {', '.join(missing)}: fewer than {FEWEST} complete worlds each.")
     return "\n\n".join(lines)
+
+
+def _reach(told: Sequence[OfSymptom]) -> str:
+    """Return the median half width of the intervals of gains on worlds left out."""
+    gains = [turn.to_plain for one in told for turn in turns(one.standings)]
+    return f"{_number(statistics.median((gain.high - gain.low) / 2 for gain in gains))} %"
+
+
+def _by_field(complete: Sequence[Contest], tuned: Sequence[Row]) -> str:
+    """Return the mean of tuning the rate in each kind of data, and its interval over kinds: worlds of one share it."""
+    of_world = {one.world.name: one.world.field for one in complete}
+    fields: dict[str, list[float]] = {}
+    for row in tuned:
+        fields.setdefault(of_world[row.world], []).append(row.to_plain.mean)
+    if len(fields) < FEWEST or len(fields) == len(tuned):
+        return ""
+    means = {field: statistics.fmean(values) for field, values in fields.items()}
+    over = pooled([Gain(mean, mean, mean, 0.0) for mean in means.values()])
+    told = ", ".join(f"{_number(mean)} % on {field}" for field, mean in means.items())
+    return (
+        f"It is {told}: worlds that share a kind of data are not independent, and with each kind counted once the "
+        f"interval is {_bounds(over.low, over.high)}. "
+    )
 
 
 def _symptoms(contests: Sequence[Contest], told: Sequence[OfSymptom]) -> str:
@@ -146,8 +173,10 @@ def _symptom(contests: Sequence[Contest], one: OfSymptom) -> list[str]:
     text = (
         f"Share of the errors of the best plain model that are avoided, on {len(FINAL)} final seeds, as a mean "
         f"over {count} worlds that counts each once; *in a new world* is the prediction interval. With {count} worlds "
-        "it is wide, and it should be. Negative: more errors. (Until 28 November 2026 worlds were weighted by their "
-        "precision; one in which the usual rate was the best gained 0 ± 0 and stood for all. No advice changed.)"
+        "it is wide, and it should be. Negative: more errors. The best control is that with the fewest validation "
+        "errors; a gain against it is a share of that control's errors. (Until 28 November 2026 worlds were weighted "
+        "by their precision; one in which the usual rate was the best gained 0 ± 0 and stood for all. No advice "
+        "changed.)"
     )
     title = one.symptom[0].upper() + one.symptom[1:]
     folded = f"<details>\n<summary>All contestants: {one.symptom}</summary>"

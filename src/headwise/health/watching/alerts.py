@@ -38,7 +38,7 @@ def in_words(alert: str) -> str:
     if not quality or not quality["healthy_steps"]:
         return UNKNOWN
     false, steps = quality["false_alarms"], quality["healthy_steps"]
-    wrong = f"{false} false alarm{'s' if false > 1 else ''} in {steps:,} healthy steps" if false else "no false alarms"
+    wrong = f"{false or 'no'} false alarm{'s' if false != 1 else ''} in {steps:,} healthy steps"
     lead = "" if quality["lead"] is None else f", typically {_early(round(quality['lead']))}"
     return f"In tests: caught {quality['caught'] or 'none'} of {quality['faults']} faults{lead}; {wrong}."
 
