@@ -43,6 +43,35 @@ def verdict(tmp_path_factory):
     return built("verdict", tmp_path_factory.mktemp("verdict"))
 
 
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    return built("papers", tmp_path_factory.mktemp("papers"))
+
+
+def test_wheels_can_be_installed_in_any_order(wheel, verdict, papers, tmp_path):
+    """No file is in two of them, so that none overwrites what another left; without libraries the command names one."""
+    held = [name for one in (wheel, verdict, papers) for name in one.namelist()]
+    assert len(held) == len({*held})
+    assert "headwise_papers/league/small_worlds/deep_digits.toml" in held
+    found = []
+    for order in ((papers, wheel, verdict), (verdict, wheel, papers)):
+        site = tmp_path / str(len(found))
+        for one in order:
+            one.extractall(site)
+        found.append({str(path.relative_to(site)): path.read_bytes() for path in site.rglob("*") if path.is_file()})
+        # -S and -I: neither the libraries of this environment nor its own headwise
+        code = f"import sys; sys.path.insert(0, {str(site)!r}); sys.argv = ['headwise', 'compare']\nimport runpy\n"
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", f"{code}runpy.run_module('headwise', run_name='__main__')"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1 and not done.stdout
+        assert "pip install 'headwise[study]'" in done.stderr, done.stderr
+    assert found[0] == found[1]
+
+
 def test_the_wheels_hold_their_data_and_no_tests(wheel, verdict):
     names = wheel.namelist()
     assert {"headwise/py.typed", "headwise/lab/studies/catalogue.json"} < {*names}
