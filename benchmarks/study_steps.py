@@ -4,7 +4,7 @@ on fake CUDA tensors, without a device.
 python benchmarks/study_steps.py                    # count all, write benchmarks/study_steps.csv and docs/gpu.md
 python benchmarks/study_steps.py --only sigma-vit   # count some and print them
 python benchmarks/study_steps.py --page             # write the table in docs/gpu.md from the kept rows
-python benchmarks/study_steps.py --host             # on this CPU: a step of one example, nearly all of it Python
+python benchmarks/study_steps.py --host             # on this CPU: processor time of a step of one example
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def host() -> None:
-    """Print the time of a step of one example of each study, on this CPU with one thread."""
+    """Print the processor time of a step of one example of each study, on this CPU with one thread."""
     import time
     from contextlib import nullcontext
 
@@ -232,16 +232,19 @@ def host() -> None:
 
     torch.set_num_threads(1)
     dry_study.pretend()
-    print(f"{machine(1)}; a step of one example, forward, backward and optimizer, the shortest of {ROUNDS}")
+    print(
+        f"{machine(1)}; processor time of a step of one example, "
+        f"forward, backward and optimizer, the shortest of {ROUNDS}"
+    )
     for name, scale in studies():
         training, train, _ = prepared(name, scale, torch.device("cpu"), nullcontext())
         one, index, seconds = take(train, slice(0, 2)), torch.zeros(1, dtype=torch.long), []
         training.model.train()
         draws = torch.Generator().manual_seed(0)
         for at in range(ROUNDS):
-            start = time.perf_counter()
+            start = time.process_time()
             _step(training, one, (index,), [training.task.draw(1, draws)], at + 1)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
         print(f"{name:16} {1e3 * min(seconds):6.1f} ms")
 
 
