@@ -94,7 +94,7 @@ canaries:
 
 # the tests of headwise-verdict where neither torch nor headwise is installed
 verdict:
-	@echo "make verdict: headwise-verdict without torch: a minute, and installing; result here"
+	@echo "make verdict: verdict tests without torch: a minute, and installing; result here"
 	test -x $(VENV)/verdict/bin/python || $(PYTHON) -m venv $(VENV)/verdict
 	$(VENV)/verdict/bin/python -m pip --quiet --disable-pip-version-check install -c $(CONSTRAINTS) -e verdict -r requirements/verdict.txt
 	cd verdict && PYTHONPATH= OMP_NUM_THREADS=1 ../$(VENV)/verdict/bin/python -m pytest -m "not grid" -rs $(ARGS)
