@@ -48,7 +48,7 @@ def train(device_name: str) -> None:
     if device.type == "cuda":
         training.graphs = StepGraphs(training.optimizer, device)
     index = torch.zeros(BATCHES[device.type], dtype=torch.long, device=device)
-    draws, done = torch.Generator().manual_seed(0), 0
+    done = 0
 
     def finish() -> None:
         if device.type == "cuda":
@@ -57,7 +57,8 @@ def train(device_name: str) -> None:
     def step() -> None:
         nonlocal done
         done += 1
-        _step(training, examples, (index,), draws, done)
+        # the task draws nothing
+        _step(training, examples, (index,), [None], done)
 
     for _ in range(WARM + 2):
         step()
