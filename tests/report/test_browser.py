@@ -266,6 +266,36 @@ def test_on_paper_nothing_is_clipped_and_charts_are_drawn_anew(browser, report):
     assert seen.messages == []
 
 
+def test_heads_of_columns_are_printed_once(browser, tmp_path):
+    """What a printer takes from data-name stands in place of a button, not beside a name."""
+    claim = {"text": "It helps.", "tests": [{"arm": NINE[1], "outcome": "test/accuracy", "says": "higher"}]}
+    folder = write_study(tmp_path, methods=NINE[:2], epochs=3, claims=(claim,))
+    seen = Visit(browser, headwise_verdict.reporting.write(folder))
+    seen.page.emulate_media(media="print")
+    texts = "all => all.map(e => [e.querySelector('button') !== null, getComputedStyle(e, '::before').content])"
+    heads = seen.page.locator("thead th").evaluate_all(texts)
+    assert {has_button for has_button, _ in heads} == {True, False}
+    assert all((content != "none") == has_button for has_button, content in heads)
+
+
+def test_many_folds_stay_folded_on_paper(browser, report):
+    seen = Visit(browser, report)
+    print_it = (
+        "() => { dispatchEvent(new Event('beforeprint')); return document.querySelectorAll('.added[open]').length; }"
+    )
+    add = """count => {
+        for (let n = 0; n < count; n++) {
+            const fold = document.createElement('details');
+            fold.className = 'added';
+            document.querySelector('main').append(fold);
+        }
+    }"""
+    seen.page.evaluate(add, 3)
+    assert seen.page.evaluate(print_it) == 3
+    seen.page.evaluate(add, 40)
+    assert seen.page.evaluate(print_it) == 3
+
+
 def test_the_answer_its_plot_and_its_table_are_printed_on_the_first_page(browser, tmp_path):
     methods = (*NINE, "NeuTRENO(strength=0.6) @ 2-5 | learning_rate=0.001")
     seen = Visit(browser, headwise_verdict.reporting.write(write_study(tmp_path, methods=methods, epochs=3)))

@@ -1,5 +1,6 @@
 "use strict";
 (() => {
+  const PRINTED_FOLDS = 30;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // Colours in a chart are written as CSS variables, var(--blue), so that one chart serves light and dark.
@@ -149,7 +150,9 @@
   addEventListener("beforeprint", () => {
     const before = palette();
     document.documentElement.classList.add("paper");
-    document.querySelectorAll("details").forEach((fold) => { fold.open = fold.open || !fold.querySelector("figure:not([data-drawn])"); });
+    // paper shows what is folded, unless that is dozens of pages
+    const folds = [...document.querySelectorAll("details")].filter((fold) => !fold.open && !fold.querySelector("figure:not([data-drawn])"));
+    if (folds.length <= PRINTED_FOLDS) folds.forEach((fold) => { fold.open = true; });
     document.querySelectorAll("figure[data-drawn=yes]").forEach((figure) => hidden(figure) || onPaper(figure, before));
   });
   addEventListener("afterprint", () => {

@@ -44,6 +44,9 @@ from headwise_verdict.results.folder import RunFolder, StudyFolder
 from headwise_verdict.results.intervals import interval
 from headwise_verdict.results.records import EnvironmentRecord, EpochLine, StudyRecord
 
+# between the phases of a training in their text, and how many of them are listed
+THEN, MOST_PHASES = ", then ", 4
+
 
 def study_page(study: StudyFolder, analysis: Analysis) -> str:
     """Return the report of a study as one HTML page."""
@@ -105,9 +108,17 @@ def _facts(study: StudyFolder, analysis: Analysis) -> list[tuple[str, Any]]:
     names = ("dataset", "train_size", "test_size", "phases", "epochs", "steps", "batch_size")
     settings = study.study.settings
     settings_shown = [
-        (name.replace("_", " "), settings[name]) for name in names if isinstance(settings.get(name), str | int | float)
+        (name.replace("_", " "), _brief(settings[name]))
+        for name in names
+        if isinstance(settings.get(name), str | int | float)
     ]
     return facts + settings_shown
+
+
+def _brief(value: str | int | float) -> str | int | float:
+    """Return the value of a setting; of many phases, their number, the first and the last."""
+    parts = value.split(THEN) if isinstance(value, str) else []
+    return f"{len(parts)}: {parts[0]}{THEN}…{THEN}{parts[-1]}" if len(parts) > MOST_PHASES else value
 
 
 def _unfinished(analysis: Analysis) -> Any:
