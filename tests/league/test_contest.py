@@ -127,6 +127,24 @@ def test_symptoms_are_tested(tmp_path, symptom, train, holds):
     assert next(one for one in contest.premises() if one.name == "symptom").holds is holds
 
 
+@pytest.mark.parametrize(("best", "holds"), [(0.00562, True), (0.00178, False)])
+def test_the_eased_world_of_depth_has_a_rate_of_its_own(tmp_path, best, holds):
+    """Two layers want a higher rate than eight: at that of the eight they look worse than they are."""
+
+    def shallow(run, split):
+        away = abs(torch.log10(torch.tensor(run.rate / (best if run.eased else 0.000562))).item())
+        return 0.6 - 0.1 * away + 0.05 * run.eased * (1 if holds else -1)
+
+    world = small_world(tmp_path, symptom="depth", eased={"depth": 2})
+    contest = filled(tmp_path / "w", world, shallow)
+    eased = {(run.rate, run.seed) for run in contest.ledger.runs if run.eased and run.seed in TUNING}
+    assert eased == {(rate, seed) for rate in rates(world) for seed in TUNING}
+    assert {run.rate for run in contest.ledger.runs if run.eased and run.seed in SEEDS} == {
+        min(rates(world), key=lambda rate: abs(torch.log10(torch.tensor(rate / best)).item()))
+    }
+    assert next(one for one in contest.premises() if one.name == "room").holds is holds
+
+
 def test_unstable_training_needs_failures_at_the_usual_rate(tmp_path):
     world = small_world(tmp_path, symptom="unstable training", eased={})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from headwise.lab.experiments.task import Task
 from headwise_papers.league.brief_run import run_once
 from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
-from headwise_papers.league.rate_search import AGAIN, FINAL, Chosen, Errors, finals, search, search_again
+from headwise_papers.league.rate_search import AGAIN, FINAL, Chosen, Errors, finals, search, search_again, search_eased
 from headwise_papers.league.run_ledger import Ledger, Run
 from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
 from headwise_papers.league.world_premises import Premise, needed, premises
@@ -69,9 +69,14 @@ class Contest:
     def premises(self) -> list[Premise]:
         """Return the premises; empty before their runs are made."""
         plain = self.plain() if self.ledger.runs else None
-        if plain is None or any(run not in self.ledger.runs for run in needed(self.world, plain)):
+        eased = self._eased(plain) if plain else None
+        if plain is None or not isinstance(eased, Chosen) or self._missing(needed(self.world, plain, eased.rate)):
             return []
-        return premises(self.world, plain, self.errors, self.simple)
+        return premises(self.world, plain, eased.rate, self.errors, self.simple)
+
+    def _eased(self, plain: Chosen) -> list[Run] | Chosen:
+        """Return what the plain model chose in the eased world, or the runs that this lacks."""
+        return search_eased(self.world, self.errors) if self.world.symptom == "depth" else plain
 
     def chosen(self) -> dict[str, Chosen]:
         """Return the choices of all contestants whose searches have ended, the plain model's first."""
@@ -109,7 +114,10 @@ class Contest:
         plain = search(self.world, self.contestants[PLAIN], self.errors)
         if isinstance(plain, list):
             return plain[0]
-        if missing := self._missing(needed(self.world, plain)):
+        eased = self._eased(plain)
+        if isinstance(eased, list):
+            return eased[0]
+        if missing := self._missing(needed(self.world, plain, eased.rate)):
             return missing[0]
         if not all(one.holds for one in self.premises()):
             return None

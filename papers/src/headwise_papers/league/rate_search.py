@@ -77,18 +77,30 @@ def search_again(world: SmallWorld, errors: Errors, repetition: int = 0) -> list
     return _best_rate(world, "baseline", False, errors, AGAIN[repetition], halved=True)
 
 
+def search_eased(world: SmallWorld, errors: Errors) -> list[Run] | Chosen:
+    """Return the same for the plain model of the eased world, which at another depth has another best rate."""
+    return _best_rate(world, "baseline", False, errors, TUNING, eased=True)
+
+
 def finals(chosen: Chosen) -> list[Run]:
     """Return the final runs of a choice."""
     return [Run(chosen.arm, chosen.rate, seed) for seed in FINAL]
 
 
 def _best_rate(
-    world: SmallWorld, arm: str, wide: bool, errors: Errors, seeds: tuple[int, ...], *, halved: bool = False
+    world: SmallWorld,
+    arm: str,
+    wide: bool,
+    errors: Errors,
+    seeds: tuple[int, ...],
+    *,
+    halved: bool = False,
+    eased: bool = False,
 ) -> list[Run] | Chosen:
     grid = rates(world, wide=wide, halved=halved)
 
     def runs(rate: float) -> list[Run]:
-        return [Run(arm, rate, seed) for seed in seeds]
+        return [Run(arm, rate, seed, eased) for seed in seeds]
 
     def missing(some: Iterable[float]) -> list[Run]:
         return _missing([run for rate in some for run in runs(rate)], errors)
