@@ -100,7 +100,7 @@ def test_heads_that_share_and_rotary_pairs_are_taken_together() -> None:
 def test_the_report_says_it_as_a_table_and_figures(audited, tmp_path: Path) -> None:
     found, _ = audited(balance_values=True)
     page = found.write(tmp_path / "report.html")[0].read_text(encoding="utf-8")
-    assert "Balance of the factors" in page and "column norm of W_O against row norm of W_V, W_OW_V" in page
+    assert "Balance of the factors" in page and "Column norm of W_O against row norm of W_V, W_OW_V" in page
     text = markdown(found)
     assert "| W_OW_V | column norm of W_O against row norm of W_V | 64 | 0.0% | 1.000 | nearly identical |" in text
     assert '"blocks.0.attn|0|vo": {"own": [' in found.to_json()
