@@ -6,8 +6,9 @@ own, to weights, layers and optimizers.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise.files.doors import door
 
 if TYPE_CHECKING:
     from headwise.attend.attention.fitted_layer import FittedLayer as FittedLayer
@@ -56,10 +57,4 @@ _DOOR = {
     # what parameter_groups returns
     "ParameterGroups": "regularizing.parameter_groups",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)

@@ -5,8 +5,9 @@ This is the door: what files of other parts take from here.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise.files.doors import door
 
 if TYPE_CHECKING:
     from headwise.health.auditing.audit import audit as audit
@@ -58,10 +59,4 @@ _DOOR = {
     # the health of a checkpoint
     "audit": "auditing.audit",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)

@@ -5,8 +5,9 @@ This is the door: what other packages take from here.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
     from headwise_verdict.cli import add_judge as add_judge
@@ -60,10 +61,4 @@ _DOOR = {
     # an error with cause and remedy, printed without a traceback
     "StudyError": "files.errors",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module 'headwise_verdict' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"headwise_verdict.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)

@@ -5,8 +5,9 @@ This is a door: what files of other parts take from here.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
     from headwise_verdict.files.cached_text import data_folder as data_folder
@@ -55,10 +56,4 @@ _DOOR = {
     # give a command the options of a request
     "takes_options_of": "declared_options",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)

@@ -5,8 +5,9 @@ This is a door: what other parts make a page from.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
     from headwise_verdict.pages.charts import pairs_of as pairs_of
@@ -55,10 +56,4 @@ _DOOR = {
     # a chart of points
     "pairs_of": "charts",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)

@@ -5,8 +5,9 @@ This is a door: the records and files that a training writes, and reads back.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
     from headwise_verdict.results.declarations import declared_outcomes as declared_outcomes
@@ -58,10 +59,4 @@ _DOOR = {
     # why two runs of a seed are not paired
     "why_no_pair": "differences",
 }
-__all__ = sorted(_DOOR)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DOOR:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_DOOR[name]}"), name)
+__getattr__, __all__ = door(__name__, _DOOR)
