@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.results.analysis_record import AGAINST, HELD, KINDS_COUNTED, ClaimsRecord, JudgedClaim
+from headwise_verdict.results.analysis_record import AGAINST, HELD, KINDS_COUNTED, SIGNS, ClaimsRecord, JudgedClaim
 from headwise_verdict.results.stored import checked_findings
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,6 +53,20 @@ class Placed:
         if self.seeds is None:
             return "calculation"
         return f"{self.scale or 'default'}, {self.seeds} seeds"
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict in words; of an undecided claim, whether what was measured points the other way."""
+        words = self.claim.verdict_words
+        if self.claim.verdict != "undecided":
+            return words
+        # with an amount to exceed, a mean below 0 may still have the claim's direction
+        ends = {
+            test.mean * SIGNS[test.says] >= 0
+            for test in self.claim.tests
+            if test.verdict == "undecided" and test.says in SIGNS and test.mean is not None and test.by is None
+        }
+        return words if ends <= {True} else f"{words}, measured {'in part ' if True in ends else ''}the other way"
 
     @property
     def marks(self) -> str:

@@ -70,7 +70,7 @@ def _row(source: str, one: Placed) -> list[str]:
         one.line,
         f"{source}{kind}",
         ", ".join(one.methods) or "–",
-        "; before: ".join(filter(None, [one.claim.verdict_words, one.earlier])),
+        "; before: ".join(filter(None, [one.verdict, one.earlier])),
         one.setting if one.claim.kind in ("measured", "calculation") else f"{one.setting}; {APART[one.claim.kind]}",
         *figures,
         study,

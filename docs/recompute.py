@@ -6,8 +6,8 @@ From each folder it reads differences.csv (outcome, arm, seed, difference) and, 
 value), and compares the recomputed statistics with analysis.json and claims.json: the interval, p and verdict of every
 arm in every outcome, the trends along axes, the tests of divergence, and every test of a claim. A test against a level
 whose figures by seed were not kept is compared with the interval in table.csv, whose figures must be those of
-analysis.json. The claims of a calculation are compared with the figures in its findings.json. The package itself is
-not imported, so that the check is independent of it.
+analysis.json. The claims of a calculation, and its table of means, are compared with the figures in its findings.json.
+The package itself is not imported, so that the check is independent of it.
 """
 
 from __future__ import annotations
@@ -634,6 +634,30 @@ def findings_mismatches(folder: Path) -> tuple[int, list[str]]:
     return count, wrong
 
 
+def means_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare a calculation's table of means with ones recomputed from its figures by repeat, subject by subject."""
+    findings, count, wrong = json.loads((folder / "findings.json").read_text(encoding="utf-8")), 0, []
+    tables = [table["rows"] for table in findings["tables"] if table["title"] == "Means over repeats"]
+    for subject, repeats in (findings.get("figures") or {}).items() if tables else ():
+        names = dict.fromkeys(name for figures in repeats for name in figures)
+        values = [[figures[name] for figures in repeats if name in figures] for name in names]
+        again = sorted((len(some), _mean_in_words(np.array(some))) for some in values)
+        count += len(again)
+        # rows have the words of a figure and not its name
+        if again != sorted((row[2], row[3]) for row in tables[0] if row[0] == subject):
+            wrong.append(f"{folder.name}: means over repeats of {subject}")
+    return count, wrong
+
+
+def _mean_in_words(values: np.ndarray) -> str:
+    """Return the mean and its Student interval, if the values differ by more than rounding, with four digits."""
+    n, mean = len(values), float(values.mean())
+    if n < 2 or np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return f"{mean:.4g}"
+    half = float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n))
+    return f"{mean:.4g} [{mean - half:.4g}, {mean + half:.4g}]"
+
+
 def _by_seed(rows: list[dict[str, str]]) -> dict[str, dict[str, dict[int, float]]]:
     figures: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -845,8 +869,9 @@ def main() -> None:
                 total, wrong = total + count, wrong + mismatched
     for path in sorted(options.results.glob("*/findings.json")):
         if not options.studies or path.parent.name in options.studies:
-            count, mismatched = findings_mismatches(path.parent)
-            total, wrong = total + count, wrong + mismatched
+            for check in (findings_mismatches, means_mismatches):
+                count, mismatched = check(path.parent)
+                total, wrong = total + count, wrong + mismatched
     if not options.studies or "alarms" in options.studies:
         count, mismatched = alarms_mismatches(options.results / "alarms")
         total, wrong = total + count, wrong + mismatched

@@ -167,7 +167,7 @@ def _table(parts: list[Part]) -> list[str]:
             line = f"{one.line} ({one.study})" if lines_of.count(one.line) > 1 else one.line
             claim = f"{line} *{one.care}*" if one.care else line
             study = f"[{one.study}](../{one.study}/README.md)"
-            lines.append(row_of(["" if at else part.place, claim, f"**{one.claim.verdict_words}** {one.marks}", study]))
+            lines.append(row_of(["" if at else part.place, claim, f"**{one.verdict}** {one.marks}", study]))
     return lines
 
 

@@ -148,7 +148,7 @@ def _lead(league: League) -> str:
     runs = len(league.tables["runs"])
     trials = len(league.tables["trials"])
     return (
-        "The figures come from small models, each of which fails in one way: the *worlds*. "
+        "The figures come from small models, each chosen because it should fail in one way: the *worlds*. "
         f"In each, {entries} entries (methods, and controls such as dropout and weight decay) were tuned with the "
         f"same number of trials: {trials:,} trials on validation data and {runs:,} final runs on test data. A gain "
         "is shown with its interval, the time of a step, and the worlds in which the same entry was worse than the "
@@ -181,8 +181,8 @@ def _world(league: League, world: str) -> list[str]:
     direction = "higher is better" if higher else "lower is better"
     return [
         f"### {definition['title']}",
-        f"The plain model suffers from {definition['symptom']}. {definition['reason']} Outcome: {label} ({direction}). "
-        + _of_plain(league, world),
+        f"Chosen for {definition['symptom']}{definition.get('found', '')}. {definition['reason']} "
+        f"Outcome: {label} ({direction}). " + _of_plain(league, world),
         *_folded(
             f"All entries in {definition['title']}",
             [

@@ -54,6 +54,16 @@ def test_a_claim_whose_verdict_was_changed_is_found(kept, capsys):
     assert "verdict of QKNorm() in test/accuracy, 'QKNorm helps | more.'" in capsys.readouterr().out
 
 
+def test_a_changed_mean_of_a_calculation_is_found(tmp_path, capsys):
+    shutil.copytree(ROOT / "docs" / "results" / "decay-pretrained", tmp_path / "decay-pretrained")
+    assert command("recompute.py", "--results", tmp_path).returncode == 0
+    assert capsys.readouterr().out == "40 figures computed again, 0 mismatches\n"
+    path = tmp_path / "decay-pretrained" / "findings.json"
+    path.write_text(path.read_text().replace('"0.3436 [0.3376, 0.3497]"', '"0.3436 [0.3376, 0.3498]"'))
+    assert command("recompute.py", "--results", tmp_path).returncode == 1
+    assert "means over repeats of W_KᵀW_Q of stories260K, row norm of W_Q" in capsys.readouterr().out
+
+
 DOSES = tuple(f"DropHead(p={value})" for value in (0.1, 0.2, 0.4))
 AXIS = "DropHead(p={0.1,0.2,0.4})"
 

@@ -124,6 +124,34 @@ def test_earlier_verdicts_and_claims_that_are_not_measured_are_counted_apart(kep
     assert done.returncode == 1 and "folds a claim that is decided, or was contrary" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ([{"mean": -0.01}], "undecided, measured the other way"),
+        ([{"mean": 0.01}], "undecided"),
+        ([{"mean": -0.01}, {"mean": 0.01}], "undecided, measured in part the other way"),
+        ([{"mean": -0.01, "says": "lower"}], "undecided"),
+        # a part that is decided, one with an amount to exceed, and one of sameness point nowhere
+        (
+            [
+                {"mean": -0.01, "verdict": "as published"},
+                {"mean": -0.01, "by": 0.02},
+                {"mean": -0.01, "says": "same", "margin": 0.02},
+            ],
+            "undecided",
+        ),
+    ],
+)
+def test_an_undecided_claim_says_whether_the_measured_mean_points_the_other_way(kept, tests, words):
+    path = kept / "study" / "claims.json"
+    record = json.loads(path.read_text())
+    third = judged("Third of all.", "undecided")
+    third["tests"] = [third["tests"][0] | more for more in tests]
+    path.write_text(json.dumps(record | {"claims": [*record["claims"][:2], third]}))
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    assert f"| **{words}** `small, 10 seeds` |" in (kept / "sources" / "one.md").read_text(encoding="utf-8")
+
+
 def test_the_plot_shows_effects_as_multiples_of_the_published_ones(kept):
     assert command("source_pages.py", "--results", kept).returncode == 0
     words = [one.text for one in tree.parse(kept / "sources" / "one.svg").iter("{http://www.w3.org/2000/svg}text")]
