@@ -92,8 +92,6 @@ WIDEST = 15
 # number goes down.
 PAST = {
     ("health", "attend"): (11, "leaves of modules, and places, which walk over layers"),
-    ("lab", "attend"): (10, "schedules in arms, captured steps"),
-    ("lab", "health"): (11, "the command line, names of outcomes, the callback that looks for its Trainer"),
     ("headwise", "attend"): (5, "the checks of a method look at its stages"),
     ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
 }

@@ -76,7 +76,7 @@ def test_the_wheels_hold_their_data_and_no_tests(wheel, verdict):
     names = wheel.namelist()
     assert {"headwise/py.typed", "headwise/lab/studies/catalogue.json"} < {*names}
     # the shipped schemas, which docs/exit_codes.md lists
-    assert {"headwise/health/auditing/audit.schema.json", "headwise/lab/comparing/alarms.schema.json"} < {*names}
+    assert {"headwise/health/auditing/audit.schema.json", "headwise/health/auditing/alarms.schema.json"} < {*names}
     assert all(name.startswith(("headwise/", "headwise-")) for name in names)
     pages = verdict.namelist()
     assert {"py.typed", "pages/shell.css", "pages/page.html", "judging/judge.schema.json"} <= {

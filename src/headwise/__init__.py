@@ -48,7 +48,7 @@ _HOME = {
 
 # Not in `from headwise import *`, which must work with only torch installed.
 _OPTIONAL = {
-    "alarms": "lab.comparing.log_alarms",
+    "alarms": "health.auditing.log_alarms",
     "judge": "headwise_verdict.judging.from_python",
     "run": "lab.training.script_run",
     "Run": "lab.training.script_run",
@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from headwise.attend.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.attend.regularizing.regularize import regularize as regularize
     from headwise.health.auditing.audit import audit as audit
+    from headwise.health.auditing.log_alarms import alarms as alarms
     from headwise.health.statistics.sharpness import sharpness as sharpness
     from headwise.health.watching.callbacks import WatchCallback as WatchCallback
     from headwise.health.watching.loggers import MLflowRun as MLflowRun
@@ -121,7 +122,6 @@ if TYPE_CHECKING:
     from headwise.health.watching.logs import TensorBoard as TensorBoard
     from headwise.health.watching.rules import Thresholds as Thresholds
     from headwise.health.watching.watch import watch as watch
-    from headwise.lab.comparing.log_alarms import alarms as alarms
     from headwise.lab.studies.from_python import compare as compare
     from headwise.lab.training.script_run import Run as Run
     from headwise.lab.training.script_run import run as run

@@ -11,12 +11,12 @@ from pydantic import TypeAdapter
 from torch import nn
 
 import headwise
+from headwise.health.auditing.log_alarms import AlarmsContent
 from headwise.health.auditing.records import AuditContent
-from headwise.lab.comparing.log_alarms import AlarmsContent
 
 SHIPPED = {
     "headwise.audit/1": (AuditContent, resources.files("headwise.health.auditing") / "audit.schema.json"),
-    "headwise.alarms/1": (AlarmsContent, resources.files("headwise.lab.comparing") / "alarms.schema.json"),
+    "headwise.alarms/1": (AlarmsContent, resources.files("headwise.health.auditing") / "alarms.schema.json"),
 }
 
 

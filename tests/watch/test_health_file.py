@@ -1,6 +1,7 @@
 """The file that `JsonLines` writes, read back."""
 
 import math
+from pathlib import Path
 
 import pytest
 from watched_model import figure, read, sharpen, watched
@@ -21,6 +22,14 @@ def test_what_is_written_is_read_back_as_it_was(tmp_path):
     assert [line for line in found if "alert" not in line] == watch.records()
     assert [line for line in found if "alert" in line] == watch.alerts()
     assert watch.alerts()
+
+
+def test_the_path_of_a_file_is_a_log_of_json_lines(tmp_path):
+    for path in (tmp_path / "a.jsonl", str(tmp_path / "b.jsonl")):
+        model, watch = watched(log=path)
+        read(model, watch)
+        assert read_health(Path(path)) == watch.records() != []
+        watch.remove()
 
 
 def test_numbers_that_json_cannot_hold_come_back(tmp_path):

@@ -71,8 +71,8 @@ def test_what_is_asked_wrongly_is_refused_with_the_remedy():
         headwise.watch(model, every=0)
     with pytest.raises(TypeError, match=r'on_alert is "warn", "raise".*got 3'):
         headwise.watch(model, on_alert=3)
-    with pytest.raises(TypeError, match=r"log='health.jsonl' is not a log: pass JsonLines\(path\)"):
-        headwise.watch(model, log=["health.jsonl"])
+    with pytest.raises(TypeError, match=r"log=3 is not a log: pass the path of a file"):
+        headwise.watch(model, log=[3])
     with pytest.raises(ValueError, match=r"There is no attention layer 'blocks.7'"):
         headwise.watch(model, where=["blocks.7"])
     assert torch.nn.functional.scaled_dot_product_attention is function

@@ -12,8 +12,10 @@ from headwise.files.doors import door
 
 if TYPE_CHECKING:
     from headwise.attend.attention.fitted_layer import FittedLayer as FittedLayer
+    from headwise.attend.core import schedule as schedule
     from headwise.attend.core.call import Call as Call
     from headwise.attend.core.forward import Entered as Entered
+    from headwise.attend.core.held_keys import HeldKeys as HeldKeys
     from headwise.attend.core.method import Method as Method
     from headwise.attend.core.site import Site as Site
     from headwise.attend.hosts.finding import sites as sites
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from headwise.attend.regularizing.handle import Regularized as Regularized
     from headwise.attend.regularizing.handle import handle as handle
     from headwise.attend.regularizing.optimizer_steps import OptimizerSteps as OptimizerSteps
-    from headwise.attend.regularizing.parameter_groups import ParameterGroups as ParameterGroups
-    from headwise.attend.regularizing.parameter_groups import parameter_groups as parameter_groups
     from headwise.attend.regularizing.plan import Where as Where
     from headwise.attend.regularizing.regularize import regularize as regularize
 
@@ -38,6 +38,10 @@ _DOOR = {
     "FittedLayer": "attention.fitted_layer",
     # a value that a layer's input leaves for its output, in any thread
     "Entered": "core.forward",
+    # the keys of a step's draws on the device, for steps that are captured
+    "HeldKeys": "core.held_keys",
+    # strengths that change during training: Ramp, VShape and ByDepth
+    "schedule": "core",
     # all attention layers of a model
     "sites": "hosts.finding",
     # methods from their text
@@ -52,9 +56,5 @@ _DOOR = {
     "handle": "regularizing.handle",
     # counts the steps of optimizers that hold a model
     "OptimizerSteps": "regularizing.optimizer_steps",
-    # an optimizer's groups of a model's parameters
-    "parameter_groups": "regularizing.parameter_groups",
-    # what parameter_groups returns
-    "ParameterGroups": "regularizing.parameter_groups",
 }
 __getattr__, __all__ = door(__name__, _DOOR)

@@ -11,14 +11,13 @@ from headwise.files.doors import door
 
 if TYPE_CHECKING:
     from headwise.health.auditing.audit import audit as audit
+    from headwise.health.auditing.commands import add_commands as add_commands
     from headwise.health.statistics import STATISTICS as STATISTICS
     from headwise.health.statistics.sharpness import sharpness as sharpness
     from headwise.health.statistics.weights import WEIGHT_STATISTICS as WEIGHT_STATISTICS
     from headwise.health.watching.callbacks import WatchCallback as WatchCallback
-    from headwise.health.watching.figures import Figures as Figures
     from headwise.health.watching.held_out import check_statistics as check_statistics
     from headwise.health.watching.held_out import first_maps as first_maps
-    from headwise.health.watching.held_out import needs_loss as needs_loss
     from headwise.health.watching.held_out import read as read
     from headwise.health.watching.logs import JsonLines as JsonLines
     from headwise.health.watching.losses import Spikes as Spikes
@@ -44,19 +43,17 @@ _DOOR = {
     "JsonLines": "watching.logs",
     # watch in a transformers Trainer
     "WatchCallback": "watching.callbacks",
-    # the values of one statistic of one site
-    "Figures": "watching.figures",
-    # deviations of losses from those before
+    # deviations of losses from those before, and the limit of a spike
     "Spikes": "watching.losses",
-    # figures of all heads over given forwards
+    # figures of a model over given forwards, by statistic and place
     "read": "watching.held_out",
     # softmax maps of two layers on one sample
     "first_maps": "watching.held_out",
-    # refuse a name that is no statistic
+    # refuse a name that is no statistic, and tell whether one is of the loss
     "check_statistics": "watching.held_out",
-    # whether a statistic is of the loss
-    "needs_loss": "watching.held_out",
     # the health of a checkpoint
     "audit": "auditing.audit",
+    # add audit, alarms and replay to a command line
+    "add_commands": "auditing.commands",
 }
 __getattr__, __all__ = door(__name__, _DOOR)

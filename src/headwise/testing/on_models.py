@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.attend import Method, Regularized, handle, parameter_groups, regularize
+from headwise.attend import Method, Regularized, handle, regularize
+from headwise.attend.optimizers import parameter_groups
 from headwise.borders import forward_hooks_of, forward_pre_hooks_of
 
 

@@ -122,8 +122,7 @@ class StepLosses:
 
 def losses_of(callback: Any) -> StepLosses | None:
     """Return the `StepLosses` of the Trainer that calls a callback; None if no Trainer does."""
-    module = sys.modules.get("transformers.trainer")
-    trainer = None if module is None else caller_of(callback, module.Trainer)
+    trainer = WatchCallback.trainer_of(callback)
     return None if trainer is None else StepLosses(trainer)
 
 
@@ -169,6 +168,12 @@ class WatchCallback(TrainerCallback):
         self.report = report
         self.watch: Watch | None = None
         self._losses: StepLosses | None = None
+
+    @staticmethod
+    def trainer_of(callback: TrainerCallback) -> Any:
+        """Return the Trainer that calls a callback; None if none does."""
+        module = sys.modules.get("transformers.trainer")
+        return None if module is None else caller_of(callback, module.Trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Start to watch; a resumed training continues at its step."""

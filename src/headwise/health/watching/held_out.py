@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +23,30 @@ from headwise.health.watching.whole_model import MATRIX_NORM, OF_LOSS, OF_MODEL
 MOST = 65
 
 
-def check_statistics(names: Sequence[str], *, training: bool) -> None:
-    """Raise ValueError, with the nearest known name, for a name that is no statistic.
+def check_statistics(names: Sequence[str], *, training: bool) -> bool:
+    """Return whether one of these statistics is of the loss as a function of the weights, such as its sharpness.
 
     Args:
         training: whether they are read around a step; only then the loss, its gradients and updates can be.
+
+    Raises:
+        ValueError: for a name that is no statistic, with the nearest known name.
     """
     known_names(list(names), OF_MODEL if training else (MATRIX_NORM,))
-
-
-def needs_loss(names: Sequence[str]) -> bool:
-    """Return whether one of these statistics is of the loss as a function of the weights, such as its sharpness."""
     return any(name in OF_LOSS for name in names)
 
 
 @torch.no_grad()
-def read(model: nn.Module, names: Sequence[str], run: Callable[[], None]) -> tuple[list[Figures], dict[str, float]]:
-    """Return the figures of every head over forwards in evaluation mode, and the norms of the model's matrices.
+def read(model: nn.Module, names: Sequence[str], run: Callable[[], None]) -> dict[str, dict[str, float]]:
+    """Return the figures of a model over forwards in evaluation mode: by statistic, and there by place.
+
+    Places are "layer 3 head 2", "layer 3", the mean over its heads, and "mean" and "worst" of all; of "matrix_norm",
+    each matrix by its name, and "mean" and "worst". Depths count from 0, as in the records of `watch`; a layer is named
+    by its path if several share a depth.
 
     Args:
-        names: of the statistics; the norms of matrices, by their names, are read for "matrix_norm" alone.
+        names: of the statistics.
+        run: makes the forwards.
     """
     places, weights = Places(model, None), Weights(list(names))
     recorder = Recorder(list(names), None, weights, training=False)
@@ -63,7 +69,35 @@ def read(model: nn.Module, names: Sequence[str], run: Callable[[], None]) -> tup
             observer.remove()
         places.leave()
         recorder.clear()
-    return figures, matrices
+    found = _by_place(figures)
+    if matrices:
+        ends = {"mean": fmean(matrices.values()), "worst": max(matrices.values())}
+        found[MATRIX_NORM] = matrices | ends
+    return found
+
+
+def _by_place(figures: Sequence[Figures]) -> dict[str, dict[str, float]]:
+    shared = Counter((figure.statistic, figure.depth) for figure in figures)
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(figure.statistic for figure in figures):
+        places: dict[str, float] = {}
+        every: list[float] = []
+        of_name = [figure for figure in figures if figure.statistic == name]
+        for figure in of_name:
+            layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
+            values = {
+                f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
+                for r in figure.records()
+            }
+            every += values.values()
+            places[layer] = fmean(values.values())
+            if figure.per != "layer":
+                places |= values
+        places["mean"] = fmean(every)
+        if (worse := of_name[0].worse) is not None:
+            places["worst"] = (max if worse == "high" else min)(every)
+        found[name] = places
+    return found
 
 
 def _figures(recorder: Recorder, places: Places) -> Iterator[Figures]:

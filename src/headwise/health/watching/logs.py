@@ -150,7 +150,7 @@ class TensorBoard(Metrics):
 
 
 def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
-    """Return logs for one or several `Log` objects or loggers.
+    """Return logs for one or several `Log` objects, loggers, or paths of files of JSON lines.
 
     Args:
         given: the value of `log=`: one object, an iterable of them, or None.
@@ -158,7 +158,7 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
         brief: log six figures only.
 
     Raises:
-        TypeError: if an object is neither a `Log` nor a logger.
+        TypeError: if an object is none of these.
     """
     if given is None:
         return []
@@ -170,11 +170,13 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
             logs.append(item)
         elif isinstance(item, Log):
             logs.append(item)
+        elif isinstance(item, str | os.PathLike):
+            logs.append(JsonLines(item))
         elif logger_of(item) is not None:
             logs.append(Metrics(item, heads))
         else:
             raise TypeError(
-                f"log={item!r} is not a log: pass JsonLines(path), TensorBoard(folder) or an object with "
+                f"log={item!r} is not a log: pass the path of a file, TensorBoard(folder) or an object with "
                 "log_metrics(dict, step) or log(dict, step), such as a wandb run, mlflow, trackio, a SummaryWriter, a "
                 "Lightning logger or an Accelerator"
             )

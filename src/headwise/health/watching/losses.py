@@ -24,7 +24,12 @@ class Spikes:
 
     OLMo 2 2025 (arXiv 2501.00656) defines a spike as a value at least seven standard deviations away from a rolling
     mean of 1,000 values, and the spike score as the share of such values.
+
+    Attributes:
+        LIMIT: the deviation from which on the loss of a step is a spike, unless `Thresholds` says otherwise.
     """
+
+    LIMIT = 4.3
 
     def __init__(self, window: int = WINDOW, fewest: int = FEWEST) -> None:
         self.before: deque[float] = deque(maxlen=window)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from headwise.health.health_records import Record
-from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, LOSS_WAVES
+from headwise.health.watching.losses import BEFORE, LOSS_SPIKE, LOSS_WAVES, Spikes
 
 # A sharp head whose mean distance is this close to 0 or 1 attends to its own token or its neighbour.
 NEIGHBOUR = 0.1
@@ -55,7 +55,7 @@ class Thresholds:
     high_frequency: float | None = 0.05
     effective_rank: float | None = 2.0
     output_norm: float | None = 0.005
-    loss_spike: float | None = 4.3
+    loss_spike: float | None = Spikes.LIMIT
     redundancy: float | None = 0.99
     redundancy_entropy: float = 0.9
     later_keys: float | None = 1e-5

@@ -63,11 +63,11 @@ def watch(
         model: any model that `regularize` reaches. If you regularize the model, do so before watching it; watch it
             before `fully_shard`, because the fused projections of a sharded model cannot be separated.
         every: the number of steps between readings; the first reading is of step 0, before any update.
-        log: one or several logs: `JsonLines`, `TensorBoard`, `MLflowRun`, or an existing logger with
-            `log_metrics(dict, step)` or `log(dict, step)`, such as a wandb run, mlflow, trackio, a SummaryWriter, a
-            Lightning logger or an Accelerator. `JsonLines` gets every record. The others get six figures, two heat maps
-            and the alerts with their remedies; if `statistics` is given, they get the mean of each layer and a heat map
-            of the heads for each named statistic instead.
+        log: one or several logs: the path of a file for `JsonLines`, `TensorBoard`, `MLflowRun`, or an existing logger
+            with `log_metrics(dict, step)` or `log(dict, step)`, such as a wandb run, mlflow, trackio, a SummaryWriter,
+            a Lightning logger or an Accelerator. `JsonLines` gets every record. The others get six figures, two heat
+            maps and the alerts with their remedies; if `statistics` is given, they get the mean of each layer and a
+            heat map of the heads for each named statistic instead.
         on_alert: "warn", "raise" (from `step()`), a function of the alert's record, or None.
         rows: the number of queries to read of each sequence; None reads all. Means of a sample are unbiased and have a
             95 % interval; extrema and ratios are marked `sampled`.

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from headwise.attend.core.schedule import ByDepth, Ramp, Schedule, VShape
+from headwise.attend import schedule as schedules
 from headwise.files.errors import suggest
 from headwise.lab.experiments.subject import Subject
 from headwise_verdict import StudyError
@@ -217,18 +217,18 @@ class Timed:
     second: float
     moments: tuple[Moment, ...] = ()
 
-    def schedule(self, total: int) -> Schedule:
+    def schedule(self, total: int) -> schedules.Schedule:
         """Return the schedule in the steps of a training of `total` steps."""
         steps = [moment.steps(total) for moment in self.moments]
         if self.kind == "ByDepth":
-            return ByDepth(self.first, self.second)
+            return schedules.ByDepth(self.first, self.second)
         if self.kind == "VShape":
             # keep the shape in a short training, where a share may round to 0 steps
             end = max(2, steps[1])
-            return VShape(self.first, self.second, min(max(1, steps[0]), end - 1), end)
+            return schedules.VShape(self.first, self.second, min(max(1, steps[0]), end - 1), end)
         if self.kind == "switch":
-            return Ramp(self.first, self.second, steps=1, begin=steps[0] - 1)
-        return Ramp(self.first, self.second, steps=max(1, steps[0]), begin=steps[1])
+            return schedules.Ramp(self.first, self.second, steps=1, begin=steps[0] - 1)
+        return schedules.Ramp(self.first, self.second, steps=max(1, steps[0]), begin=steps[1])
 
     @property
     def extremes(self) -> tuple[float, ...]:

@@ -140,18 +140,16 @@ def _methods_of_packages() -> dict[str, Any]:
     names = list(entry_points("headwise.methods"))
     if not names:
         return {}
-    from headwise.attend.core.method import REGISTRY
-    from headwise.attend.methods.text import find
+    from headwise.attend import parse
 
     entries = {}
     for name in names:
-        find(name)
-        cls = REGISTRY[name]
+        (method,) = parse(name)
         entries[name] = {
-            "written": repr(cls()),
-            "summary": cls.summary(),
-            "paper": cls.paper,
+            "written": repr(method),
+            "summary": method.summary(),
+            "paper": method.paper,
             "for": [],
-            "about": cls.__doc__ or "",
+            "about": method.__doc__ or "",
         }
     return entries

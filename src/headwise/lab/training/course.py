@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headwise.health import Spikes, Thresholds
+from headwise.health import Spikes
 from headwise_verdict.results import OutcomeNames
 
 # spikes are counted in this many steps
@@ -16,8 +16,7 @@ class Course:
     """The smoothed training loss of a phase until it reaches a goal, and the number of its spikes.
 
     A run that does not reach the goal counts as one step more than it has, so only runs of equally many steps compare.
-    A spike is a loss that exceeds the mean of the fifty losses before by `Thresholds.loss_spike` of their standard
-    deviations.
+    A spike is a loss that exceeds the mean of the fifty losses before by `Spikes.LIMIT` of their standard deviations.
 
     Args:
         goal: the training loss to reach.
@@ -33,15 +32,13 @@ class Course:
 
     def add(self, losses: list[float]) -> None:
         """Add the losses of the next steps."""
-        limit = Thresholds().loss_spike
-        assert limit is not None
         for loss, deviation in zip(losses, self._deviations.add(losses), strict=True):
             self.steps += 1
             self.mean = loss if self.mean is None else self.smoothing * self.mean + (1 - self.smoothing) * loss
             if self.reached is None and self.mean <= self.goal:
                 self.reached = self.steps
             # NaN, of a loss that is not finite, is above nothing
-            self.spikes += deviation is not None and deviation > limit
+            self.spikes += deviation is not None and deviation > Spikes.LIMIT
 
     def outcomes(self) -> dict[str, float]:
         """Return the steps to the goal, one more than all steps if it was not reached, and the spikes in 1,000 steps

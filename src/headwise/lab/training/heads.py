@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from headwise.health import Figures, needs_loss, read
-from headwise.health.watching.whole_model import MATRIX_NORM, SHARE
+from headwise.health import Watch, check_statistics, read, watch
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import (
@@ -34,24 +31,20 @@ from headwise.lab.training.train import Training
 from headwise_verdict.files import read_lines
 from headwise_verdict.results import Divergence
 
-if TYPE_CHECKING:
-    from headwise.health import Watch
-
 
 def watch_run(order: Order, training: Training, model: nn.Module, train: Examples, steps: int) -> Watch:
     """Watch a run with about fifty readings, never in two consecutive steps; the report shows readings and alerts."""
-    from headwise.health import JsonLines, watch
-
     task = training.task
     # time and memory are measured in the steps between readings
     every = task.watch_every or max(2, steps // 50)
+    of_loss = check_statistics(task.watch_statistics, training=True)
     watching = watch(
         model,
         every=every,
-        log=[JsonLines(order.files.health)],
+        log=order.files.health,
         on_alert=None,
         statistics=list(task.watch_statistics) or None,
-        loss=_fixed_loss(training, model, train) if needs_loss(task.watch_statistics) else None,
+        loss=_fixed_loss(training, model, train) if of_loss else None,
     )
     if training.first_step:
         watching.step_to(training.first_step)
@@ -73,9 +66,13 @@ def _fixed_loss(training: Training, model: nn.Module, train: Examples) -> Callab
     return loss
 
 
+# the statistic of which a run may exceed the optimizer's threshold
+OF_THRESHOLD = "sharpness_share"
+
+
 def watched_kinds(statistic: str) -> list[str]:
     """Return the last parts of the names of a watched statistic's outcomes."""
-    return ["least", "greatest", "last", *(["beyond"] if statistic == SHARE else [])]
+    return ["least", "greatest", "last", *(["beyond"] if statistic == OF_THRESHOLD else [])]
 
 
 def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) -> dict[str, float]:
@@ -96,7 +93,7 @@ def watched_outcomes(stream: Path, task: Task, divergence: Divergence | None) ->
         means = [math.fsum(v) / len(v) for _, v in sorted(values[name].items()) if all(map(math.isfinite, v))]
         if means:
             kinds = {"least": min(means), "greatest": max(means), "last": means[-1]}
-            if name == SHARE:
+            if name == OF_THRESHOLD:
                 kinds["beyond"] = float(kinds["greatest"] > 1)
             outcomes |= {f"watched/{name}/{kind}": value for kind, value in kinds.items()}
     return outcomes
@@ -110,15 +107,12 @@ EXAMPLES = 512
 def read_heads(training: Training, evaluation: Evaluation, examples: Examples) -> dict[str, float]:
     """Return heads/<statistic>/… of the trained model: for "layer 3 head 2", "layer 3", "mean" and "worst".
 
-    A layer's figure is the mean over its heads; `matrix_norm` has one outcome per matrix of the model, by its name.
-    Depths count from 0, as in the health records; a layer is named by its path if several share a depth. Only the first
-    512 examples are read.
+    See `headwise.health.read`. Only the first 512 examples are read.
     """
     task, model = training.task, training.accelerator.unwrap_model(training.model)
-    names = list(task.head_statistics)
     forwards = partial(_run_through, training, evaluation, first(examples, EXAMPLES))
-    figures, matrices = read(model, names, forwards)
-    return _outcomes(figures) | _of_matrices(matrices)
+    figures = read(model, task.head_statistics, forwards)
+    return {f"heads/{name}/{place}": value for name, of in figures.items() for place, value in of.items()}
 
 
 def _run_through(training: Training, evaluation: Evaluation, examples: Examples) -> None:
@@ -130,36 +124,6 @@ def _run_through(training: Training, evaluation: Evaluation, examples: Examples)
         parts = cut_by_length(task, lengths.argsort(stable=True), lengths, batch_size)
     for index in parts:
         answer(training, evaluation, take(examples, index.to(training.accelerator.device)))
-
-
-def _outcomes(figures: list[Figures]) -> dict[str, float]:
-    shared = Counter((figure.statistic, figure.depth) for figure in figures)
-    outcomes: dict[str, float] = {}
-    for name in dict.fromkeys(figure.statistic for figure in figures):
-        all_values: list[float] = []
-        of_name = [figure for figure in figures if figure.statistic == name]
-        for figure in of_name:
-            layer = f"layer {figure.depth}" if shared[name, figure.depth] == 1 else figure.site
-            values = {
-                f"{layer} {figure.per} {r['head'] if figure.per == 'head' else r.get('group')}": r["value"]
-                for r in figure.records()
-            }
-            all_values += values.values()
-            outcomes[f"heads/{name}/{layer}"] = statistics.fmean(values.values())
-            if figure.per != "layer":
-                outcomes |= {f"heads/{name}/{place}": value for place, value in values.items()}
-        outcomes[f"heads/{name}/mean"] = statistics.fmean(all_values)
-        worse = of_name[0].worse
-        if worse is not None:
-            outcomes[f"heads/{name}/worst"] = (max if worse == "high" else min)(all_values)
-    return outcomes
-
-
-def _of_matrices(norms: dict[str, float]) -> dict[str, float]:
-    """Return heads/matrix_norm/<matrix> for every matrix, and their mean and maximum."""
-    outcomes = {f"heads/{MATRIX_NORM}/{name}": value for name, value in norms.items()}
-    totals = {"mean": statistics.fmean(norms.values()), "worst": max(norms.values())} if norms else {}
-    return outcomes | {f"heads/{MATRIX_NORM}/{name}": value for name, value in totals.items()}
 
 
 # rates are in e-folds per this many steps

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from headwise.attend import ParameterGroups, parameter_groups
-from headwise.attend.optimizers import Hyperball, Muon, Stiefel
-from headwise.attend.regularizing.parameter_groups import undecayed
+from headwise.attend.optimizers import Hyperball, Muon, ParameterGroups, Stiefel, parameter_groups, undecayed
 from headwise.lab.experiments.recipe import Recipe
 from headwise_verdict import StudyError
 

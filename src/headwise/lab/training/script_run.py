@@ -282,12 +282,10 @@ class Run:
 
     def _begin_to_watch(self, model: nn.Module) -> None:
         from headwise.attend import OptimizerSteps
-        from headwise.health import JsonLines, watch
+        from headwise.health import watch
 
-        path = Path(self._told.terms["health"])
-        watching = watch(
-            model, every=self._told.terms.get("watch_every") or WATCHED_EVERY, log=[JsonLines(path)], on_alert=None
-        )
+        every = self._told.terms.get("watch_every") or WATCHED_EVERY
+        watching = watch(model, every=every, log=self._told.terms["health"], on_alert=None)
         self._watch = watching
         # a reading before an optimizer's step is as good as one after it: no forward lies between
         self._steps = OptimizerSteps(model, lambda number, optimizer: watching.step())

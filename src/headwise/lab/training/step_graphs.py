@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend import FittedLayer
-from headwise.attend.core.held_keys import HeldKeys
+from headwise.attend import FittedLayer, HeldKeys
 from headwise.borders import DispatchMode, moves, tree_leaves, writes
 from headwise.lab.experiments.evaluation import Batch
 from headwise.lab.experiments.recipe import Recipe

@@ -11,7 +11,6 @@ from torch import Tensor
 from headwise.attend import Method, Regularized, Where, regularize
 from headwise.files.arguments import is_a, suggesting
 from headwise.health import Watch, WatchCallback
-from headwise.health.watching.callbacks import caller_of
 from headwise.lab.files.script_run import current
 from headwise.lab.training.script_run import Run, run
 
@@ -90,9 +89,7 @@ class HeadwiseCallback(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         """Regularize the model before the optimizer is made, which must contain the methods' parameters."""
-        from transformers import Trainer
-
-        trainer = caller_of(self, Trainer)
+        trainer = WatchCallback.trainer_of(self)
         if trainer is None:
             return
         self._initialized = True

@@ -18,8 +18,8 @@ from headwise.files.arguments import is_a, is_path
 from headwise.files.durable import finite
 from headwise.files.errors import suggest
 from headwise.files.optional_imports import load
-from headwise.health import Thresholds
 from headwise.health.watching.logged import GRADIENT, JUDGED, LOSS, OWN, LoggedRun, judged
+from headwise.health.watching.rules import Thresholds
 from headwise_verdict import Row, StudyError, figure_of, is_missing, read_rows
 
 # increased when a field of the JSON changes its meaning or goes
