@@ -2,6 +2,7 @@
 
 make cuda-costs                            # count all, write benchmarks/cuda_costs.csv and docs/cuda_costs.md
 make cuda-costs ARGS="--only DropKey,watch"  # count some and print them
+make cuda-costs ARGS="--only watch --keep"  # count some, keep them in place of their rows, and write the page
 make cuda-costs ARGS=--page                # write docs/cuda_costs.md from the kept rows
 python benchmarks/cuda_costs.py --host     # on this CPU: what a step of one token costs, relative to plain
 python benchmarks/cuda_costs.py --measure  # on a GPU: measured steps next to the counted ones
@@ -70,9 +71,12 @@ each number where blocks of keys have 128, move 216 MiB a layer, or twice that w
 a step, against 0.03 saved. Partial sums for each block of keys, in a fixed order, move as much. 1.05 needs half of
 fused attention's rate.
 
-ForgettingAttention adds the gradient of the layer's input through its gates. A causal call widens its queries and keys
-beyond the values. Flash attention takes heads of one size, so that torch runs another kernel: flash attention is
-counted, and at 0.55 of its rate, as with a mask, the step of GPT-2 small would be 1.14 instead of 1.08.
+ForgettingAttention is computed by that kernel, and adds the gradient of the layer's input through its gates. Corrected
+on 29 November 2026: flash attention takes heads of one size. Where values are narrower than queries and keys, torch
+runs another kernel, which is now counted at 0.55 of flash attention's rate, as with a mask. By that rate a causal
+ForgettingAttention, which widened queries and keys then and stood here with 1.083, took 1.135 (GPT-2 small).
+`Decorrelation(probes=4)`, whose signs are narrower than a head, rose from 1.078 to 1.110 and for ViT-B/16 from 1.094 to
+1.115. By estimate, padding them to the head size for flash attention would take as long as that saves.
 
 A full reading's products of rows, columns and pairs of heads alone make 1.19 (GPT-2) and 1.14 (ViT); most of the rest
 is some 230 small kernels a layer, sums over what those leave. With `every=50` a reading adds 0.7 % to training.
@@ -359,6 +363,7 @@ def measure(only: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="methods by name, separated by commas: print them, write nothing")
+    parser.add_argument("--keep", action="store_true", help="with --only: write these rows and the page")
     parser.add_argument("--page", action="store_true", help="write the page from the kept rows")
     parser.add_argument("--check", action="store_true", help="check that the page is that of the kept rows")
     parser.add_argument("--host", action="store_true")
@@ -382,7 +387,10 @@ def main() -> None:
         if names:
             for row in found:
                 print(json.dumps(row))
-            return
+            if not options.keep:
+                return
+            new = {(row["model"], row["method"]): row for row in found}
+            found = [new.get((row["model"], row["method"]), row) for row in kept()]
         write(found)
         PAGE.write_text(page(kept()), encoding="utf-8")
 

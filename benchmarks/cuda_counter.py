@@ -271,11 +271,11 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
     if name in ("attention", "attention_backward"):
         back = name == "attention_backward"
         q, k, v = inputs[1:4] if back else inputs[:3]
-        masked = args[6 if back else 3] is not None
+        slow = args[6 if back else 3] is not None or q.shape[-1] != v.shape[-1]
         size = _tile(q.shape[-1]) + _tile(v.shape[-1])
         flops = (5 if back else 2) * q[..., 0].numel() * k.shape[2] * size
-        # a mask runs the memory-efficient kernel, at about half the rate
-        return flops * (0.5 if args[-1] else 1), ATTENTION * (0.55 if masked else 1)
+        # A mask, or values of another size, run the memory-efficient kernel, at about half the rate.
+        return flops * (0.5 if args[-1] else 1), ATTENTION * (0.55 if slow else 1)
     if name.startswith("attend_linear"):
         # Of each token with the sum over the others, and with a chunk of 64; at half the rate, in TF32.
         q, v = (inputs[1], inputs[3]) if name.endswith("backward") else (inputs[0], inputs[2])

@@ -210,7 +210,11 @@ def parts():
 METHODS = {
     "SoftCap(cap=0.3)": "plain causal padded left-padded sliding cross grouped bias sinks padded-sinks",
     "StableSoftmax()": "plain causal padded left-padded sliding cross grouped bias sinks padded-sinks",
-    "ForgettingAttention(bias=2.0)": "plain padded left-padded sliding bias padded-sinks",
+    "ForgettingAttention(bias=2.0)": "plain causal padded left-padded sliding grouped bias sinks padded-sinks",
+    "Temperature(value=0.5) + ForgettingAttention(bias=2.0)": "plain causal",
+    "ForgettingAttention(bias=2.0) + Temperature(value=0.5)": "",
+    "ForgettingAttention(bias=2.0) + EntropyPenalty(strength=1.0)": "",
+    "ForgettingAttention(bias=2.0) + RelaxedAttention(gamma=0.3)": "plain bias",
     "Temperature(value=0.5) + SoftCap(cap=0.3)": "plain causal",
     "SoftCap(cap=0.3) + Temperature(value=0.5)": "",
     "SoftCap(cap=0.3) + DropKey(p=0.4, unit='column')": "plain causal bias",

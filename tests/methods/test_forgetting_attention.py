@@ -6,7 +6,8 @@ from naive import logits, qkv
 from small_models import HOSTS, fresh
 
 import headwise
-from headwise import ForgettingAttention
+from headwise import EntropyPenalty, ForgettingAttention, Temperature
+from headwise.attend.attention import matrix_free
 from headwise.attend.core.site import Site
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site
 
@@ -120,6 +121,32 @@ def test_the_sums_keep_their_precision_beside_keys_in_bf16():
         -1
     ) @ v.double()
     assert (out.double() - exact).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("others", "kind"), [([], "past"), ([Temperature(value=0.5)], "past"), ([EntropyPenalty(strength=1.0)], None)]
+)
+def test_where_a_kernel_edits_logits_it_takes_causal_calls_unless_others_need_the_weights(monkeypatch, others, kind):
+    asked = []
+
+    def attend(q, k, v, mask, causal, scale, kind, by):
+        asked.append(kind)
+        sums = by.transpose(1, 2)
+        s = q @ k.mT * scale + (sums[..., :, None] - sums[..., None, :])
+        s = s.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), float("-inf"))
+        return s.softmax(-1) @ v, s.logsumexp(-1)
+
+    monkeypatch.setattr(matrix_free, "edits_run", lambda *tensors: True)
+    monkeypatch.setattr(matrix_free, "attend_edited", attend)
+    q, k, v = qkv()
+    x = layer_input()
+    methods = [*others, ForgettingAttention()]
+    fit = fit_standalone(methods, standalone_site(q, k, hidden=x))
+    out, _ = attend_with(methods, q, k, v, fitted=fit, hidden=x, causal=True)
+    assert asked == ([] if kind is None else [kind])
+    assert fit.kernels == ({"rows"} if kind is None else {"edited logits"})
+    wanted, _ = attend_with(methods, q, k, v, fitted=fit, hidden=x, causal=True, form="textbook")
+    torch.testing.assert_close(out, wanted)
 
 
 def test_a_gate_that_stays_open_changes_nothing():

@@ -223,7 +223,7 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
     edits = Edits(call.q, call.k)
     for method in active:
         if method.overrides("logits"):
-            exact = _collect_logits(edits, method, call)
+            exact = _collect_logits(edits, method, call, active)
         elif method.overrides("weights"):
             exact = _collect_weights(edits, method, call)
         else:
@@ -235,12 +235,21 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
     return None if partial and edits.kept_after is not None else edits
 
 
-def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
+def _alone(method: Method, active: Sequence[Method]) -> bool:
+    """Return whether no other method edits logits after this one, or edits or reads weights."""
+    later = active[list(active).index(method) + 1 :]
+    return not (any(m.overrides("logits") for m in later) or any(m.overrides("weights") or _reads(m) for m in active))
+
+
+def _collect_logits(edits: Edits, method: Method, call: Call, active: Sequence[Method]) -> bool:
     if edits.replaced:
         # A map that replaces the softmax does not use logits.
         return False
-    # A kernel edits the products of the final queries and keys.
-    scores = method.scores(edits.q, edits.k, call) if method.overrides("scores") and edits.edit is None else None
+    fits = method.overrides("edit") and _takes_edit(call, edits)
+    # A kernel edits the products of the final queries and keys. Flash attention takes no values that are narrower than
+    # queries and keys, but other methods may need them wider.
+    wider = method.overrides("scores") and edits.edit is None and not (fits and _alone(method, active))
+    scores = method.scores(edits.q, edits.k, call) if wider else None
     if scores is not None:
         edits.q, edits.k = scores
         return True
@@ -248,7 +257,7 @@ def _collect_logits(edits: Edits, method: Method, call: Call) -> bool:
     if keep is not None:
         edits.keep = _both(edits.keep, keep)
         return True
-    if method.overrides("edit") and _takes_edit(call, edits):
+    if fits:
         edits.edit = method.edit(call)
         return edits.edit is not None
     if method.overrides("attend"):

@@ -23,12 +23,13 @@ class ForgettingAttention(Method):
     s_ij + c_i - c_j in training and evaluation, with c the running sum of log f, and f = σ(w·x + b) a gate per token
     and head computed from the layer's input x. w starts at 0 (the authors draw it) and b at `bias`, 0 as in the paper:
     every gate is ½, and attention reaches a few tokens back. For a trained model use 6 or more, where a gate is 0.998.
-    The host keeps its positions; the paper trains with and without them. Causal calls need no matrix: queries get the
-    additional coordinates c_i and 1, keys 1 and -c_j. The sums are kept in fp32, in bf16 as three coordinates that add
-    up to them; fp16, whose range ends at 65,504, has no such form. Layers that are not causal forget in both directions
-    by -|c_i - c_j|, which is not in the paper, as do masks if the host does not declare itself causal. A kernel
-    computes these and fp16 on CUDA; elsewhere, and with the host's dropout or a penalty, they need the matrix. Caches
-    do not hold the gates of past tokens: generate with use_cache=False.
+    The host keeps its positions; the paper trains with and without them. On CUDA a kernel adds the difference of sums
+    to the logits. Elsewhere, and beside methods that edit or read the weights, causal calls need no matrix: queries get
+    the additional coordinates c_i and 1, keys 1 and -c_j. The sums are kept in fp32, in bf16 as three coordinates that
+    add up to them; fp16, whose range ends at 65,504, has no such form. Layers that are not causal forget in both
+    directions by -|c_i - c_j|, which is not in the paper, as do masks if the host does not declare itself causal;
+    without the kernel, and with the host's dropout or a penalty, these and fp16 need the matrix. Caches do not hold the
+    gates of past tokens: generate with use_cache=False.
     """
 
     bias: float = 0.0
