@@ -1,5 +1,7 @@
 """The kernel of a small call depends on the kind of the method's matrix-free form, not on the processor."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -52,3 +54,20 @@ def test_a_compiled_call_asks_for_kernels_without_a_cache_or_a_search_for_module
 
     # Dynamo warns of a cached function, and warnings are errors.
     assert torch.compile(asked, fullgraph=True, backend="eager")(torch.zeros(())) == triton
+
+
+def test_a_kernel_is_noted_where_it_runs_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr(choice, "operators_run_on", lambda device: True)
+    on_device = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
+    names = set()
+    choice.note("before", on_device)
+    choice.note_into(names)
+    try:
+        choice.note("runs", on_device)
+        choice.note("on a CPU", torch.zeros(1))
+        choice.note("in fp64", SimpleNamespace(is_cuda=True, dtype=torch.float64, device=on_device.device))
+        monkeypatch.setattr(choice, "operators_run_on", lambda device: False)
+        choice.note("switched off", on_device)
+    finally:
+        choice.note_into(None)
+    assert names == {"runs"}

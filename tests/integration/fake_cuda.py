@@ -58,6 +58,7 @@ class FakeCuda(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: list[str] = []
         self.recording = False
+        self.operators: set[str] = set()
 
     def forget(self) -> list[str]:
         """Return the waits so far, and begin anew."""
@@ -71,6 +72,8 @@ class FakeCuda(TorchDispatchMode):
         goes_there = target is not None and torch.device(target).type == "cuda"
         if not there and not goes_there:
             return func(*args, **kwargs)
+        if func.namespace == "headwise":
+            self.operators.add(func._schema.name.removeprefix("headwise::"))
         if func in ASKS:
             self._note(func)
             return True if func is not ASKS[0] else torch.ones((), dtype=there[0].dtype).item()

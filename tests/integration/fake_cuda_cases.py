@@ -48,6 +48,15 @@ FIRST = (
     "QKClip",
 )
 COMPILED = (*FIRST, *sorted(set(shelf.__all__) - set(FIRST)))
+# names of operators in reports, where they are others
+OTHER_NAMES = {
+    "attend_edited": "edited logits",
+    "attend_dropped": "dropped elements",
+    "mix_heads": "mixed heads",
+    **dict.fromkeys(("draw", "draw_heads", "noise"), "draws"),
+}
+# What counts passes is no kernel, and gradients are those of operators that are named.
+UNNAMED = {"token", "row_slopes", "spectral_slopes"}
 # read where they are named
 OF_MODEL = [
     "matrix_norm",
@@ -137,7 +146,38 @@ def compiled() -> Iterator[Case]:
         yield f"{name} on {' in '.join(at)}", lambda name=name, at=at: regularized(name, *at, compiled=True)
 
 
+def named() -> Iterator[Case]:
+    """Every method: whether the report names the operators that computed on the device."""
+    for name in shelf.__all__:
+        yield name, lambda name=name: unnamed(name)
+
+
+def unnamed(name: str) -> list[str]:
+    training = trained(name, "sdpa", "bf16")
+    if isinstance(training, list):
+        training = trained(name, "torch", "bf16")
+    if isinstance(training, list):
+        return training
+    for _ in range(2):
+        training.step()
+    report = training.handle.report()
+    told = {kernel for row in report.rows for kernel in row.kernels}
+    told |= {kernel for note in report.notes for kernel in note.partition("together: ")[2].split(", ")}
+    ran = {x for x in training.cuda.operators if not x.endswith("_backward")} - UNNAMED
+    return [f"{x} is not named by:\n{report}" for x in sorted(ran) if OTHER_NAMES.get(x, x) not in told]
+
+
 def regularized(name: str, kind: str, dtype: str, compiled: bool = False) -> list[str]:
+    training = trained(name, kind, dtype, compiled)
+    if isinstance(training, list):
+        return training
+    # What a method does after a step meets the next one.
+    steps = 2 if compiled or REGISTRY[name](**REGISTRY[name].strong).overrides("after_step") else 1
+    return [wait for _ in range(steps) for wait in training.step()]
+
+
+def trained(name: str, kind: str, dtype: str, compiled: bool = False) -> Training | list[str]:
+    """Fit a method to the first host of a kind that takes it, or give what is wrong."""
     method, training, refused = REGISTRY[name], None, []
     for host in WALKED[kind]:
         try:
@@ -152,11 +192,7 @@ def regularized(name: str, kind: str, dtype: str, compiled: bool = False) -> lis
             break
         except ValueError as error:
             refused.append(str(error))
-    if training is None:
-        return [f"no host takes it: {refused}"]
-    # What a method does after a step meets the next one.
-    steps = 2 if compiled or method(**method.strong).overrides("after_step") else 1
-    return [wait for _ in range(steps) for wait in training.step()]
+    return [f"no host takes it: {refused}"] if training is None else training
 
 
 def captured() -> Iterator[Case]:
@@ -404,6 +440,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     **{f"{kind}-{dtype}": lambda at=(kind, dtype): methods(*at) for kind in WALKED for dtype in DTYPES},
     "kinds": lambda: methods("sdpa", "fp32", FIRST),
     "compiled": compiled,
+    "named": named,
     "captured": captured,
     "evaluations": evaluations,
     "readings": readings,

@@ -22,6 +22,7 @@ GROUPS = {
     # of each kind of stage one, as the first of sdpa-fp32
     "kinds": 8,
     "compiled": 40,
+    "named": 40,
     "captured": 40,
     "evaluations": 40,
     "readings": 6,

@@ -330,7 +330,7 @@ def test_operators_of_stacked_weights_have_the_shapes_that_they_announce():
         (spectral_group.power_iteration, (stack, vectors[1], False)),
     ]
     for operator, arguments in calls:
-        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(operator.registered, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("places", [("cpu",), ()], ids=["together", "alone"])

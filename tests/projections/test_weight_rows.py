@@ -109,4 +109,4 @@ def test_operators_have_the_shapes_that_they_announce():
         (weight_rows.scaled_rows, (stack, gain, 1, [2, 4])),
         (weight_rows.row_slopes, (stack, stack, gain, 0, [2, 4])),
     ):
-        torch.library.opcheck(run, arguments, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(run.registered, arguments, test_utils=("test_schema", "test_faketensor"))

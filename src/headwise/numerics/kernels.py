@@ -38,6 +38,23 @@ operators_run_on = kernels_run_on
 # The dtypes that the kernels of rows read.
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+# Gets the names of the kernels that run; what runs a layer or a whole model puts its own set here.
+_names: set[str] | None = None
+
+
+def note_into(names: set[str] | None) -> None:
+    """Add the names of kernels that run from now on to this set, for a report; None: to none."""
+    global _names
+    _names = names
+
+
+def note(name: str, x: torch.Tensor) -> None:
+    """Note that an operator computes on x, if a kernel does so there. Graphs and gradients note nothing."""
+    if torch.compiler.is_compiling() or _names is None or not x.is_cuda:
+        return
+    if x.dtype in ROW_DTYPES and operators_run_on(x.device):
+        _names.add(name)
+
 
 def rows_by_kernel(*tensors: torch.Tensor) -> bool:
     """Return whether a kernel computes on rows of these tensors now, and not the PyTorch form.
@@ -58,7 +75,7 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., A
     """Return a decorator that makes a function an operator of this package, which has no gradient.
 
     An operator, so that programs that count or trace operators see one; torch's decorator for operators with gradients
-    takes five times as long for each call.
+    takes five times as long for each call. The decorated function has the operator itself as `registered`.
 
     Args:
         schema: name and types, `name(Tensor x) -> Tensor`.
@@ -66,13 +83,21 @@ def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., A
     """
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = f"headwise::{schema.partition('(')[0]}"
+        short = schema.partition("(")[0]
+        name = f"headwise::{short}"
         library = overwritable_library(*name.split("::"))
         torch.library.define(name, schema[schema.index("(") :], lib=library)
         torch.library.impl(name, ("cpu", "cuda"), function, lib=library)
         torch.library.register_fake(name, fake, lib=library)
-        packet = getattr(torch.ops.headwise, name.removeprefix("headwise::"))
-        return packet.default  # type: ignore[no-any-return]  # torch's own is untyped
+        run = getattr(torch.ops.headwise, short).default
+
+        def noted(*inputs: Any) -> Any:
+            if not short.endswith("_backward"):
+                note(short, inputs[0] if isinstance(inputs[0], Tensor) else inputs[0][0])
+            return run(*inputs)
+
+        noted.registered = run  # type: ignore[attr-defined]  # functions take attributes
+        return noted
 
     return made
 

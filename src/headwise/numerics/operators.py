@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.borders import in_transform, modes_see_operators
-from headwise.numerics.kernels import as_hosts, rows_first
+from headwise.numerics.kernels import as_hosts, note, rows_first
 
 PLAIN = (Tensor, nn.Parameter)
 _nothing = nullcontext()
@@ -84,6 +84,7 @@ class AttentionOperator:
             frozen: the number of an output without gradient.
         """
         name, _, rest = schema.partition("(")
+        self._name = name
         self._compute, self._slopes, self._again, self._learned = compute, slopes, again, learned
         self._keep, self._frozen = keep or _all_kept, frozen
         self._others = (None,) * (rest[: rest.index(")")].count(",") + 1 - learned)
@@ -118,6 +119,7 @@ class AttentionOperator:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the outputs."""
+        note(self._name, inputs[0])
         if calls_are_seen(*inputs[: self._learned]):
             return self.registered(*inputs)
         return self._function(*inputs) if torch.is_grad_enabled() else self._compute(*inputs)

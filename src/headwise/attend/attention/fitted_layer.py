@@ -19,7 +19,7 @@ from headwise.attend.core.passes import Passes
 from headwise.attend.core.random_draws import mix
 from headwise.attend.core.recompute import Pass
 from headwise.attend.projections.sharded import CONTEXT_PARALLEL, tokens_split
-from headwise.numerics.kernels import capturing
+from headwise.numerics.kernels import capturing, note_into
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -192,6 +192,7 @@ class FittedLayer:
     ) -> None:
         """Keep what only a call shows, for the site, for a captured step and for `leave`; refuse what does not fit."""
         if not torch.compiler.is_compiling():
+            note_into(self.ran.around)
             if not self.seen:
                 self.seen = shapes_seen(self.site, q, k, v, hidden)
             if q.is_cuda:
@@ -318,6 +319,8 @@ class FittedLayer:
         rows, samples = x, x if packed is None else packed.unpack(x)
         x = samples
         if editing := self._acting[training].hidden:
+            if not torch.compiler.is_compiling():
+                note_into(self.ran.around)
             # There are no queries and keys yet: a placeholder provides the batch size, device and dtype.
             token = x.new_empty(x.shape[0], 1, 1, 1)
             call = Call(

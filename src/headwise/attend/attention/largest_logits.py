@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.row_statistics import blocks, masked, part_of_mask
-from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics.kernels import kernels_run_on, note
 from headwise.numerics.operators import calls_are_seen, without_autocast
 from headwise.numerics.precision import at_least_fp32
 
@@ -37,6 +37,7 @@ def largest_logits(
     """
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
+    note("largest_logits", q)
     inputs = (q.detach(), k.detach(), mask, causal, scale, real, enough)
     found: Tensor = _largest_logits(*inputs) if calls_are_seen(q, k) else _largest(*inputs)
     return found

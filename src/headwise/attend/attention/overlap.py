@@ -50,6 +50,7 @@ def head_overlap(
     """
     slopes = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, sinks))
     given = (q, k, lse.detach().contiguous(), mask, real, sinks, causal, scale, slopes)
+    kernels.note("head_overlap", q)
     overlap = _operator if calls_are_seen(q, k, k) else _Overlap.apply
     return overlap(*given)[0]  # type: ignore[no-any-return, no-untyped-call]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,18 +17,18 @@ from headwise.attend.core.packed import Packed
 from headwise.attend.core.recompute import Pass
 from headwise.attend.core.site import Site
 from headwise.borders import constant_in_graphs
-from headwise.numerics import masked
-from headwise.numerics.kernels import kernels_run_on
+from headwise.numerics import kernels, masked
 from headwise.numerics.masked import allowed_keys
 from headwise.numerics.precision import at_least_fp32
 
 
 @dataclass
 class KernelsRan:
-    """Flags for the kernels that have computed a layer's attention so far.
+    """Which kernels have computed on a layer so far: flags for its attention, names for what is around it.
 
-    Compiled graphs write these fields too. The fields are fixed and the computation never reads them: a field that a
-    graph only writes needs no guard, whereas a growing set would be read, and each change would recompile the graph.
+    Compiled graphs write the flags too. They are fixed and the computation never reads them: a field that a graph only
+    writes needs no guard, whereas a growing set would be read, and each change would recompile the graph. The names are
+    of our other Triton kernels, as their operators have them; what a graph fuses is none of them.
     """
 
     explicit: bool = False
@@ -41,6 +41,7 @@ class KernelsRan:
     dropped: bool = False
     edited: bool = False
     mixed: bool = False
+    around: set[str] = field(default_factory=set)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the kernels that ran, as reports show them."""
@@ -56,7 +57,7 @@ class KernelsRan:
             "the host's": self.host,
             "draws": self.draws,
         }
-        return tuple(name for name, ran in flags.items() if ran)
+        return (*(name for name, ran in flags.items() if ran), *sorted(self.around))
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ class Call:
         return Dropping(key, self.salt(method, ""), p, window, renormalize, self.samples)
 
     def _note_kernel(self) -> None:
-        if not torch.compiler.is_compiling() and kernels_run_on(self.q.device):
+        if not torch.compiler.is_compiling() and kernels.operators_run_on(self.q.device):
             self.layer.ran.draws = True
 
     def salt(self, method: object, name: str) -> int:

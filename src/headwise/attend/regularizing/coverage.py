@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwise.attend.attention.fitted_layer import FittedLayer
@@ -13,7 +13,7 @@ from headwise.files.html import html_table
 
 @dataclass(frozen=True)
 class Row:
-    """One attention-like module: its name, its status, the reason, and the kernels that ran ("fused", "explicit")."""
+    """One attention-like module: its name, its status, the reason, and the kernels that ran ("fused", "norm_rows")."""
 
     name: str
     status: str
@@ -53,17 +53,21 @@ def coverage(
     reasons: dict[Site, tuple[str, str]],
     describe: Callable[[Method], str],
     draws: str = "counter",
+    together: Sequence[str] = (),
 ) -> Coverage:
     """Return the status of every attention-like module.
 
-    `reasons` gives the status of each site that was left out and why, and the methods that do not apply to a fitted
-    one; `describe` gives the text of a method with the strengths that were set later.
+    `together` names the kernels that computed for all layers at once. `reasons` gives the status of each site that was
+    left out and why, and the methods that do not apply to a fitted one; `describe` gives the text of a method with the
+    strengths that were set later.
     """
     by_site = {f.site: f for f in fitted}
     rows = [_row(candidate.site, by_site.get(candidate.site), reasons, describe) for candidate in found]
     notes = [f"{f.site.name}: {reasons[f.site][1]}" for f in fitted if f.site in reasons and reasons[f.site][1]]
     if draws == "torch":
         notes.append("draws follow the state of torch's generator on the CPU (draws='torch')")
+    if together:
+        notes.append(f"kernels for all layers together: {', '.join(together)}")
     return Coverage(rows, notes)
 
 

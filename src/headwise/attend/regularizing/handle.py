@@ -32,6 +32,7 @@ from headwise.attend.regularizing.step_maxima import StepMaxima
 from headwise.attend.regularizing.training_state import Strengths, check_progress, load_progress, progress
 from headwise.files.arguments import is_a, is_function, is_path
 from headwise.files.html import html_table
+from headwise.numerics.kernels import note_into
 
 __all__ = ["Regularized", "handle"]
 
@@ -84,6 +85,8 @@ class Regularized:
         self._strengths, self._maxima = Strengths(), StepMaxima()
         self.order: Any = None
         self._ablations: list[ablation.Ablation] = []
+        # The names of kernels that computed for all layers together.
+        self._together: set[str] = set()
         self._handled: BaseException | None = None
         before = {id(parameter) for parameter in model.parameters()}
         self.fitted = attachment.attach(plan, self.shared)
@@ -120,6 +123,7 @@ class Regularized:
             if not torch.compiler.is_compiling():
                 self._forgotten.forward()
         if not torch.compiler.is_compiling():
+            note_into(self._together)
             run = self.shared.penalties.begin(module, trains=self.shared.differentiates)
             if run is not None and module.training and any(m.maxima for m in self.methods):
                 self._maxima.begin(self.fitted, run, trains=self.shared.differentiates)
@@ -145,6 +149,7 @@ class Regularized:
         # Checkpointed regions keep the state that their recomputation needs.
         self.shared.forward.end()
         if not torch.compiler.is_compiling():
+            note_into(None)
             # The caller may be handling an exception itself, as a loop that tries a smaller batch.
             failed = sys.exc_info()[1] is not self._handled
             self.shared.penalties.end(output, failed=failed)
@@ -206,7 +211,9 @@ class Regularized:
         total = penalties.joint_mean(entries, self._device(), alone=self.shared.uneven)
         if self.shared.fresh:
             changed.check_followed(self.fitted)
+            note_into(self._together)
             of_weights = penalties.of_weights(self.fitted, total.device)
+            note_into(None)
             total = total if of_weights is None else total + of_weights
         self.shared.fresh = False
         return total
@@ -229,9 +236,11 @@ class Regularized:
             kind.exchange([state for method, state in pairs if type(method) is kind])
         for f in self.fitted:
             f.reached = False
+        note_into(self._together)
         for method, fits in penalties.by_method(self.fitted):
             if method.overrides("after_step"):
                 method.after_steps(fits)
+        note_into(None)
         self._strengths.write(self.fitted, self.step)
 
     def set(self, method: type[Method] | Method, **changes: float | Schedule) -> None:
@@ -349,7 +358,8 @@ class Regularized:
     def report(self) -> Coverage:
         """Return for every attention-like module whether it is regularized, read, skipped, not applicable or
         unreachable, and why."""
-        return coverage(self.found, self.fitted, self._reasons, self._strengths.shown, self.shared.draws)
+        drawn, together = self.shared.draws, sorted(self._together)
+        return coverage(self.found, self.fitted, self._reasons, self._strengths.shown, drawn, together)
 
     def remove(self, discard: bool = False) -> None:
         """Remove the methods. Before any step this restores the model's bits and keys; trained host weights stay.
