@@ -40,6 +40,8 @@ class Placed:
     claim: JudgedClaim
     said: str = ""
     care: str = ""
+    # the day until which it counted as the source's, and was contrary
+    refiled: str = ""
     kind: str = "published"
 
     @property
@@ -78,7 +80,8 @@ class Placed:
     @property
     def earlier(self) -> str:
         """Return the earlier verdicts with their dates and reasons, or ""."""
-        return "; ".join(f"*{one.verdict} until {one.until}: {one.why}*" for one in self.claim.before)
+        words = [f"*{one.verdict} until {one.until}: {one.why}*" for one in self.claim.before]
+        return "; ".join([*words, *([f"*the source's until {self.refiled}, and contrary*"] if self.refiled else [])])
 
     @property
     def methods(self) -> list[str]:
@@ -130,9 +133,14 @@ class Source:
         return [one for part in self.parts if part.kind == kind for one in part.claims]
 
     @property
+    def refiled(self) -> list[Placed]:
+        """Return the claims that were contrary as the source's, and were filed apart after their runs."""
+        return [one for part in self.parts for one in part.claims if one.refiled]
+
+    @property
     def once_contrary(self) -> int:
-        """Return how many of the source's own claims stood contrary until they were judged otherwise."""
-        return sum(one.claim.once_contrary for one in self.of_kind("published"))
+        """Return how many of the source's claims stood contrary until they were judged otherwise or filed apart."""
+        return sum(one.claim.once_contrary for one in self.of_kind("published")) + len(self.refiled)
 
     @property
     def against(self) -> str:
@@ -187,7 +195,7 @@ def sources(results: Path) -> list[Source]:
                     problems.append(f"{reference['of']!r} is in two places")
                 used.add((name, claim.text))
                 record = records[name]
-                texts = {key: reference[key] for key in ("said", "care") if key in reference}
+                texts = {key: reference[key] for key in ("said", "care", "refiled") if key in reference}
                 claims.append(Placed(name, record.scale, record.seeds, claim, kind=kind, **texts))
             if folded and any(one.claim.verdict in (*HELD, *AGAINST) or one.claim.once_contrary for one in claims):
                 problems.append(f"{part.get('place')!r} folds a claim that is decided, or was contrary")
@@ -218,9 +226,19 @@ def sources(results: Path) -> list[Source]:
         for words in lines
         if len(words.split()) > most
     ]
+    problems += _wrongly_refiled(placed)
     if problems:
         raise StudyError("\n".join([f"{path} does not match the kept results:", *problems]))
     return placed
+
+
+def _wrongly_refiled(all_sources: list[Source]) -> list[str]:
+    return [
+        f"{one.line!r} is refiled, and is the source's still, or never was contrary"
+        for source in all_sources
+        for one in source.refiled
+        if one.kind == "published" or not (one.claim.verdict == "contrary" or one.claim.once_contrary)
+    ]
 
 
 def _answers(source: Source) -> list[str]:

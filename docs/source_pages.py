@@ -48,19 +48,25 @@ def row_of(cells: Sequence[object]) -> str:
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def counts(claims: list[Placed], missing: int = 0) -> list[object]:
-    """Return the number of claims with each verdict, and of those that once had another; a dash for none."""
+def counts(claims: list[Placed], missing: int = 0, refiled: int = 0) -> list[object]:
+    """Return the number of claims with each verdict, and of those that once had another; a dash for none.
+
+    Claims that were contrary as the source's until they were filed apart count with it, as `refiled`, and nowhere else.
+    """
     columns = [column(one) for one in claims]
     numbers = [columns.count(name) for name in COUNTED[:-3]]
     held = sum(
         one.claim.verdict not in HELD and any(earlier.verdict in HELD for earlier in one.claim.before) for one in claims
     )
-    return [one or "–" for one in [*numbers, missing, sum(one.claim.once_contrary for one in claims), held]]
+    contrary = refiled + sum(one.claim.once_contrary and not one.refiled for one in claims)
+    return [one or "–" for one in [*numbers, missing, contrary, held]]
 
 
-def counted(name: str, claims: list[Placed], missing: int = 0) -> list[str]:
-    """Return the rows of counts of some claims: those that were measured, then each other kind."""
-    rows = [row_of([name, *counts([one for one in claims if one.claim.kind == "measured"], missing)])]
+def counted(name: str, source: Source) -> list[str]:
+    """Return the rows of counts of a source's own claims: those that were measured, then each other kind."""
+    claims, missing = source.of_kind("published"), sum(bool(part.missing) for part in source.parts)
+    measured = [one for one in claims if one.claim.kind == "measured"]
+    rows = [row_of([name, *counts(measured, missing, len(source.refiled))])]
     for kind, words in APART.items():
         if of_this_kind := [one for one in claims if one.claim.kind == kind]:
             rows.append(row_of([f"– {words}", *counts(of_this_kind)]))
@@ -72,7 +78,7 @@ def table_of_counts(all_sources: list[Source]) -> list[str]:
     head = ["claims of", *COUNTED]
     lines = [row_of(head), row_of(["---", *["---:"] * len(COUNTED)])]
     for one in all_sources:
-        lines += counted(_named(one), one.of_kind("published"), sum(bool(part.missing) for part in one.parts))
+        lines += counted(_named(one), one)
     for kind, words in KINDS.items():
         of_this_kind = [claim for one in all_sources for claim in one.of_kind(kind)]
         if kind != "published" and of_this_kind:
@@ -94,8 +100,8 @@ def sentence(all_sources: list[Source]) -> str:
         f"{measured.count('undecided')} undecided. {measured.count('margin too wide')} have a margin too wide to tell, "
         f"and {measured.count('not testable')} could not be tested here. {missing} experiments were not run. "
         f"Counted apart: {', '.join(apart[:-1])} and {apart[-1]}. "
-        f"{sum(one.claim.once_contrary for one in claims)} of the sources' claims were first judged contrary, and "
-        "otherwise after the runs. Their rows name the earlier verdict, the day and the reason."
+        f"{sum(one.once_contrary for one in all_sources)} of the sources' claims were first judged contrary, and "
+        "otherwise, or filed as own questions, after the runs. Their rows name the earlier verdict and the day."
     )
 
 
@@ -135,9 +141,8 @@ def page(source: Source) -> str:
             "Claims without an interval, and those that could not be tested, are only in the table.",
             "",
         ]
-    missing = sum(bool(part.missing) for part in source.parts)
     lines += [row_of(["claims", *COUNTED]), row_of(["---", *["---:"] * len(COUNTED)])]
-    lines += [*counted("measured", published, missing), ""]
+    lines += [*counted("measured", source), ""]
     lines += ["## In the source's order", "", *_table([part for part in source.parts if part.kind == "published"]), ""]
     for kind, words in KINDS.items():
         parts = [part for part in source.parts if part.kind == kind]

@@ -124,6 +124,21 @@ def test_earlier_verdicts_and_claims_that_are_not_measured_are_counted_apart(kep
     assert done.returncode == 1 and "folds a claim that is decided, or was contrary" in done.stderr
 
 
+def test_a_contrary_claim_that_was_filed_apart_still_counts_for_its_source(kept):
+    path, text = kept / "study" / "claims.json", (kept / "sources.toml").read_text()
+    record = json.loads(path.read_text())
+    record["claims"][2] = judged("Third of all.", "contrary", mean=-0.02, low=-0.03, high=-0.01)
+    path.write_text(json.dumps(record))
+    own = '{ of = "study: Third", refiled = "2026-01-03" }'
+    (kept / "sources.toml").write_text(text.replace('{ of = "study: Third" }', own))
+    assert command("source_pages.py", "--results", kept).returncode == 0
+    page, screen = ((kept / name).read_text(encoding="utf-8") for name in ("sources/one.md", "README.md"))
+    assert "**contrary** `small, 10 seeds` *the source's until 2026-01-03, and contrary* |" in page
+    assert "| The second. Once contrary: 1. |" in screen and "1 of the sources' claims were first judged" in screen
+    assert "Paper | – | 1 | – | 1 | – | – | – | 1 | 1 | – |" in screen
+    assert "| apart: own questions | – | – | – | 1 | – | – | – | – | – | – |" in screen
+
+
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
@@ -172,6 +187,8 @@ def test_the_plot_shows_effects_as_multiples_of_the_published_ones(kept):
         ('care = "On few images."', f'care = "{"few " * 21}"', "more than 20 words"),
         ('missing = "No GPU."', "", "needs claims, or why there are none"),
         ('kind = "own"', 'kind = "owned"', "a kind of published, own"),
+        ('{ of = "study: Third" }', '{ of = "study: Third", refiled = "2026-01-03" }', "or never was contrary"),
+        ('care = "On few images."', 'refiled = "2026-01-03"', "is the source's still"),
     ],
 )
 def test_what_does_not_fit_the_kept_results_is_named_and_nothing_is_written(kept, old, new, said):

@@ -60,8 +60,6 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         return "**No world was run to its end yet, so there is nothing to report.**"
     first = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "try first"]
     candidates = [(one.symptom, name) for one in told for name, word in one.words.items() if word == "candidate"]
-    # the premise of the others is that the usual rate fails
-    tuned = [searches(one)[TUNED] for one in complete if one.world.symptom != "unstable training"]
     names = ", ".join(one.symptom for one in told)
     lines = []
     if first:
@@ -78,20 +76,8 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
-    mean = (
-        f" (mean over {len(tuned)} worlds {_interval(pooled([row.to_plain for row in tuned]))})"
-        if len(tuned) >= FEWEST
-        else ""
-    )
-    if tuned:
-        least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
-        lines.append(
-            "**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids this "
-            f"share of the errors that the usual rate makes{mean}: from {_interval(least.to_plain)} in "
-            f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
-            f"{_by_field(complete, tuned)}Worlds of unstable training are not counted, because there the usual rate "
-            "fails by design."
-        )
+    if tuning := _tuning(complete):
+        lines.append(tuning)
     if candidates:
         words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
         lines.append(
@@ -102,6 +88,30 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     if missing:
         lines.append(f"No answer yet for {', '.join(missing)}: fewer than {FEWEST} complete worlds each.")
     return "\n\n".join(lines)
+
+
+def _tuning(complete: Sequence[Contest]) -> str:
+    """Return what tuning the plain model's rate gains, or "" if no world shows it."""
+    # the premise of the others is that the usual rate fails
+    counted = [one for one in complete if one.world.symptom != "unstable training"]
+    if not counted:
+        return ""
+    tuned = [searches(one)[TUNED] for one in counted]
+    mean = (
+        f" (mean over {len(tuned)} worlds {_interval(pooled([row.to_plain for row in tuned]))})"
+        if len(tuned) >= FEWEST
+        else ""
+    )
+    rates = " or ".join(f"{rate:g}" for rate in sorted({one.world.usual_rate for one in counted}))
+    least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
+    return (
+        "**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids this share of "
+        f"the errors that the usual rate makes{mean}: from {_interval(least.to_plain)} in "
+        f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
+        f"{_by_field(complete, tuned)}The usual rate, {rates} here, is what we would take without a search: another "
+        "guess gives another gain. Worlds of unstable training are not counted, because there the usual rate fails by "
+        "design."
+    )
 
 
 def _in_single_worlds(complete: Sequence[Contest], told: Sequence[OfSymptom]) -> str:
