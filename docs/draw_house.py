@@ -376,7 +376,14 @@ def _flow() -> str:
 
 
 def _sentence(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    """Return what a file is for; where its docstring only names its class, the class's own first sentence follows."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = _first_sentence(ast.get_docstring(tree) or "")
+    named = [node for node in tree.body if isinstance(node, ast.ClassDef) and text == f"{node.name}."]
+    return " ".join([text, *(_first_sentence(ast.get_docstring(node) or "") for node in named)])
+
+
+def _first_sentence(docstring: str) -> str:
     text = " ".join(docstring.split("\n\n")[0].split())
     return re.split(r"(?<=[.?])(?<!\bal\.)(?<!\be\.g\.) ", f"{text.rstrip('.')}." if text[-1:] != "?" else text)[0]
 

@@ -189,6 +189,13 @@ def test_one_class_stands_in_an_attention_layer(plan):
     assert attending == ["fitted_layer.py"]
 
 
+def test_the_picture_says_of_every_file_more_than_its_class(plan, house):
+    entries = re.findall(r"<li><code>([^<]+\.py)</code> (.*)</li>", plan.draw(house))
+    assert len(entries) > 300
+    assert [file for file, sentence in entries if " " not in sentence] == []
+    assert dict(entries)["drop_head.py"].startswith("DropHead. Drops whole heads")
+
+
 def test_every_door_and_every_file_is_on_the_page(plan, house):
     page = plan.draw(house)
     for part, module in plan.DOORS.items():

@@ -1,4 +1,4 @@
-"""Passes: the number of each pass through a layer, which determines its random draws.
+"""Passes: the number of each pass through a layer, and the key of its draws, made of seed, rank, layer and number.
 
 When activation checkpointing recomputes a pass, the recompute gets the key of the original pass and is marked as a
 repeat: it makes the same draws, and its penalties are not counted again.

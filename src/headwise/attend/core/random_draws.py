@@ -1,4 +1,4 @@
-"""Random draws: numbers that are a pure function of where they are used.
+"""Random draws: numbers for each sample, head, key or element, hashed from the key of the pass and the position.
 
 A draw is a hash of (run seed, rank, site, pass, method, name, position). It never touches torch's generators, unless a
 number of them is asked for in place of the pass (`regularize(draws="torch")`). Therefore

@@ -1,4 +1,4 @@
-"""Random choice of the keys that stay: by column or element, in windows, with at least one key for each query."""
+"""The keys that DropKey and DropAttention keep: by column or element, in windows, at least one for each query."""
 
 from __future__ import annotations
 

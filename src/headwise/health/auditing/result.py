@@ -1,4 +1,4 @@
-"""The result of an audit, and the ranking of its heads."""
+"""The result of an audit, and the score by which its heads are ranked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of each step's loss from the losses of earlier steps, without waiting for a device."""
+"""Spikes and waves of the loss: each step's loss against those of earlier steps, without waiting for a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer of a recipe, its parameter groups and its learning rate."""
+"""The optimizer of a recipe, its parameter groups and its learning-rate schedule."""
 
 from __future__ import annotations
 

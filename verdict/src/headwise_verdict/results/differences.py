@@ -1,4 +1,4 @@
-"""Comparisons of every arm with the baseline in one outcome: paired differences, joint tests, intervals, verdicts.
+"""Paired differences of every arm from the baseline, and their verdict: better, worse, equivalent, no evidence.
 
 Every difference is arm − baseline within a seed, because within a seed all arms share initial weights and data order.
 """

@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean or share over seeds, and simultaneous intervals of all arms' differences."""
+"""Confidence intervals of a mean or share over seeds, and joint (max-T) intervals of all arms' paired differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The permutation test of all arms against the baseline at once, by sign flips of whole seeds.
+"""The max-T permutation test of all arms against the baseline at once, by sign flips of whole seeds.
 
 Its statistic is the largest studentised mean over the arms; stepping down gives a corrected p for each arm. Reports
 print `JointIntervals.p_zero` of intervals.py, which agrees with their intervals; runs that diverged are judged here.
