@@ -1,5 +1,6 @@
 """The kernel of a small call depends on the kind of the method's matrix-free form, not on the processor."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,3 +72,17 @@ def test_a_kernel_is_noted_where_it_runs_and_nowhere_else(monkeypatch):
     finally:
         choice.note_into(None)
     assert names == {"runs"}
+
+
+def test_a_build_for_cuda_without_a_driver_is_not_asked_whether_a_stream_is_captured(monkeypatch):
+    def no_driver():
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    code = compile(Path(choice.__file__).read_text(encoding="utf-8"), choice.__file__, "exec")
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", no_driver)
+    # what the module asks of torch when it is imported counts, too
+    module = {"__name__": choice.__name__}
+    exec(code, module)
+    assert module["capturing"]() is False

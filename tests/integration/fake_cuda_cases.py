@@ -216,13 +216,13 @@ def recorded(name: str) -> list[str]:
         return ["no host takes it"]
     for _ in range(2):
         training.step()
-    kernels.HAS_CUDA, training.cuda.recording = True, True
+    kernels.has_context, training.cuda.recording = lambda: True, True
     torch.cuda.is_current_stream_capturing = lambda: True
     try:
         # what follows the optimizer's step is no part of the graph
         wrong = training.step(ends=False)
     finally:
-        kernels.HAS_CUDA = False
+        kernels.has_context = torch.cuda.is_initialized
     if method.draws() and not all(f.passes.captured for f in training.handle.fitted):
         wrong.append("replays would draw the numbers of the captured step")
     return wrong
@@ -412,12 +412,12 @@ def evaluated(name: str) -> list[str]:
 
     def record(run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         cuda.forget()
-        kernels.HAS_CUDA = cuda.recording = True
+        kernels.has_context, cuda.recording = lambda: True, True
         torch.cuda.is_current_stream_capturing = lambda: True
         try:
             result = run()
         finally:
-            kernels.HAS_CUDA = cuda.recording = False
+            kernels.has_context, cuda.recording = torch.cuda.is_initialized, False
         wrong.extend(cuda.forget())
         return result, lambda: None
 

@@ -88,7 +88,7 @@ def test_outcomes_have_the_names_that_trackers_give_them(tmp_path):
     write(tmp_path)
     analysis = analyse(tmp_path)
     assert list(analysis.outcomes) == ["test/eval/loss", "test/val acc@1"]
-    assert [one.label for one in analysis.outcomes.values()] == ["test eval/loss", "test val acc@1"]
+    assert [one.label for one in analysis.outcomes.values()] == ["eval/loss", "val acc@1"]
     assert analysis.metric.unit == "nats" and analysis.metric.higher_is_better is False
     assert analysis.compared[0].differences["test/eval/loss"].mean == pytest.approx(0.2)
     assert not study_of_numbers(tmp_path / "runs.csv", ["eval/loss:lower:nats"], "baseline", tmp_path / "table")

@@ -18,13 +18,13 @@ SWITCH = "HEADWISE_KERNELS"
 # Triton comes with the CUDA builds of torch. Looked up here, because torch.compile traces neither the search for a
 # module nor a cached function, and compiled calls ask.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# torch without CUDA cannot ask whether a stream is captured.
-HAS_CUDA = torch.backends.cuda.is_built()
+# Asked first: a build of torch for CUDA, on a machine without its driver, cannot say whether a stream is captured.
+has_context = torch.cuda.is_initialized
 
 
 def capturing() -> bool:
     """Return whether kernels are recorded into a CUDA graph now instead of run."""
-    return HAS_CUDA and torch.cuda.is_current_stream_capturing()
+    return has_context() and torch.cuda.is_current_stream_capturing()
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ SOURCES = ("blog", "neutreno", "sigma", "decay", "own")
 
 
 def print_studies(name: str | None = None, source: str | None = None, minutes: float | None = None) -> None:
-    """Print one line a study: name, source, minutes and question; or one study in full.
+    """Print name, source, minutes and question of every study; or one study in full.
 
     Args:
         name: the study to print in full.
@@ -70,17 +71,19 @@ def _row(name: str, entry: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _lines(rows: list[tuple[str, str, str, str]]) -> list[str]:
+    """Return one line a study; where a terminal is too narrow for every question, questions follow on lines below."""
     head = ("study", "source", "minutes", "question")
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(3)]
-    width = max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    lines = []
-    for row in [head, *rows]:
-        left = "  ".join(
-            cell.rjust(size) if at == 2 else cell.ljust(size) for at, (cell, size) in enumerate(zip(row, widths))
-        )
-        room = width - len(left) - 2
-        question = row[3] if len(row[3]) <= room else row[3][: room - 1].rstrip() + "…"
-        lines.append(f"{left}  {question}".rstrip())
+    sizes = [max(len(row[at]) for row in [head, *rows]) for at in range(3)]
+    left = [f"{row[0]:<{sizes[0]}}  {row[1]:<{sizes[1]}}  {row[2]:>{sizes[2]}}".rstrip() for row in [head, *rows]]
+    column, questions = sum(sizes) + 6, [row[3] for row in [head, *rows]]
+    # without a terminal, as in a pipe to grep, a line may be of any length
+    width = shutil.get_terminal_size((sys.maxsize, 24)).columns
+    if column + max(map(len, questions)) <= width:
+        return [f"{begin:<{column}}{question}" for begin, question in zip(left, questions)]
+    indent = {"initial_indent": "    ", "subsequent_indent": "    ", "break_on_hyphens": False}
+    lines = left[:1]
+    for begin, question in zip(left[1:], questions[1:]):
+        lines += [begin, *textwrap.wrap(question, max(WIDTH, width), **indent)]  # type: ignore[arg-type]
     return lines
 
 

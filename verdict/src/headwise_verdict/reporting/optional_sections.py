@@ -254,7 +254,7 @@ def _premises(premises: list[JudgedPremise]) -> list[Section]:
 # name, label and factor of the costs to draw, if measured and different between arms
 COSTS = (
     ("seconds_per_step", "time per step (ms)", 1e3),
-    ("inference_seconds_per_example", "inference, time per example (ms)", 1e3),
+    ("inference_seconds_per_example", "inference per example (ms)", 1e3),
     ("peak_memory_bytes", "peak memory (MiB)", 2.0**-20),
     ("flops_per_step", "operations per step (10⁹)", 1e-9),
     ("parameters", "parameters (10³)", 1e-3),

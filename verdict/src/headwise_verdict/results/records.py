@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+# words of a label that say on which data an outcome is measured
+NAMES_A_SPLIT = re.compile(r"(?<![a-z])(test|val|valid|validation|dev|eval|evaluation|held.?out)(?![a-z])", re.I)
+
 
 class OutcomeNames:
     """The names of outcomes that a run or a study may have whatever its task measures."""
@@ -341,7 +344,9 @@ class StudyRecord(StoredRecord):
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
             return Outcome(name=name, label=words_of(name))
-        label = f"{evaluation} {known.label}".strip()
+        # "val loss" says itself on which data it was measured
+        prefix = "" if evaluation == "test" and NAMES_A_SPLIT.search(known.label) else evaluation
+        label = f"{prefix} {known.label}".strip()
         if evaluation == "gap":
             return Outcome(name=name, label=label, unit=known.unit, kind="gap")
         # a figure on the training data measures the fit, for which neither direction is good
