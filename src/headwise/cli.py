@@ -107,7 +107,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER...",
-            help="Report these folders of results, together if several; or one table of runs, CSV or JSONL.",
+            help="Report these folders of results, together if there are several; or one table of runs, CSV or JSON.",
         ),
     ],
     outcome: Annotated[
@@ -122,8 +122,8 @@ def report(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a table: take these columns as settings, lr,width, in which rows of an arm must agree. "
-            "Default: those that an export marks."
+            help="For a table: treat these columns as settings, such as lr,width; all rows of an arm must agree in "
+            "them. Default: those that an export marks."
         ),
     ] = None,
     out: Annotated[
@@ -161,7 +161,7 @@ def studies(
         float | None, typer.Option(min=0, help="List only studies that took at most this many minutes.")
     ] = None,
 ) -> None:
-    """List the studies, one per line: name, source, minutes, question."""
+    """List the studies: name, source, minutes, question."""
     from headwise.lab.studies.listing import print_studies
 
     print_studies(name, source, minutes)

@@ -208,10 +208,10 @@ def test_an_alert_names_the_methods_that_survive_the_export_to_a_stock_model():
     for name, exact in EXPORTED.items():
         assert bool(beyond_weights([REGISTRY[name]()])) == (not exact), name
     assert (
-        "Export to a stock model is exact with SigmaReparam and QKClip and refuses QKNorm"
+        "SigmaReparam and QKClip can be exported to a stock model exactly; the export of QKNorm is refused"
         in REMEDIES["logit_growth of weights"].text
     )
-    assert "Export" not in REMEDIES["dead_head"].text
+    assert "export" not in REMEDIES["dead_head"].text
 
 
 def test_an_audit_shows_itself_in_one_line(checked):

@@ -154,7 +154,7 @@ def test_diverged_runs_count_as_the_figure_that_was_declared(tmp_path, capsys):
     code, printed = ask(table, capsys, diverged=6.9)
     assert code == 3 and "diverged, and counted as 6.9: new with seed 1, 4" in printed[-1]
     assert not any("copies" in text for text in printed)
-    with pytest.raises(StudyError, match=r"--diverged 3 is better than 3\.2\d+, .*to diverge would pay"):
+    with pytest.raises(StudyError, match=r"--diverged 3 is better than 3\.2\d+, .*diverging would pay"):
         ask(table, capsys, diverged=3.0)
     with pytest.raises(StudyError, match="--target judges steps"):
         ask(table, capsys, diverged=6.9, target=3.0)
@@ -249,5 +249,5 @@ def test_a_diverged_run_of_a_script_counts_as_declared(command, capsys):
     decision = judge_pairs(JudgedScript(command, "rate=9", METRIC, diverged=7.5), Rule(budget=4))
     assert decision.pairs == 4 and decision.mean > 1
     assert "diverged, and counted as 7.5: candidate with seed 1, candidate with seed 3" in decision.notes
-    with pytest.raises(StudyError, match="to diverge would pay"):
+    with pytest.raises(StudyError, match="diverging would pay"):
         judge_pairs(JudgedScript(command, "rate=9", METRIC, diverged=0.0), Rule(budget=4))

@@ -656,7 +656,7 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
         (
             "a.csv",
             "arm,seed,accuracy\nplain,0,0,5\n",
-            "row 2, has 4 fields and the heading 3. Put a field .* into quotes",
+            "row 2, has 4 fields, and the heading has 3. Put a field .* into quotes",
         ),
         (
             "a.csv",

@@ -221,7 +221,7 @@ def test_what_has_no_threshold_says_why():
         (torch.optim.Adam([w]), "no second moments before its first step"),
         (torch.optim.Adagrad([w]), "no sum of squares before its first step"),
         (torch.optim.RMSprop([w]), "known for RMSprop"),
-        (torch.optim.SGD([other], lr=0.1), "does not hold all parameters"),
+        (torch.optim.SGD([other], lr=0.1), "over parameters that the optimizer does not hold"),
         (torch.optim.SGD([w], lr=0.0), "learning rate is 0"),
         (torch.optim.SGD([w], lr=0.1, maximize=True), "maximizes"),
         (torch.optim.SGD([{"params": [w]}, {"params": [other], "momentum": 0.9}], lr=0.1), "different momentum"),

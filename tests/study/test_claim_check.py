@@ -64,7 +64,7 @@ def test_what_the_study_does_not_have_is_refused_by_name(test, message):
 
 
 def test_an_axis_of_two_values_has_no_inside():
-    with pytest.raises(StudyError, match="2 values, so none is inside"):
+    with pytest.raises(StudyError, match="2 values, and a best value inside needs 3"):
         choose_study(request(claimed(sweeps=("DropHead(p={0.1,0.3})",), arm="DropHead(p={0.1,0.3})", says="inside")))
 
 

@@ -103,7 +103,7 @@ def test_a_table_in_the_working_folder_deletes_no_folder_runs(tmp_path, monkeypa
     (tmp_path / "runs" / "events.out.tfevents").write_bytes(b"mine")
     (tmp_path / "runs.csv").write_text(TABLE)
     before = contents(tmp_path)
-    with pytest.raises(StudyError, match="is the folder of the table itself"):
+    with pytest.raises(StudyError, match="holds the table itself"):
         command("report", "runs.csv", "--outcome", "acc:higher", "--out", ".")
     assert contents(tmp_path) == before
 
@@ -150,7 +150,7 @@ def test_a_marker_of_others_is_no_marker(tmp_path):
 def test_a_log_is_not_appended_to_the_file_of_others(tmp_path):
     for text in ('{"name": "mine"}\n', "step,loss\n", '["site"]\n', "mine"):
         (tmp_path / "health.jsonl").write_text(text)
-        with pytest.raises(FileExistsError, match="something else than a log"):
+        with pytest.raises(FileExistsError, match="something other than a log"):
             headwise.JsonLines(tmp_path / "health.jsonl")
         assert (tmp_path / "health.jsonl").read_text() == text
 

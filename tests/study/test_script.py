@@ -384,7 +384,8 @@ def test_a_plan_starts_every_arm_and_ends_it_after_its_third_step(tmp_path):
     assert first == "plan:   6 runs, each arm tried for three steps" and "baseline | lr=0.3: " in changed
     told = " ".join(line.strip() for line in rest)
     assert re.fullmatch(
-        r"time:   about [\d.]+ (min|h) per 1,000 steps of a run; pass run.regularize\(model, steps=...\) for a total",
+        r"time:   about [\d.]+ (min|h) in total if each run has 1,000 steps; run.regularize\(model, steps=N\) "
+        r"gives the total for N",
         told,
     )
     assert "ms a step" in baseline and not (tmp_path / "runs").exists() and not (tmp_path / "study.json").exists()
@@ -507,6 +508,20 @@ def test_a_long_silence_is_told_once_with_the_option_that_ends_one(tmp_path, mon
         carry_script(tmp_path, f"{COMMAND} --wrong hangs", timeout=4, listener=listener)
     one = [said for said in listener.said if said.startswith("baseline, seed 0, has been silent for 0.3 s.")]
     assert len(one) == 1 and "--timeout" not in one[0] and "output.log" in one[0]
+
+
+def test_arms_that_begin_differently_with_one_seed_are_told_before_the_study(tmp_path):
+    def notes(*arguments):
+        listener = Silent()
+        carry_script(tmp_path, COMMAND + " ".join(arguments), listener=listener, options={"plan_only": True})
+        return [" ".join(said.split()) for said in listener.said if said.startswith("note:")]
+
+    (told,) = notes(" --wrong order")
+    assert told.startswith(
+        f"note: {ARM} and baseline do not start alike with the same seed: their first batches differ."
+    )
+    assert "torch.manual_seed(run.seed)" in told
+    assert not notes()
 
 
 def test_an_arm_that_cannot_be_is_told_before_the_first_run(tmp_path):

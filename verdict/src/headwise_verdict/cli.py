@@ -91,7 +91,7 @@ def judge(
     seed_column: Annotated[str, typer.Option(help="Read seeds from this column. Default: seed.")] = "",
     target: Annotated[
         float | None,
-        typer.Option(help="Judge how many steps a run takes to this metric value, from a table of curves."),
+        typer.Option(help="Judge the steps until a run reaches this value of the metric, from a table of curves."),
     ] = None,
     step: Annotated[str, typer.Option(help="Read the steps for --target from this column. Default: step.")] = "",
     calibrate: Annotated[
@@ -123,7 +123,7 @@ def judge(
     ] = None,
     bound: Annotated[
         float | None,
-        typer.Option(help="Assume that no two runs differ by more than this, but not that noise is normal."),
+        typer.Option(help="Assume only that no two runs differ by more than this, and not that noise is normal."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a block for a pull request.")] = False,

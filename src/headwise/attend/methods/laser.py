@@ -32,7 +32,7 @@ class LASER(Method):
     def around(self, v: Tensor, call: Call) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         if call.sinks is not None:
             raise ValueError(
-                f"LASER: the sinks of {call.site.name} take weight and give no value, whose logarithm is not defined; "
+                f"LASER: the sinks of {call.site.name} have no values, of which it would take exponentials; "
                 "leave it out with where="
             )
         e, largest = exponentials(v, _seen(call))

@@ -168,8 +168,8 @@ def with_context(site: Site, projections: Projections) -> Projections:
     parts = {kind: projection for kind, projection in converted.items() if projection is not None}
     if len(parts) < 3:
         raise ProjectionError(
-            f"{site.name} adds keys and values of other tokens ({', '.join(part.name for part in parts.values())}) in "
-            "a second attention or without queries for them, so that its logits depend on more than its own query "
+            f"{site.name} also attends to other tokens, whose keys and values it makes by "
+            f"{', '.join(part.name for part in parts.values())}, so that its logits depend on more than its own query "
             "and key weights"
         )
     context = separate(site, parts)

@@ -35,8 +35,8 @@ def _with_export(remedy: Remedy) -> Remedy:
     refused = ", ".join(name for name in named if not EXPORTED[name])
     if not refused:
         return remedy
-    kept = f"is exact with {exact} and " if exact else ""
-    return remedy._replace(text=f"{remedy.text}. Export to a stock model {kept}refuses {refused}")
+    kept = f"{exact} can be exported to a stock model exactly; t" if exact else "T"
+    return remedy._replace(text=f"{remedy.text}. {kept}he export of {refused} is refused")
 
 
 # By alert. "<alert> of a checkpoint" is for activations of a checkpoint, "<alert> of weights" for its weights.

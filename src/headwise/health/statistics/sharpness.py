@@ -246,14 +246,14 @@ def stability(optimizer: Optimizer, parameters: Sequence[Tensor]) -> Stability:
         raise ValueError(f"no threshold of stability is known for {type(optimizer).__name__}")
     owners = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     if any(id(p) not in owners for p in parameters):
-        raise ValueError("the optimizer does not hold all parameters that the sharpness is taken in")
+        raise ValueError("the sharpness is taken over parameters that the optimizer does not hold")
     if any(group.get("maximize") for group in optimizer.param_groups):
         raise ValueError("the optimizer maximizes, and stability is defined for minimization")
     read, limit = KINDS[kind]
     groups = [owners[id(p)] for p in parameters]
     limits = {limit(group) for group in groups}
     if len(limits) > 1:
-        raise ValueError("groups of parameters with different momentum have no threshold together")
+        raise ValueError("no threshold is known for groups of parameters with different momentum")
     if not parameters:
         raise ValueError("there is no parameter")
     rates = [_rate(group, optimizer.state.get(p, {})) for p, group in zip(parameters, groups, strict=True)]

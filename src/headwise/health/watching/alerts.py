@@ -19,7 +19,7 @@ from headwise.health.watching.rules import Thresholds as Thresholds
 
 # A copy of the alarms.json that the study of the alarms writes; absent until its results are published.
 FILE = "measured_alarms.json"
-UNKNOWN = "How early and how often wrong this alarm is was not measured."
+UNKNOWN = "Not measured: how early this alarm is, and how often it is wrong."
 
 
 @cache

@@ -38,7 +38,7 @@ class JsonLines(Log):
     written completely, as on a full disk, is removed again, so that the file contains only complete lines.
 
     Raises:
-        FileExistsError: if the file holds something else than such a log.
+        FileExistsError: if the file holds something other than such a log.
 
     Example:
         >>> import os, tempfile, torch, headwise
@@ -64,7 +64,7 @@ class JsonLines(Log):
         with self.path.open("rb") as file:
             first = file.readline()
         if first and not _is_of_log(first):
-            raise FileExistsError(f"{self.path} holds something else than a log of headwise.watch: give another path")
+            raise FileExistsError(f"{self.path} holds something other than a log of headwise.watch: give another path")
 
     def write(self, records: list[Line], step: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,8 @@ def _refuse_wide_margins(study: Study) -> None:
         margin = test.margin if test.by is None else -test.by
         if margin is not None and effect is not None and margin > effect:
             raise StudyError(
-                f"{study.name}: {test.arm} has the margin {margin:g} in {test.outcome}, in which an effect of "
-                f"{effect:g} is published: it would count as none. Give a margin of {effect / 2:g} or less."
+                f"{study.name}: the margin {margin:g} of {test.arm} in {test.outcome} exceeds the published effect "
+                f"{effect:g}, which would count as none. Give a margin of {effect / 2:g} or less."
             )
 
 
@@ -92,7 +92,7 @@ def _axis(text: str, study: Study, least: int = 2) -> AxisRecord:
         if axis.arms == requested.arms:
             if len(axis.arms) < least:
                 raise StudyError(
-                    f"the axis {axis.text} has {len(axis.arms)} values, so none is inside. Give at least 3."
+                    f"the axis {axis.text} has {len(axis.arms)} values, and a best value inside needs 3. Add values."
                 )
             return axis
     have = "; ".join(axis.text for axis in study.axes) or "none"
@@ -119,15 +119,15 @@ def _check_outcome(name: str, study: Study) -> None:
         return
     task, kind = study.task, name.partition("/")[0]
     if not isinstance(task, Task):
-        raise StudyError(f"the study of a script cannot have a claim, here of {name}. Leave it out.")
+        raise StudyError(f"a study of a script cannot have claims. Remove the one on {name}.")
     if kind == "cost":
         _refuse_unless(name, [f"cost/{cost}" for cost in OutcomeNames.COSTS])
     elif kind == "alerts":
         if not study.watch:
-            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+            raise StudyError(f"only watched runs have the outcome {name}. Set watch=True.")
     elif kind == "rates":
         if not study.watch:
-            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+            raise StudyError(f"only watched runs have the outcome {name}. Set watch=True.")
         _refuse_unless(name, [f"rates/{rate}/{figure}" for rate in task.head_rates for figure in ("rate", "fit")])
     elif kind == "training":
         if task.loss_goal is None:
@@ -137,7 +137,7 @@ def _check_outcome(name: str, study: Study) -> None:
         known = [f"watched/{one}/{which}" for one in task.watch_statistics for which in watched_kinds(one)]
         _refuse_unless(name, known)
         if not study.watch:
-            raise StudyError(f"the outcome {name} is one of watched runs. Set watch=True.")
+            raise StudyError(f"only watched runs have the outcome {name}. Set watch=True.")
     elif kind == "methods":
         _refuse_unless(name, [OutcomeNames.MOVED, OutcomeNames.MOVED_RELATIVE])
     elif kind == "heads":

@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import place_of
 from headwise.lab.experiments.arm import Arm
+from headwise.lab.experiments.configuration import BASELINE
 from headwise.lab.experiments.recipe import Recipe
 from headwise.lab.experiments.script import Script, source_of
 from headwise.lab.experiments.study import Study
@@ -26,7 +27,7 @@ from headwise.lab.training.splits import examples_of
 from headwise.lab.training.task_code import build_model
 from headwise_verdict import StudyError
 from headwise_verdict.files import count
-from headwise_verdict.results import RunResult
+from headwise_verdict.results import RunResult, differing_evidence
 
 WIDTH = 80
 # numbers of 4 bytes in a checkpoint for each parameter: the weight and Adam's two means
@@ -204,7 +205,27 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
     if problems:
         lines = [f"{'; '.join(arms)}: {reason}{printed[reason]}" for reason, arms in problems.items()]
         raise StudyError("\n".join([*lines, AGAIN]))
-    return [entries[order.configuration.arm] for order in orders]
+    told = [entries[order.configuration.arm] for order in orders]
+    for line in _unpaired(told):
+        comparison.listener.say(line)
+    return told
+
+
+def _unpaired(entries: list[dict[str, Any]]) -> list[str]:
+    """Return a note if arms that were tried with one seed began differently: the usual cause is a seed set too late."""
+    base = next((entry["evidence"] for entry in entries if entry["arm"] == BASELINE), {})
+    differing = {entry["arm"]: why for entry in entries if (why := differing_evidence(base, entry["evidence"]))}
+    if not differing:
+        return []
+    arm, why = next(iter(differing.items()))
+    others = len(differing) - 1
+    more = f" (the same for {count(others, 'other arm')})" if others else ""
+    text = (
+        f"note: {arm} and {BASELINE} do not start alike with the same seed: {why}{more}. Call "
+        "torch.manual_seed(run.seed) before the model is built and the data are shuffled; without pairs, differences "
+        "are harder to detect."
+    )
+    return _wrapped(text, then="")
 
 
 def _forgotten(study: Study) -> list[str]:
@@ -306,8 +327,8 @@ def _time(comparison: Comparison, entries: list[dict[str, Any]], runs: dict[str,
     if None in steps:
         thousand = clock(sum(1000 * time * times for time, times in zip(seconds, repeats)))
         return _wrapped(
-            f"time:   about {thousand} per 1,000 steps of a run{at_once}; pass run.regularize(model, steps=...) for a "
-            "total"
+            f"time:   about {thousand} in total if each run has 1,000 steps{at_once}; run.regularize(model, steps=N) "
+            "gives the total for N"
         )
     whole = clock(sum(time * number * times for time, number, times in zip(seconds, steps, repeats)))
     timed = ", each phase timed as the first" if any(entry.get("phases", 1) > 1 for entry in entries) else ""

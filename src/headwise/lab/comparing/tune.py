@@ -125,7 +125,7 @@ class Search:
         failed = result.status == "diverged"
         if not failed and name not in result.metrics:
             raise StudyError(
-                f"tuning needs {name}, which no evaluation gives. Add Evaluation('validation', ...) with what makes it "
+                f"tuning needs {name}, which no evaluation gives. Add an Evaluation('validation', ...) that gives it "
                 f"to the evaluations of {type(self._comparison.study.task).__name__}."
             )
         value = result.metrics.get(name)

@@ -56,7 +56,7 @@ def check_task(task: Task) -> None:
     places = [evaluation.name for evaluation in evaluations]
     if task.decides_on not in places:
         raise StudyError(
-            f"{name} decides on {task.decides_on!r}, which is none of its evaluations: {', '.join(places)}."
+            f"{name} decides on {task.decides_on!r}, which is not one of its evaluations: {', '.join(places)}."
         )
     if not phases:
         raise StudyError(f"{name}.phases() returned none; a run has at least one.")

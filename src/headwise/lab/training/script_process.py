@@ -109,6 +109,7 @@ def try_script(order: ScriptOrder, tell: Tell) -> dict[str, Any]:
         "steps": fitted.get("steps") or (telling.first("takes") or {}).get("steps"),
         "parameters": (telling.first("weights") or {}).get("parameters"),
         "seconds": _step_seconds(telling),
+        "evidence": telling.evidence(),
     }
 
 

@@ -49,7 +49,7 @@ def assert_not_worse(
     sign = 1 if better == "lower" else -1
     pairs = _pairs(candidate, baseline)
     if not pairs:
-        raise ValueError("there are 0 runs and 0: give one of each arm for every seed")
+        raise ValueError("there are no runs: give one of each arm for every seed")
     for number, pair in enumerate(pairs, 1):
         if not all(abs(figure) <= LARGEST for figure in pair):
             raise ValueError(f"pair {number} is {pair}: a run that diverged has no figure")

@@ -163,7 +163,7 @@ def check_diverged(figure: float | None, finished: Sequence[float], *, higher: b
     worst = (min if higher else max)(finished, default=None)
     if figure is not None and worst is not None and (figure > worst if higher else figure < worst):
         raise StudyError(
-            f"--diverged {figure:g} is better than {worst:g}, the figure of a run that finished: to diverge would pay. "
+            f"--diverged {figure:g} is better than {worst:g}, the figure of a run that finished: diverging would pay. "
             "Pass the metric of a model that has learned nothing."
         )
 

@@ -151,9 +151,9 @@ def notes_on_table(analysis: Analysis) -> Any:
         [
             f"Differences: {words['difference']}. Intervals: {words['interval']}. p: {words['p']}; correction: "
             f"{words['correction']}. Verdict: {words['verdict']}. Detectable: {words['power']}. Within: the "
-            "margin that two one-sided tests exclude. Each figure comes from the result.json of the runs listed under "
-            "Runs; the same table is in table.csv, table.md and table.tex, all outcomes by run in runs.csv and by "
-            "epoch or step in epochs.csv, the whole analysis in analysis.json.",
+            "smallest margin that two one-sided tests support. Each figure comes from the result.json of the runs "
+            "listed under Runs; table.csv, table.md and table.tex hold the same table, runs.csv all outcomes of each "
+            "run, epochs.csv those of each epoch or step, and analysis.json the whole analysis.",
             *_pairing(analysis),
         ],
         kind="note",
@@ -166,9 +166,7 @@ def _pairing(analysis: Analysis) -> list[str]:
         return []
     low, high = min(gains), max(gains)
     times = f"{low:.2g}" if f"{low:.2g}" == f"{high:.2g}" else f"{low:.2g} to {high:.2g}"
-    return [
-        f"Gain from pairing: runs that share no seed would have needed {times} times as many seeds for the same error."
-    ]
+    return [f"Gain from pairing: without shared seeds, the same precision would take {times} times as many seeds."]
 
 
 def _cost_column(name: str, analysis: Analysis) -> Column:

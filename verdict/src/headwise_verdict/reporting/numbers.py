@@ -310,7 +310,7 @@ def _write(
     if isinstance(earlier, dict) and earlier.get("kind") != "numbers":
         raise StudyError(f"{out} already contains another study. Choose another --out.")
     if path.name in REPORT and path.resolve().parent == out.resolve():
-        raise StudyError(f"{out} is the folder of the table itself, which its report replaces. Choose another --out.")
+        raise StudyError(f"{out} holds the table itself, and a report replaces what is there. Choose another --out.")
     claim(out, (*STUDY, *REPORT))
     if study_file.is_file():
         _remove_runs(out, checked_study(study_file).runs)

@@ -128,7 +128,7 @@ def _of_csv(path: Path, text: str) -> Iterable[Row]:
         elif any(value.strip() for value in values):
             if len(values) != len(names):
                 raise StudyError(
-                    f"{path}, row {line}, has {len(values)} fields and the heading {len(names)}. Put "
+                    f"{path}, row {line}, has {len(values)} fields, and the heading has {len(names)}. Put "
                     f"a field that holds {'a tab' if mark == TAB else repr(mark)} into quotes, or repair the row."
                 )
             if mark == ";":

@@ -239,20 +239,19 @@ def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
     diverged = "diverged and missing runs make no pair and are listed"
     if failure is not None:
         diverged = (
-            f"a diverged run counts as {failure:g} in {study.study.outcome(study.study.primary).label}, the task's "
-            "value of failure, and makes no pair in other outcomes; missing runs make none and are listed"
+            f"a diverged run counts as {failure:g} in {study.study.outcome(study.study.primary).label}, as the task "
+            "declares, and makes no pair in other outcomes; missing runs make no pair and are listed"
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, for {arms} jointly by sign flips; of a mean, "
-        f"Student's t below {BOOTSTRAP_FROM} seeds, BCa bootstrap from there; of a share of diverged "
-        "runs, Clopper and Pearson's",
-        "p": f"two-sided sign-flip permutation test, exact up to {EXACT_UP_TO} pairs, else {RESAMPLES:,} random "
-        f"flips; below {ALPHA} exactly where the interval excludes 0",
-        "correction": f"the seeds of {arms} are flipped together and the largest |t| is the reference, for each "
-        "outcome separately",
+        "interval": f"95 %, valid for {arms} jointly, by sign flips; of a mean, Student's t with fewer than "
+        f"{BOOTSTRAP_FROM} seeds and the BCa bootstrap with more; of the share of diverged runs, Clopper and Pearson's",
+        "p": f"two-sided sign-flip test, exact with up to {EXACT_UP_TO} pairs and by {RESAMPLES:,} random flips with "
+        f"more; it is below {ALPHA} exactly where the interval excludes 0",
+        "correction": f"max-T for each outcome: the signs of a seed are flipped in {arms} together, and the largest "
+        "|t| is the reference",
         "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two "
         "one-sided tests",
-        "power": "the difference that four of five such studies would decide",
+        "power": "the difference that four of five such studies would detect",
         "divergence": "McNemar's exact test on pairs, corrected by joint flips of all arms' runs",
     }

@@ -6,7 +6,7 @@ Every difference is arm − baseline within a seed, because within a seed all ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwise_verdict.files.errors import count
@@ -36,10 +36,12 @@ CONTROL = "same"
 
 def why_no_pair(one: RunResult, other: RunResult) -> str:
     """Return how the evidence of two runs of a seed differs; "" if it agrees, or if a run recorded none."""
-    if CONTROL in (one.arm, other.arm):
-        return ""
+    return "" if CONTROL in (one.arm, other.arm) else differing_evidence(one.evidence, other.evidence)
+
+
+def differing_evidence(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return how the evidence of two runs of a seed differs, such as "their first batches differ"; "" if it agrees."""
     differences = []
-    ours, theirs = one.evidence, other.evidence
     if ours.get("weights", "") != theirs.get("weights", "") and "weights" in ours and "weights" in theirs:
         differences.append("their initial weights differ")
     shared = sorted(int(name.removeprefix(DATA)) for name in ours.keys() & theirs.keys() if name.startswith(DATA))

@@ -38,6 +38,17 @@ def words_of(name: str) -> str:
     return re.sub(r"[_/]+", " ", name)
 
 
+def label_on(evaluation: str, label: str) -> str:
+    """Return the label of an outcome with its evaluation: "test loss"; "val loss" says itself where it is measured."""
+    return label if evaluation == "test" and NAMES_A_SPLIT.search(label) else f"{evaluation} {label}".strip()
+
+
+def words_of_outcome(name: str) -> str:
+    """Return the name of an outcome in words: "test loss" for test/loss, "val loss" for test/val_loss."""
+    evaluation, _, metric = name.partition("/")
+    return label_on(words_of(evaluation), words_of(metric))
+
+
 def words_of_rate(name: str) -> str:
     """Return the description, with its unit, of an outcome rates/<statistic>/rate or rates/<statistic>/fit."""
     _, statistic, kind = name.split("/")
@@ -344,9 +355,7 @@ class StudyRecord(StoredRecord):
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
             return Outcome(name=name, label=words_of(name))
-        # "val loss" says itself on which data it was measured
-        prefix = "" if evaluation == "test" and NAMES_A_SPLIT.search(known.label) else evaluation
-        label = f"{prefix} {known.label}".strip()
+        label = label_on(evaluation, known.label)
         if evaluation == "gap":
             return Outcome(name=name, label=label, unit=known.unit, kind="gap")
         # a figure on the training data measures the fit, for which neither direction is good

@@ -112,7 +112,7 @@ def naming(path: Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(path.parent) in str(error):
             raise
         raise ValueError(
-            f"{path} holds what headwise does not write ({type(error).__name__}: {error}). {AGAIN}"
+            f"{path} holds something that headwise does not write ({type(error).__name__}: {error}). {AGAIN}"
         ) from error
 
 
