@@ -12,6 +12,8 @@ from report.synthetic_study import write_study
 import headwise.attend.methods as methods
 import headwise_verdict.reporting
 from headwise.attend.core.method import REGISTRY
+from headwise_verdict.reporting.answer_table import answer_table
+from headwise_verdict.reporting.difference_section import forest_section
 from headwise_verdict.reporting.export import entries, export
 from headwise_verdict.reporting.headline import headline, next_step, seeds_that_decide
 from headwise_verdict.reporting.study_page import chosen_by_trials
@@ -115,6 +117,17 @@ def test_a_difference_too_small_for_seeds_asks_for_another_setting(analysis):
     open_ = arm.model_copy(update={"differences": {"test/accuracy": entry}})
     small = analysis.model_copy(update={"arms": [*analysis.arms[:3], open_]})
     assert next_step(small).startswith("Next: another setting. More than 100 seeds would be needed to decide QKNorm")
+
+
+def test_arms_without_pairs_are_asked_for_no_seeds_and_their_differences_are_called_of_means(analysis):
+    """How many seeds would decide is computed from pairs; ten seeds had run, and six were asked for."""
+    arm = analysis.arms[3]
+    entry = arm.differences["test/accuracy"].model_copy(update={"paired": False, "by_seed": {}})
+    unpaired = arm.model_copy(update={"differences": {"test/accuracy": entry}})
+    alone = analysis.model_copy(update={"arms": [analysis.arms[0], unpaired]})
+    assert next_step(alone) == "" and next_step(analysis)
+    page = "".join([str(answer_table(alone)), *(section.title for section in forest_section(alone))])
+    assert "of means, points" in page and "Differences of means" in page and "aired" not in page
 
 
 def test_every_arm_shows_its_trials_and_what_they_chose(folder):

@@ -511,17 +511,15 @@ def test_a_long_silence_is_told_once_with_the_option_that_ends_one(tmp_path, mon
 
 
 def test_arms_that_begin_differently_with_one_seed_are_told_before_the_study(tmp_path):
-    def notes(*arguments):
+    def told(command):
         listener = Silent()
-        carry_script(tmp_path, COMMAND + " ".join(arguments), listener=listener, options={"plan_only": True})
-        return [" ".join(said.split()) for said in listener.said if said.startswith("note:")]
+        carry_script(tmp_path, command, listener=listener, options={"plan_only": True})
+        return " ".join(" ".join(listener.said).split())
 
-    (told,) = notes(" --wrong order")
-    assert told.startswith(
-        f"note: {ARM} and baseline do not start alike with the same seed: their first batches differ."
-    )
-    assert "torch.manual_seed(run.seed)" in told
-    assert not notes()
+    said = told(f"{COMMAND} --wrong order")
+    assert f"note: {ARM} and baseline do not start alike with the same seed: their first batches differ." in said
+    assert "torch.manual_seed(run.seed)" in said
+    assert "note:" not in told(COMMAND)
 
 
 def test_an_arm_that_cannot_be_is_told_before_the_first_run(tmp_path):

@@ -18,7 +18,7 @@ from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import run_orders
 from headwise.lab.comparing.plan import check_arms, rehearse
 from headwise.lab.comparing.tune import tune
-from headwise.lab.experiments.configuration import BASELINE
+from headwise.lab.experiments.configuration import BASELINE, SAME
 from headwise.lab.experiments.study import Study
 from headwise.lab.experiments.subject import Subject
 from headwise.lab.experiments.task import Task
@@ -155,8 +155,7 @@ def _pairs_wanted(comparison: Comparison) -> Callable[[Order, RunResult], None]:
             return
         base = known.get((BASELINE, result.seed))
         for one in [result] if result.arm != BASELINE else [r for (_, seed), r in known.items() if seed == result.seed]:
-            why = why_no_pair(base, one) if base is not None else ""
-            if why:
+            if base is not None and one.arm != SAME and (why := why_no_pair(base.evidence, one.evidence)):
                 raise StudyError(
                     f"{one.arm} and {BASELINE}, seed {one.seed}, are not paired: {why}. Seed the script with run.seed "
                     "before the model is built and the data are shuffled, or leave --require-pairs out: they are then "

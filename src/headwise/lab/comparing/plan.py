@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.lab.comparing.comparison import Comparison
 from headwise.lab.comparing.order_queue import place_of
 from headwise.lab.experiments.arm import Arm
-from headwise.lab.experiments.configuration import BASELINE
+from headwise.lab.experiments.configuration import BASELINE, SAME
 from headwise.lab.experiments.recipe import Recipe
 from headwise.lab.experiments.script import Script, source_of
 from headwise.lab.experiments.study import Study
@@ -27,7 +27,7 @@ from headwise.lab.training.splits import examples_of
 from headwise.lab.training.task_code import build_model
 from headwise_verdict import StudyError
 from headwise_verdict.files import count
-from headwise_verdict.results import RunResult, differing_evidence
+from headwise_verdict.results import RunResult, why_no_pair
 
 WIDTH = 80
 # numbers of 4 bytes in a checkpoint for each parameter: the weight and Adam's two means
@@ -214,7 +214,8 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
 def _unpaired(entries: list[dict[str, Any]]) -> list[str]:
     """Return a note if arms that were tried with one seed began differently: the usual cause is a seed set too late."""
     base = next((entry["evidence"] for entry in entries if entry["arm"] == BASELINE), {})
-    differing = {entry["arm"]: why for entry in entries if (why := differing_evidence(base, entry["evidence"]))}
+    tried = {entry["arm"]: entry["evidence"] for entry in entries if entry["arm"] != SAME}
+    differing = {arm: why for arm, own in tried.items() if (why := why_no_pair(base, own))}
     if not differing:
         return []
     arm, why = next(iter(differing.items()))

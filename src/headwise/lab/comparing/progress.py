@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from headwise.lab.experiments.configuration import RATES
 from headwise.lab.training.job import Order, is_first_process
-from headwise_verdict.results import RunResult, words_of_outcome
+from headwise_verdict.results import OutcomeNames, RunResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,7 +202,7 @@ def describe_end(result: RunResult) -> str:
     reported = next((split for split in ("test", "validation") if split in splits), splits[-1] if splits else "")
     figures = sorted((n for n, split in zip(measured, splits) if split == reported), key=lambda n: n.endswith("/loss"))
     figures_text = [
-        f"{words_of_outcome(name)} {known[name]:.4f}" for name in dict.fromkeys((*figures[:1], *figures[-1:]))
+        f"{OutcomeNames.in_words(name)} {known[name]:.4f}" for name in dict.fromkeys((*figures[:1], *figures[-1:]))
     ]
     time = known.get("cost/seconds_per_step")
     return ", ".join([*figures_text, *([] if time is None else [clock(time * result.steps)])])

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise_verdict.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
 from headwise_verdict.pages.shell import Column, TableCell, prose, table
-from headwise_verdict.reporting.outcome_texts import SIGNS, brief_names, by_effect, label_of, unit_of
+from headwise_verdict.reporting.outcome_texts import SIGNS, brief_names, by_effect, has_pairs, label_of, unit_of
 from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, Difference, RunCounts
 from headwise_verdict.results.records import Outcome
 
@@ -42,7 +42,7 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
     detectable = has_detectable(analysis, metric.name)
     columns = [
         Column("arm"),
-        *difference_columns(unit, detectable),
+        *difference_columns(unit, detectable, has_pairs(analysis, metric.name)),
         Column(metric.label, f"{unit.name} {INTERVAL}".strip(), number=True),
         *([Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []),
         *(_cost_column(name, analysis) for name in measured_costs(analysis)),
@@ -69,7 +69,7 @@ def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
     detectable = has_detectable(analysis, outcome.name)
     columns = [
         Column("arm"),
-        *difference_columns(unit, detectable),
+        *difference_columns(unit, detectable, has_pairs(analysis, outcome.name)),
         Column(label_of(outcome), f"{unit.name} {INTERVAL}".strip(), number=True),
     ]
     rows, names = [], brief_names(analysis)
@@ -98,9 +98,9 @@ def _detectable(entry: Difference) -> float | None:
     return entry.detectable if entry.verdict == "no evidence" else None
 
 
-def difference_columns(unit: Unit, detectable: bool = False) -> list[Column]:
-    """Return the columns of a paired difference; the difference comes first, to be visible on a small screen."""
-    kind = f"paired, {unit.difference} {INTERVAL}" if unit.difference else f"paired {INTERVAL}"
+def difference_columns(unit: Unit, detectable: bool = False, paired: bool = True) -> list[Column]:
+    """Return the columns of a difference, which comes first, to be visible on a small screen."""
+    kind = f"{', '.join(filter(None, ['paired' if paired else 'of means', unit.difference]))} {INTERVAL}"
     power = [Column("detectable", f"{unit.difference}, 80\u00a0% power".strip(", "), number=True)] if detectable else []
     return [Column("difference", kind, number=True), Column("verdict"), *power, Column("corrected p", number=True)]
 

@@ -17,6 +17,7 @@ from headwise_verdict.reporting.outcome_texts import (
     by_effect,
     differences_of,
     forest_row,
+    has_pairs,
     label_of,
     powers,
     qualities,
@@ -185,8 +186,8 @@ def forest_section(analysis: Analysis) -> list[Section]:
     caption += "Small dots: seeds. " if any(row["seeds"] for row in rows) else ""
     caption += f"Shaded: the declared margin, ±{margin:g} {unit_of(metric).difference}." if margin is not None else ""
     chart = forest(rows, title=titled(metric, difference=True), margin=margin, reverse=metric.higher_is_better is False)
-    name = f"Paired differences in {metric.label}"
-    return [Section("Paired differences", figure(chart, caption=caption.strip(), name=name))]
+    title = "Paired differences" if has_pairs(analysis, metric.name) else "Differences of means"
+    return [Section(title, figure(chart, caption=caption.strip(), name=f"{title} in {metric.label}"))]
 
 
 def panels_section(analysis: Analysis) -> list[Section]:

@@ -147,11 +147,11 @@ def next_step(analysis: Analysis) -> str:
     names = short_names(analysis)
     differences = {arm.label: arm.differences[analysis.primary] for arm in analysis.compared}
     # an arm whose runs all diverged has an answer, which more seeds do not change
-    # nor does an arm of copies have an answer, which more of them do not give
+    # nor do copies of a run have one, which more of them do not give; an arm without pairs needs pairs first
     open_ = {
         label: one
         for label, one in differences.items()
-        if one.verdict in ("no evidence", "undecided") and one.n and not one.copies
+        if one.verdict in ("no evidence", "undecided") and one.n and one.paired and not one.copies
     }
     if not open_ or not analysis.complete:
         return ""

@@ -100,6 +100,12 @@ def differences_of(analysis: Analysis, outcome: str) -> list[tuple[str, Differen
     return [(arm.label, arm.differences[outcome]) for arm in by_effect(analysis)]
 
 
+def has_pairs(analysis: Analysis, outcome: str) -> bool:
+    """Return whether an arm is paired with the baseline in an outcome; means are compared of those that are not."""
+    entries = [arm.differences[outcome] for arm in analysis.compared if outcome in arm.differences]
+    return not entries or any(entry.paired for entry in entries)
+
+
 def forest_row(label: str, entry: Difference, outcome: Outcome, brief: str) -> dict:
     """Return the row of a forest plot: the difference in the displayed unit, its texts, and a dot per seed.
 

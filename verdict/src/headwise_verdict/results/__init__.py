@@ -11,7 +11,6 @@ from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
     from headwise_verdict.results.declarations import declared_outcomes as declared_outcomes
-    from headwise_verdict.results.differences import differing_evidence as differing_evidence
     from headwise_verdict.results.differences import why_no_pair as why_no_pair
     from headwise_verdict.results.records import Apart as Apart
     from headwise_verdict.results.records import AxisRecord as AxisRecord
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from headwise_verdict.results.records import RunResult as RunResult
     from headwise_verdict.results.records import StoredRecord as StoredRecord
     from headwise_verdict.results.records import StudyRecord as StudyRecord
-    from headwise_verdict.results.records import words_of_outcome as words_of_outcome
     from headwise_verdict.results.run_files import RunFiles as RunFiles
     from headwise_verdict.results.run_files import StudyFiles as StudyFiles
 
@@ -58,10 +56,7 @@ _DOOR = {
     "StudyFiles": "run_files",
     # outcomes as users declare them: accuracy:higher
     "declared_outcomes": "declarations",
-    # the name of an outcome in words, such as "test loss"
-    "words_of_outcome": "records",
-    # how the evidence of two runs of a seed differs, and why they are not paired
-    "differing_evidence": "differences",
+    # why two runs of a seed are not paired
     "why_no_pair": "differences",
 }
 __getattr__, __all__ = door(__name__, _DOOR)

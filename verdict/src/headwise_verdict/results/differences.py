@@ -23,7 +23,6 @@ from headwise_verdict.results.intervals import (
 )
 from headwise_verdict.results.joint_flips import joint_test, seeds_for_a_verdict
 from headwise_verdict.results.power import detectable_effect, pairing_gain
-from headwise_verdict.results.records import RunResult
 
 if TYPE_CHECKING:
     from headwise_verdict.results.joint_flips import Table
@@ -34,13 +33,8 @@ DATA = "data/"
 CONTROL = "same"
 
 
-def why_no_pair(one: RunResult, other: RunResult) -> str:
+def why_no_pair(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """Return how the evidence of two runs of a seed differs; "" if it agrees, or if a run recorded none."""
-    return "" if CONTROL in (one.arm, other.arm) else differing_evidence(one.evidence, other.evidence)
-
-
-def differing_evidence(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return how the evidence of two runs of a seed differs, such as "their first batches differ"; "" if it agrees."""
     differences = []
     if ours.get("weights", "") != theirs.get("weights", "") and "weights" in ours and "weights" in theirs:
         differences.append("their initial weights differ")
@@ -60,11 +54,10 @@ def not_paired(study: StudyFolder) -> dict[str, str]:
     """Return the arms that are not paired with the baseline, each with the reason from the first seed that shows it."""
     reasons: dict[str, str] = {}
     for arm in study.arms:
-        for seed in study.seeds:
+        for seed in study.seeds if arm != CONTROL else ():
             runs = [study.runs.get((label, seed)) for label in (study.baseline, arm)]
             base, own = (run.result if run is not None else None for run in runs)
-            why = why_no_pair(base, own) if base is not None and own is not None and arm != study.baseline else ""
-            if why:
+            if base is not None and own is not None and (why := why_no_pair(base.evidence, own.evidence)):
                 reasons.setdefault(arm, f"seed {seed}: {why}")
     return reasons
 

@@ -32,6 +32,12 @@ class OutcomeNames:
     # steps until the smoothed training loss reaches the task's goal, and spikes of the loss in 1,000 steps
     STEPS_TO_GOAL, SPIKES = "training/steps_to_goal", "training/spikes"
 
+    @staticmethod
+    def in_words(name: str) -> str:
+        """Return the name of an outcome in words: "test loss" for test/loss, "val loss" for test/val_loss."""
+        evaluation, _, metric = name.partition("/")
+        return label_on(words_of(evaluation), words_of(metric))
+
 
 def words_of(name: str) -> str:
     """Return a name with spaces for underscores and slashes."""
@@ -41,12 +47,6 @@ def words_of(name: str) -> str:
 def label_on(evaluation: str, label: str) -> str:
     """Return the label of an outcome with its evaluation: "test loss"; "val loss" says itself where it is measured."""
     return label if evaluation == "test" and NAMES_A_SPLIT.search(label) else f"{evaluation} {label}".strip()
-
-
-def words_of_outcome(name: str) -> str:
-    """Return the name of an outcome in words: "test loss" for test/loss, "val loss" for test/val_loss."""
-    evaluation, _, metric = name.partition("/")
-    return label_on(words_of(evaluation), words_of(metric))
 
 
 def words_of_rate(name: str) -> str:
