@@ -94,6 +94,14 @@ def test_outcomes_have_the_names_that_trackers_give_them(tmp_path):
     assert not study_of_numbers(tmp_path / "runs.csv", ["eval/loss:lower:nats"], "baseline", tmp_path / "table")
 
 
+def test_an_outcome_is_found_by_the_name_that_a_trainer_prints(tmp_path):
+    """`evaluate` prints eval_accuracy, and the callback records accuracy."""
+    carry_script(tmp_path, seeds=2, outcomes=("eval_accuracy:higher",))
+    write(tmp_path)
+    analysis = analyse(tmp_path)
+    assert analysis.metric.label == "eval accuracy" and analysis.compared[0].differences["test/eval_accuracy"].n == 2
+
+
 def test_the_report_of_a_script_names_what_it_has(tmp_path):
     carry_script(tmp_path, COMMAND + " --steps 8", seeds=2)
     write(tmp_path)

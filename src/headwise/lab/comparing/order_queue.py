@@ -52,7 +52,7 @@ def run_orders(
             failures.append((order, event))
             if concern_all(failures, finished=len(queue.results)):
                 break
-            comparison.listener.say(f"{_name(order)}, failed; the others continue")
+            comparison.listener.say(f"{_name(order)}, failed; the others continue: {event['reason'].splitlines()[0]}")
             continue
         comparison.listener.hear(order, event)
         if event["event"] == "done":

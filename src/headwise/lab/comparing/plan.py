@@ -213,7 +213,7 @@ def _of_script(comparison: Comparison, orders: list[Order]) -> list[dict[str, An
 
 def _unpaired(entries: list[dict[str, Any]]) -> list[str]:
     """Return a note if arms that were tried with one seed began differently: the usual cause is a seed set too late."""
-    base = next((entry["evidence"] for entry in entries if entry["arm"] == BASELINE), {})
+    base: dict[str, str] = next((entry["evidence"] for entry in entries if entry["arm"] == BASELINE), {})
     tried = {entry["arm"]: entry["evidence"] for entry in entries if entry["arm"] != SAME}
     differing = {arm: why for arm, own in tried.items() if (why := why_no_pair(base, own))}
     if not differing:

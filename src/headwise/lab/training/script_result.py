@@ -157,6 +157,10 @@ def _outcomes(order: ScriptOrder, telling: Telling) -> dict[str, float]:
     requested = (
         [f"validation/{primary}"] if trial else [order.primary, *(f"{deciding}/{name}" for name in order.outcomes)]
     )
+    for name in requested:
+        # a Trainer prints as eval_loss what its callback records as loss
+        if name not in outcomes and (recorded := name.replace("/eval_", "/", 1)) in outcomes:
+            outcomes[name] = outcomes.pop(recorded)
     missing = next((name for name in requested if name not in outcomes), None)
     if missing is not None:
         split, _, name = missing.partition("/")
