@@ -81,7 +81,7 @@ def test_figures_of_the_encoder_are_those_of_its_products(encoder):
     gap = 0.5 * (o.square().sum() + v.square().sum())
     gap = (gap - torch.linalg.svdvals(o @ v).sum()) / gap
     assert value(found, site, "nuclear_gap_vo", 1) == pytest.approx(gap.item(), rel=1e-3)
-    assert any("have biases" in note for note in found.notes())
+    assert any("leave out the biases of" in note for note in found.notes())
 
 
 def test_the_worst_head_of_the_encoder_is_the_one_without_entropy(encoder, story):

@@ -131,7 +131,7 @@ def test_a_reading_says_what_its_products_mean():
     module = nn.MultiheadAttention(12, 3)
     plain = weight_reading(site_of(module))
     assert set(plain.products) == {"qk", "vo"}
-    assert any("queries, keys, values and the output have biases" in note for note in plain.notes)
+    assert any("leave out the biases of queries, keys, values and the output" in note for note in plain.notes)
     normed = weight_reading(site_of(module, qk_norm=True))
     assert "does not apply" in weight_reasons(normed)["imbalance_qk"]
     assert "imbalance_vo" in read_weights(normed)

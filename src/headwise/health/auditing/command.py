@@ -10,10 +10,9 @@ from typing import Any
 
 from headwise.files.optional_imports import load
 from headwise.files.ownership import claim
-from headwise.health.auditing.alert_texts import capital, count, harmless, kinds, reason_of, serious
+from headwise.health.auditing.alert_texts import capital, count, harmless, kinds, reason_of, serious, short_place
 from headwise.health.auditing.audit import audit
 from headwise.health.auditing.audited import Audit
-from headwise.health.auditing.records import place_of
 from headwise.health.auditing.result import SCORE, AuditResult
 from headwise.health.auditing.summary import files_of, lead, most_worrying
 from headwise.health.statistics.alert_remedies import REMEDIES
@@ -82,7 +81,7 @@ def _worst(audit: AuditResult) -> Any:
     table = _table("The worst heads", "head", "score", "why")
     for head in audit.worst():
         if head["reasons"]:
-            table.add_row(place_of(head), f"{head['score']:g}", reason_of(head))
+            table.add_row(short_place(head, audit), f"{head['score']:g}", reason_of(head))
     return table
 
 

@@ -234,7 +234,7 @@ def _pairing_warnings(study: StudyFolder) -> list[str]:
 
 
 def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
-    arms = count(len(study.arms) - 1, "arm")
+    arms, several = count(len(study.arms) - 1, "arm"), len(study.arms) > 2
     failure = study.study.failure
     diverged = "diverged and missing runs make no pair and are listed"
     if failure is not None:
@@ -244,12 +244,15 @@ def _statistics_in_words(study: StudyFolder) -> dict[str, str]:
         )
     return {
         "difference": f"arm − baseline within a seed; {diverged}",
-        "interval": f"95 %, valid for {arms} jointly, by sign flips; of a mean, Student's t with fewer than "
-        f"{BOOTSTRAP_FROM} seeds and the BCa bootstrap with more; of the share of diverged runs, Clopper and Pearson's",
+        "interval": f"95 %, {f'valid for {arms} jointly, ' if several else ''}by sign flips; of a mean, Student's t "
+        f"with fewer than {BOOTSTRAP_FROM} seeds and the BCa bootstrap with more; of the share of diverged runs, "
+        "Clopper and Pearson's",
         "p": f"two-sided sign-flip test, exact with up to {EXACT_UP_TO} pairs and by {RESAMPLES:,} random flips with "
         f"more; it is below {ALPHA} exactly where the interval excludes 0",
         "correction": f"max-T for each outcome: the signs of a seed are flipped in {arms} together, and the largest "
-        "|t| is the reference",
+        "|t| is the reference"
+        if several
+        else "none, as there is one arm",
         "verdict": f"better or worse when the corrected p < {ALPHA}; equivalent only within a declared margin, by two "
         "one-sided tests",
         "power": "the difference that four of five such studies would detect",

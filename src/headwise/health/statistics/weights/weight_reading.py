@@ -80,7 +80,7 @@ NORMED = (
     "queries and keys are normalised: the size of W_KᵀW_Q has no meaning for the logits, and the law of weight decay "
     "does not apply"
 )
-BIASED = "{} have biases, which the products leave out"
+BIASED = "W_KᵀW_Q and W_OW_V leave out the biases of {}"
 LATENT = (
     "latent attention: the products use the normalised latents that enter the up projections, and the "
     "layer's input for the rotary key, which all heads share"
