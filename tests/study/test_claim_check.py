@@ -134,6 +134,6 @@ def test_a_margin_within_which_a_published_effect_counts_as_none_is_refused():
     study = claimed(effect=0.01)
     same = Claim(text="Alike.", tests=(ClaimTest(arm=ARM, outcome="test/accuracy", says="same", margin=0.02),))
     with pytest.raises(
-        StudyError, match=r"margin 0\.02 in test/accuracy.*exceeds the published effect 0\.01.*margin of 0\.005"
+        StudyError, match=r"margin 0\.02 of .* in test/accuracy exceeds the published effect 0\.01.*margin of 0\.005"
     ):
         choose_study(request(study.model_copy(update={"claims": (*study.claims, same)})))
