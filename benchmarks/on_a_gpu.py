@@ -13,6 +13,7 @@ that HEADWISE_DATA names. Results: results/gpu, with a file for what each part p
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +36,9 @@ from headwise_verdict.files.ownership import claim  # noqa: E402
 
 OUT = ROOT / "results" / "gpu"
 WHEELS, SITE = ROOT / "wheels", ROOT / "build" / "site"
+# what an installation of the checkout's packages would tell Python
+CHECKOUT = ROOT / "build" / "checkout"
+PACKAGES = {"headwise": ROOT, "headwise_verdict": ROOT / "verdict", "headwise_papers": ROOT / "papers"}
 DONE, JOBS = "done.json", "side-by-side.json"
 # what a study needs beside torch, by the name that is imported
 NEEDED = (
@@ -98,6 +103,7 @@ def environment() -> dict[str, str]:
         ROOT / "tests",
         ROOT / "benchmarks",
         SITE,
+        CHECKOUT,
     ]
     known = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([*map(str, folders), *([known] if known else [])])
@@ -120,6 +126,26 @@ def complete() -> None:
             f"{', '.join(missing)} cannot be imported here. Install them, or run `make gpu-wheels` on a machine with a "
             f"package index and copy its folder wheels/ to {WHEELS}."
         )
+
+
+def describe_checkout() -> None:
+    """Write versions and entry points of the checkout's packages that are not installed: studies are found by them."""
+    for package, project in PACKAGES.items():
+        try:
+            importlib.metadata.version(package.replace("_", "-"))
+            continue
+        except importlib.metadata.PackageNotFoundError:
+            about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        source = (project / "src" / package / "__init__.py").read_text(encoding="utf-8")
+        version = about.get("version") or source.partition('__version__ = "')[2].partition('"')[0]
+        folder = CHECKOUT / f"{package}-{version}.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {version}\n")
+        points = [
+            f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in named.items())
+            for group, named in about.get("entry-points", {}).items()
+        ]
+        (folder / "entry_points.txt").write_text("\n".join(points))
 
 
 def carry_out(part: Part, command: str, folder: Path, seconds: int) -> str:
@@ -218,6 +244,7 @@ def main() -> None:
             print(f"{part.name:28} {part.seconds:4} s  {done.get(part.command, {}).get('ended', 'not run')}")
         return
     complete()
+    describe_checkout()
     if not options.dry:
         import torch
 

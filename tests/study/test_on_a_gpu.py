@@ -1,5 +1,6 @@
 """The program of everything that a GPU is for, walked through at toy size on the CPU."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -7,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import headwise
+from headwise.lab.studies.registry import PAPERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,6 +73,53 @@ def test_runs_share_a_device_by_mps_where_there_is_one(tmp_path, monkeypatch, ca
     assert calls.read_text().startswith("-d ") and calls.read_text().endswith("quit\n")
     with on_a_gpu.shared_device(False):
         assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+
+
+def test_studies_are_found_by_name_where_nothing_is_installed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    def none_is_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(on_a_gpu, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(on_a_gpu.importlib.metadata, "version", none_is_installed)
+    on_a_gpu.describe_checkout()
+    found = {each.metadata["Name"]: each for each in importlib.metadata.distributions(path=[str(tmp_path)])}
+    assert found.keys() == {"headwise", "headwise-verdict", "headwise-papers"}
+    assert {each.version for each in found.values()} == {headwise.__version__}
+    studies = {point.name for point in found["headwise-papers"].entry_points if point.group == "headwise.studies"}
+    assert studies == set(PAPERS)
+    asked = {part.command.split()[3] for part in on_a_gpu.PARTS if part.name.startswith("studies-")}
+    assert asked <= studies
+    assert str(tmp_path) in on_a_gpu.environment()["PYTHONPATH"].split(os.pathsep)
+
+
+def test_the_wheels_bring_what_the_studies_require_beside_torch_and_transformers(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    lines = (ROOT / "requirements" / "gpu-wheels.txt").read_text().splitlines()
+    brought = {canonicalize_name(line) for line in lines if line and not line.startswith("#")}
+    by_import = importlib.metadata.packages_distributions()
+    needed = {canonicalize_name(by_import[name][0]) for name in on_a_gpu.NEEDED}
+    # older versions of scikit-learn do without narwhals, which altair needs
+    there = required({"torch", "transformers"} | (needed - brought)) - {"narwhals"}
+    assert required(needed) - there <= brought <= required(needed)
+
+
+def required(names):
+    """Return packages and all that they require here, without extras."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            wanted = [Requirement(text) for text in importlib.metadata.requires(name) or []]
+            left += [
+                canonicalize_name(one.name) for one in wanted if not one.marker or one.marker.evaluate({"extra": ""})
+            ]
+    return found
 
 
 @pytest.mark.grid
