@@ -327,6 +327,19 @@ def printed(browser, folder) -> Visit:
     return seen
 
 
+def test_a_printed_head_stays_with_its_first_row_and_what_was_published_has_room(browser, tmp_path):
+    claim = {"text": "It helps.", "tests": [{"arm": NINE[1], "outcome": "test/accuracy", "says": "higher"}]}
+    seen = printed(browser, write_study(tmp_path, methods=NINE[:2], epochs=3, claims=(claim,)))
+    claims = seen.page.locator("#claims table")
+    breaks = (
+        "e => [getComputedStyle(e.caption).breakAfter, getComputedStyle(e.tHead).breakAfter, "
+        "getComputedStyle(e.tBodies[0].rows[0]).breakBefore]"
+    )
+    assert claims.evaluate(breaks) == ["avoid"] * 3
+    widths = claims.locator("thead th").evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
+    assert len(widths) == 4 and widths[2] > 0.19 * sum(widths)
+
+
 @pytest.mark.parametrize("methods", [LONG, pytest.param(RATES, marks=pytest.mark.grid)])
 def test_long_names_and_diverged_sweeps_leave_the_table_on_the_first_page(browser, tmp_path, methods):
     diverged = {(RATES[-1], seed) for seed in range(6)} | {(RATES[4], seed) for seed in range(10)}
