@@ -119,7 +119,7 @@ def _taken_back():
         # takes a second pass.
         gc.collect()
         gc.collect()
-        sites = live.live_layers()
+        sites = live.FittedLayer.live()
         if sites:
             told.append(
                 f"{len(sites)} fitted site(s), such as {sites[0].site!r} of {type(sites[0].site.model).__name__}"

@@ -76,9 +76,10 @@ GROWING = ("attend.methods", "health.statistics", "attend.hosts", "lab.studies")
 # The parts that have doors, each with the module that is it. What needs no door: `files`, `borders` and `numerics`, the
 # ground; and the package, `study` and `report`, which list for users what is inside.
 DOORS = {"attend": "headwise.attend", "health": "headwise.health", "lab": "headwise.lab", "verdict": VERDICT}
-# Rooms that are doors of their part too: their `__all__` lists what other parts take of weights, layers and optimizers,
-# and of the files and records that verdict reads and others write.
+# Rooms that are doors of their part too: their `__all__` lists what other parts take of the vocabulary of methods, of
+# weights, layers and optimizers, and of the files and records that verdict reads and others write.
 SIDE_DOORS = (
+    "headwise.attend.core",
     "headwise.attend.projections",
     "headwise.attend.hosts",
     "headwise.attend.optimizers",
@@ -90,11 +91,7 @@ SIDE_DOORS = (
 WIDEST = 15
 # Imports past a door, from a part into another: as many as there are, and why. None may join them; where one goes, the
 # number goes down.
-PAST = {
-    ("health", "attend"): (11, "leaves of modules, and places, which walk over layers"),
-    ("headwise", "attend"): (5, "the checks of a method look at its stages"),
-    ("headwise", "health"): (1, "the Lightning callback is written on the parts of watch"),
-}
+PAST: dict[tuple[str, str], tuple[int, str]] = {}
 
 PAGE = """# The house
 

@@ -132,7 +132,7 @@ def test_a_door_is_narrow_and_every_name_in_it_exists(plan, house, door):
     assert all(getattr(module, name).__name__ == name for name in names if callable(getattr(module, name)))
 
 
-@pytest.mark.parametrize("room", ["projections", "hosts", "optimizers"])
+@pytest.mark.parametrize("room", ["core", "projections", "hosts", "optimizers"])
 def test_a_side_door_is_narrow_and_every_name_in_it_exists(plan, room):
     assert f"headwise.attend.{room}" in plan.SIDE_DOORS
     module = importlib.import_module(f"headwise.attend.{room}")

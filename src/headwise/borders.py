@@ -252,9 +252,13 @@ def indexing_by_tensors() -> AbstractContextManager[Any]:
     return TransformGetItemToIndex()
 
 
-# The function that gives the number of the backward pass that runs in this thread, or -1. Nothing public tells whether
-# one runs. Gone: none seems to run, so that the recompute of a reentrant checkpoint is not refused.
-graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+def in_backward() -> bool:
+    """Return whether the code runs inside autograd's backward, which nothing public tells.
+
+    Gone: none seems to run, so that the recompute of a reentrant checkpoint is not refused.
+    """
+    number = getattr(torch._C, "_current_graph_task_id", None)
+    return number is not None and number() != -1
 
 
 def pack_functions() -> list[Any]:
@@ -340,17 +344,18 @@ def tensor_parallel_size(model: Any) -> int:
     return getattr(model, "_tp_size", None) or 1
 
 
-def context_parallel_functions() -> Collection[Any]:
-    """Return the functions that torch's context parallelism has substituted for others.
+def tokens_split(q: Tensor) -> bool:
+    """Return whether context parallelism splits the tokens: it replaces fused attention, or passes distributed tensors.
 
-    Nothing public tells whether it is on. Gone: none; then only distributed tensors in the calls tell.
+    Nothing public tells whether it is on. Gone: only distributed tensors in the calls tell.
     """
     # Looked up in sys.modules: torch replaces nothing unless its own module for this was imported. That of torch 2.9 is
     # one folder up. Every call of attention asks, so nothing is built here.
     library = sys.modules.get("torch.distributed.tensor.experimental._context_parallel._attention") or sys.modules.get(
         "torch.distributed.tensor.experimental._attention"
     )
-    return getattr(library, "_replaced_functions", ())
+    replaced = getattr(library, "_replaced_functions", ())
+    return nn.functional.scaled_dot_product_attention in replaced or hasattr(q, "full_tensor")
 
 
 def has_attention_kind(config: Any) -> bool:

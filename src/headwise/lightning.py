@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from headwise.attend import Method, Regularized, Where, regularize, sites
 from headwise.health import Watch
 from headwise.health import watch as start_watch
-from headwise.health.watching.logs import logs_of
 
 __all__ = ["HeadwiseCallback"]
 
@@ -118,7 +117,7 @@ class HeadwiseCallback(Callback):  # type: ignore[misc, valid-type]
         self._of_model = training or list(trainer.optimizers)
         self._hooks = [optimizer.register_step_post_hook(self._on_step) for optimizer in self._of_model]
         if self._watching is not None:
-            logs = [*logs_of(self._watching.get("log", ())), *trainer.loggers]
+            logs = [self._watching.get("log"), *trainer.loggers]
             self.watch = start_watch(self._model, **{**self._watching, "log": logs})
             self.watch.step_to(self._steps)
 

@@ -6,7 +6,7 @@ from small_models import HOSTS, fresh
 
 import headwise
 from headwise.attend import methods as shelf
-from headwise.attend.core.method import REGISTRY, touches_call
+from headwise.attend.core.method import REGISTRY
 from headwise.testing import check_method, contract, on_models
 from headwise.testing.contract import CHECKS
 
@@ -94,7 +94,7 @@ def test_the_method_keeps_the_contract_that_strangers_are_asked_for(name):
     refused = {(one.name, model) for one in checked for model in one.refused if one.name in OF_MODELS}
     causal = {(check, "a causal model") for check in OF_MODELS - {"compiles"}}
     assert refused == (causal if (name, "own-causal") in MEANINGLESS else set())
-    in_the_call = touches_call(REGISTRY[name]())
+    in_the_call = REGISTRY[name]().touches_call()
     # Both read the call, and stand on the weights of a layer, which a call alone has not.
     assert {one.name for one in checked if one.name in OF_CALLS and one.on} == (
         OF_CALLS if in_the_call and name not in ("QKClip", "QKRates") else set()

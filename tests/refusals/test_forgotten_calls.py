@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import headwise
 from headwise import AttnScale, DropHead, EntropyPenalty, NeuTRENO, ProductDecay, QKClip, Ramp, SigmaReparam
 from headwise.attend.regularizing import optimizer_steps
-from headwise.attend.regularizing.forgotten import KEPT
+from headwise.attend.regularizing.loop_checks import KEPT
 from headwise.health.watching.alerts import HealthWarning
 
 EXAMPLE = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ from tape import on_tape
 from tiny_task import Tiny
 
 import headwise
-from headwise.attend.core.held_keys import HeldKeys
+from headwise.attend import HeldKeys
 from headwise.attend.core.method import REGISTRY
 from headwise.lab.training.batches import make_batch
 from headwise.lab.training.optimizer import LearningRate

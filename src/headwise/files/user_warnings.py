@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from types import FrameType
+
+from headwise.files.callers import callers
 
 # packages through which a user's line reaches headwise: a hook of torch, a callback of a trainer
 BETWEEN = frozenset(
@@ -15,9 +16,9 @@ BETWEEN = frozenset(
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the nearest line outside `BETWEEN`, or at the outermost one if there is none."""
-    frame: FrameType = sys._getframe(1)
-    while frame.f_back is not None and _is_between(frame):
-        frame = frame.f_back
+    for frame in callers():
+        if not _is_between(frame):
+            break
     place = frame.f_globals
     warnings.warn_explicit(
         text,

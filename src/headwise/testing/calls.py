@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import Call, FittedLayer, Method, Site
-from headwise.attend.attention.computation import attention
-from headwise.attend.core.method import touches_call
-from headwise.attend.core.shared_state import SharedState
+from headwise.attend.core import SharedState
 from headwise.attend.hosts import refusal
 
 
@@ -76,7 +74,7 @@ def attend_with(
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     call = Call(fitted, q, k, v, training=training, hidden=hidden, **settings)
-    out, _ = attention(call, fitted.acting(training), form=form, need_weights=need_weights, whole=whole)
+    out, _ = fitted.computed(call, form=form, need_weights=need_weights, whole=whole)
     parts = [total / weight for total, weight in call.penalties] + [w * s.sqrt() / n for s, n, w in call.norms]
     return out, torch.stack(parts).sum() if parts else torch.zeros(())
 
@@ -145,7 +143,7 @@ def _padding(keys: int) -> Tensor:
 
 def why_not(method: Method, kind: str) -> str | None:
     """Return why a method cannot run on a kind of call, or None if it can."""
-    if not touches_call(method):
+    if not method.touches_call():
         return "acts outside of the attention call"
     inputs, settings = tensors(kind)
     site = standalone_site(inputs["q"], inputs["k"], cross=settings["cross"], hidden=inputs["hidden"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import pickle
 import typing
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headwise.attend import Method, parse
-from headwise.attend.core.method import STAGES, TWINS
 from headwise.testing.calls import B, H, T, assert_close, assert_same_run, run, tensors, why_not
 
 FORMS = ("fast", "textbook")
@@ -118,9 +116,6 @@ def draws_repeat(cls: type[Method], kind: str) -> None:
         assert torch.equal(torch.get_rng_state(), state), f"torch's generator moves on in the {form} form: {remedy}"
 
 
-EVERY_STAGE = {*STAGES, *(twin for twins in TWINS.values() for twin in twins), "unbuild", "fold", "ahead"}
-
-
 def made(cls: type[Method]) -> list[Method]:
     """Return the method at its default, strong and neutral settings."""
     return [cls(), cls(**cls.strong), *([] if cls.neutral is None else [cls(**cls.neutral)])]
@@ -129,7 +124,7 @@ def made(cls: type[Method]) -> list[Method]:
 def declarations(cls: type[Method]) -> None:
     """Check that the declarations of the class are valid and agree with a call."""
     _check_texts(cls)
-    _check_stages(cls)
+    assert not (problems := cls.misplaced()), problems[0]
     fields = [*cls().settings()]
     unknown = [name for name in cls.live if name not in fields]
     assert not unknown, f"live names {unknown}, which are not fields; its fields: {fields}"
@@ -161,21 +156,6 @@ def _check_texts(cls: type[Method]) -> None:
         (hint,) = typing.get_args(typing.get_type_hints(Method)[name])
         allowed = typing.get_args(hint)
         assert getattr(cls, name) in allowed, f"{name} is {getattr(cls, name)!r}, which is not one of {allowed}"
-
-
-def _check_stages(cls: type[Method]) -> None:
-    for name in ("scores", "keep", "attend"):
-        textbook = [stage for stage, twins in TWINS.items() if name in twins]
-        called = any(cls.overrides(stage) for stage in textbook)
-        assert called or not callable(vars(cls).get(name)), (
-            f"{name} is never called: it is the fast form of {' or '.join(textbook)}"
-        )
-    own = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")]
-    for name in own:
-        near = difflib.get_close_matches(name, EVERY_STAGE, n=1, cutoff=0.8)
-        assert name in EVERY_STAGE or hasattr(Method, name) or not near, (
-            f"{name} is not a stage; did you mean {near[0]}?"
-        )
 
 
 def text(cls: type[Method]) -> None:

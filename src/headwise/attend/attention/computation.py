@@ -12,7 +12,8 @@ from torch import Tensor
 from headwise.attend.attention.matrix import on_matrix
 from headwise.attend.attention.matrix_free import MatrixFreeReadings, read_without_matrix, sink_share, without_matrix
 from headwise.attend.attention.softmax import fused
-from headwise.attend.core import Acting, Call, Method
+from headwise.attend.core import Call, Method
+from headwise.attend.core.acting import Acting
 from headwise.borders import in_transform
 from headwise.files.errors import OWN_ATTENTION
 

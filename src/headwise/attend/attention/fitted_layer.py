@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.computation import attention
+from headwise.attend.attention.matrix import edited_logits
 from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, shapes_seen
-from headwise.attend.core import Acting, Call, Entered, Method, MethodState, Packed, SharedState, Site, shared_state
+from headwise.attend.core import Call, Method, MethodState, Packed, SharedState, Site, shared_state
+from headwise.attend.core.acting import Acting
 from headwise.attend.core.call import KernelsRan
-from headwise.attend.core.forward import Running
-from headwise.attend.core.passes import Passes
+from headwise.attend.core.passes import Pass, Passes
 from headwise.attend.core.random_draws import mix
-from headwise.attend.core.recompute import Pass
-from headwise.attend.projections.sharded import CONTEXT_PARALLEL, tokens_split
+from headwise.attend.core.shared_state import Entered, Running
+from headwise.attend.projections.sharded import CONTEXT_PARALLEL
+from headwise.borders import tokens_split
 from headwise.numerics.kernels import capturing, note_into
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -106,6 +108,21 @@ class FittedLayer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _layers[self.passes.number] = self
+
+    @staticmethod
+    def live() -> list[FittedLayer]:
+        """Return the fitted layers that are still in use."""
+        # A list of references, because another thread may fit a layer meanwhile.
+        layers = (reference() for reference in _layers.valuerefs())
+        return [layer for layer in layers if layer is not None and layer.alive]
+
+    @staticmethod
+    def bare_in(model: nn.Module) -> dict[nn.Module, FittedLayer]:
+        """Return the fitted layers of a model that have no handle, by their module."""
+        modules = set(model.modules())
+        # A copy that failed half-way leaves layers without a module until they are garbage-collected.
+        bare = [layer for layer in FittedLayer.live() if "module" in vars(layer.site) and layer.shared.bare]
+        return {layer.site.module: layer for layer in bare if layer.site.module in modules}
 
     def attach(self) -> None:
         """Redirect the layer's attention to this object."""
@@ -197,7 +214,8 @@ class FittedLayer:
                 self.seen = shapes_seen(self.site, q, k, v, hidden)
             if q.is_cuda:
                 self._before_capture(q.device)
-        check_heads(self.site, self.methods, q, self.shared.bare, self.armed)
+        if q.shape[1] != self.site.heads:
+            check_heads(self.site, self.methods, q, self.shared.bare, self.armed)
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
@@ -407,9 +425,14 @@ class FittedLayer:
         """Return the methods that act in this mode, in order."""
         return self._acting[training].methods
 
-    def acting(self, training: bool) -> Acting:
-        """Return the methods that act in this mode, by their stages."""
-        return self._acting[training]
+    def computed(self, call: Call, *, form: str, need_weights: bool, whole: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return the result of a call through the methods that act in its mode, in one of their forms."""
+        return attention(call, self._acting[call.training], form=form, need_weights=need_weights, whole=whole)
+
+    @staticmethod
+    def logits(call: Call, methods: Sequence[Method]) -> Tensor:
+        """Return the logits (B, H, T, N) of a call after the edits of these methods."""
+        return edited_logits(call, methods, call.q, call.k)
 
     def needs(self, stage: str) -> bool:
         """Return whether any method of the layer defines the stage, `hidden` or `branch`."""
@@ -468,18 +491,3 @@ def _states(site: Site, methods: list[Method], seed: int) -> list[MethodState]:
         salt = mix(name, before) >> 1
         states.append(MethodState(site.module, f"{name}_{before + 1}" if before else name, seed, salt, strengths))
     return states
-
-
-def live_layers() -> list[FittedLayer]:
-    """Return the fitted layers that are still in use."""
-    # A list of references, because another thread may fit a layer meanwhile.
-    layers = (reference() for reference in _layers.valuerefs())
-    return [layer for layer in layers if layer is not None and layer.alive]
-
-
-def bare_layers(model: nn.Module) -> dict[nn.Module, FittedLayer]:
-    """Return the fitted layers of a model that have no handle, by their module."""
-    modules = set(model.modules())
-    # A copy that failed half-way leaves layers without a module until they are garbage-collected.
-    bare = [layer for layer in live_layers() if "module" in vars(layer.site) and layer.shared.bare]
-    return {layer.site.module: layer for layer in bare if layer.site.module in modules}

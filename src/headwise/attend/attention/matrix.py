@@ -116,11 +116,17 @@ def _part(part: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor)
     return (out, *(x for pair in penalties for x in pair))
 
 
-def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def edited_logits(call: Call, methods: Sequence[Method], q: Tensor, k: Tensor) -> Tensor:
+    """Return the logits (B, H, T, N) of a call after the edits of methods."""
     s = logits(call, q, k)
-    for method in active:
+    for method in methods:
         if method.overrides("logits"):
             s = method.logits(s, call)
+    return s
+
+
+def _matrix(call: Call, active: Sequence[Method], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    s = edited_logits(call, active, q, k)
     own = next((m for m in active if m.overrides("normalize")), None)
     if own is None:
         a = normalize(s, call.sinks, empty=call.mask is not None or any(m.overrides("logits") for m in active))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from headwise.attend import hosts, projections
-from headwise.attend.attention.fitted_layer import bare_layers
+from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.compressing.exchange import in_place, put, refusal
 from headwise.attend.compressing.record import Compressed, LayerCut, Pair
 from headwise.attend.compressing.site_cut import FACTORS, Narrow, SiteCut, cut_site, parameters_of
@@ -177,7 +177,7 @@ def _check(model: Any, energy: float, parts: str) -> None:
         raise ValueError(
             "the model is regularized: call fold() or remove() on its handle (headwise.handle(model)) first"
         )
-    if any(bare.observer is not None for bare in bare_layers(model).values()):
+    if any(bare.observer is not None for bare in FittedLayer.bare_in(model).values()):
         raise ValueError("the model is watched by headwise.watch: call remove() of the watch first")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwise.attend.core.method import Method, touches_call
+from headwise.attend.core.method import Method
 
 # The stages inside of the attention computation; without any of them, torch's fused function computes the call.
 INSIDE = ("logits", "weights", "read", "read_free")
@@ -25,7 +25,7 @@ class Acting:
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = tuple(methods)
-        self.in_call = tuple(m for m in methods if touches_call(m))
+        self.in_call = tuple(m for m in methods if m.touches_call())
         self.hidden, self.inputs, self.around, self.output, self.branch = (
             tuple(m for m in methods if m.overrides(stage))
             for stage in ("hidden", "inputs", "around", "output", "branch")

@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.attend.core import random_draws
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.packed import Packed
-from headwise.attend.core.recompute import Pass
+from headwise.attend.core.passes import Pass
 from headwise.attend.core.site import Site
 from headwise.borders import constant_in_graphs
 from headwise.numerics import kernels, masked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, dataclass_transform
@@ -443,6 +444,27 @@ class Method:
             if cls.overrides(stage)
         )
 
+    @classmethod
+    def touches_call(cls) -> bool:
+        """Return whether the method acts on attention itself, not just on the layer's input, output or weights."""
+        return any(map(cls.overrides, CALL_STAGES))
+
+    @classmethod
+    def misplaced(cls) -> list[str]:
+        """Return what is wrong with the stages that the class defines: never called, or misspelt."""
+        problems = []
+        for name in ("scores", "keep", "attend"):
+            textbook = [stage for stage, twins in TWINS.items() if name in twins]
+            if callable(vars(cls).get(name)) and not any(map(cls.overrides, textbook)):
+                problems.append(f"{name} is never called: it is the fast form of {' or '.join(textbook)}")
+        stages = {*STAGES, *(twin for twins in TWINS.values() for twin in twins), "unbuild", "fold", "ahead"}
+        own = [name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")]
+        for name in own:
+            near = difflib.get_close_matches(name, stages, n=1, cutoff=0.8)
+            if name not in stages and not hasattr(Method, name) and near:
+                problems.append(f"{name} is not a stage; did you mean {near[0]}?")
+        return problems
+
     def replace(self, **changes: Any) -> Method:
         """Return the method with some settings changed and checked again."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # a subclass is a dataclass
@@ -467,8 +489,3 @@ class Method:
 
 def _literal(value: Any) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"' if isinstance(value, str) else repr(value)
-
-
-def touches_call(method: Method) -> bool:
-    """Return whether a method acts on the attention call itself, not just on the layer's input, output or weights."""
-    return any(method.overrides(stage) for stage in CALL_STAGES)

@@ -1,7 +1,11 @@
 """Passes: the number of each pass through a layer, and the key of its draws, made of seed, rank, layer and number.
 
-When activation checkpointing recomputes a pass, the recompute gets the key of the original pass and is marked as a
-repeat: it makes the same draws, and its penalties are not counted again.
+Activation checkpointing runs a layer again in backward. Both runs are recognised by the saved-tensor hooks that it
+installs. The recompute gets the key of the original pass and is marked as a repeat: it makes the same draws, and its
+penalties are not counted again.
+
+A CUDA graph repeats kernels with the arguments that they had when it was captured, the keys of draws among them. While
+a step of a study is captured, keys are therefore read from memory, which is written before each replay.
 """
 
 from __future__ import annotations
@@ -9,18 +13,18 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.attend.core import recompute
-from headwise.attend.core.held_keys import HeldKeys
-from headwise.attend.core.method import Method
 from headwise.attend.core.random_draws import mix, mixed, next_key
-from headwise.attend.core.recompute import Pass
 from headwise.attend.core.site import Site
-from headwise.borders import outside_transforms
+from headwise.borders import checkpoint_of, in_backward, outside_transforms, pack_functions, without_modes
 from headwise.numerics.kernels import capturing
 
 # Braces are doubled because the messages that contain this text are formatted.
@@ -57,6 +61,64 @@ UNPREPARED = (
 )
 
 
+@dataclass
+class Region:
+    """The record of a checkpointed region's first run.
+
+    Attributes:
+        keys: keys of the passes through each layer, by the number of its `Passes`.
+        replay: for each recompute, by its id, how many passes of each layer it has repeated.
+        carried: values of the first self attention, by stack.
+        sites: adapters of the sites whose fused attention calls it made.
+    """
+
+    keys: dict[int, list[int | Tensor]] = field(default_factory=dict)
+    replay: dict[Any, dict[int, int]] = field(default_factory=dict)
+    carried: dict[str, Tensor] = field(default_factory=dict)
+    sites: list[Any] = field(default_factory=list)
+
+
+# Keyed by the frame object that checkpointing makes for each region, so that a region is freed with its graph.
+_regions: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
+
+
+def regions() -> tuple[list[Region], Region | None, Any]:
+    """Return the regions that run for the first time, the region being recomputed or None, and the recompute's id.
+
+    Regions may be nested: while an outer one is recomputed, its inner ones run for the first time.
+    """
+    first: list[Region] = []
+    for pack in pack_functions():
+        checkpoint = checkpoint_of(pack)
+        if checkpoint is None:
+            continue
+        frame, again, recompute = checkpoint
+        record = _regions.setdefault(frame, Region())
+        if again:
+            return first, record, recompute
+        first.append(record)
+    return first, None, None
+
+
+def region() -> tuple[Region | None, Any]:
+    """Return the region being recomputed and the recompute's id, else the outermost region that runs first, or None."""
+    first, repeated, recompute = regions()
+    return (repeated, recompute) if repeated is not None else (first[-1] if first else None, None)
+
+
+@dataclass
+class Pass:
+    """One pass through a layer: the key of its draws, and whether it repeats an earlier pass.
+
+    `key` is an integer and `again` a bool; inside a compiled graph both are 0-d int64 tensors.
+    """
+
+    key: int | Tensor
+    again: bool | Tensor = False
+    region: Region | None = None
+    first_runs: list[Region] = field(default_factory=list)
+
+
 # Compiled graphs hold a number, because holding the layer would keep it alive. Numbers are never reused.
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
@@ -80,7 +142,7 @@ class Passes:
     replays: Tensor | None = None
     captured = False
 
-    def __init__(self, site: Site, methods: list[Method], seed: int, draws: str = "counter") -> None:
+    def __init__(self, site: Site, methods: list[Any], seed: int, draws: str = "counter") -> None:
         self.site, self.methods, self.seed, self.draws = site, methods, seed, draws
         self.token = torch.zeros((), dtype=torch.int64)
         self._made = 0
@@ -131,7 +193,7 @@ class Passes:
         return self._open(counted)
 
     def _open(self, counted: bool = True) -> Pass:
-        first, repeated, rerun = recompute.regions()
+        first, repeated, rerun = regions()
         if repeated is not None:
             counts = repeated.replay.setdefault(rerun, {})
             # A layer may run several times in one region: its n-th run there repeats its n-th original run.
@@ -143,7 +205,7 @@ class Passes:
                 self._number()
                 self._remember(first, keys[nth])
                 return Pass(keys[nth], True, repeated, first)
-        if recompute.in_backward() and (self.draws == "counter" or self.repeats_matter):
+        if in_backward() and (self.draws == "counter" or self.repeats_matter):
             raise RuntimeError(REENTRANT.format(site=self.site.name, method=self.repeated_methods()))
         if counted:
             key = self._count(first)
@@ -152,7 +214,7 @@ class Passes:
             self._remember(first, key)
         return Pass(key, False, first[-1] if first else None, first)
 
-    def _count(self, first: list[recompute.Region]) -> int | Tensor:
+    def _count(self, first: list[Region]) -> int | Tensor:
         """Count a new pass and return the key of its draws, which depends on the run's seed and the process's rank."""
         key: int | Tensor
         if self.held is not None:
@@ -196,7 +258,7 @@ class Passes:
         with outside_transforms():
             return next_key(self._mixed(), self._made, self.replays)
 
-    def _remember(self, first: list[recompute.Region], key: int | Tensor) -> None:
+    def _remember(self, first: list[Region], key: int | Tensor) -> None:
         for region in first:
             region.keys.setdefault(self.number, []).append(key)
 
@@ -209,10 +271,93 @@ class Passes:
         """Return the names of the methods for which a repeated pass matters."""
         return " + ".join(repr(m) for m in self.methods if self._repeat_matters(m)) or "a method"
 
-    def _repeat_matters(self, method: Method) -> bool:
+    def _repeat_matters(self, method: Any) -> bool:
         # A library that repeats a pass restores torch's random state, on which dropout depends too.
         draws = method.draws() and self.draws == "counter"
         return draws or method.penalizes or method.carries or method.counts_batches()
+
+
+class HeldKeys:
+    """The passes of one training step in their order, and a tensor that holds the keys of their draws.
+
+    Attributes:
+        order: the counter of each pass of the step, in the order of the passes.
+        table: the keys, int64 (passes,); None until `write` is called.
+    """
+
+    def __init__(self, counters: Iterable[Passes]) -> None:
+        self.counters = list(counters)
+        self.order: list[Passes] = []
+        self.table: Tensor | None = None
+        self._next: int | None = None
+
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """List the passes of the step that runs inside; their keys are numbers, as in any other step."""
+        self.order, self._next = [], None
+        with self._in_place():
+            yield
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hand the keys of the table to the passes of the step that runs inside.
+
+        Raises:
+            RuntimeError: if the step has other passes than the one that was listed.
+        """
+        self._next = 0
+        with self._in_place():
+            yield
+        self._check(self._next == len(self.order))
+
+    def write(self, device: torch.device) -> None:
+        """Write the keys of the next step into the table."""
+        ahead: Counter[int] = Counter()
+        keys = []
+        for passes in self.order:
+            keys.append(passes.next_key(ahead[passes.number]))
+            ahead[passes.number] += 1
+        written = torch.tensor(keys, dtype=torch.int64)
+        if self.table is None or len(self.table) != len(keys):
+            self.table = written.to(device)
+        else:
+            self.table.copy_(written)
+
+    def count(self) -> None:
+        """Count the passes of a step that was replayed, and so ran no Python."""
+        for passes in self.order:
+            passes.recount(passes.count() + 1)
+
+    def counted(self, passes: Passes) -> int | Tensor:
+        """Count a pass and return its key."""
+        with without_modes():
+            if self._next is None:
+                key = passes.next_key()
+                passes.recount(passes.count() + 1)
+                self.order.append(passes)
+                return key
+            passes.recount(passes.count() + 1)
+            assert self.table is not None
+            self._check(self._next < len(self.order) and self.order[self._next] is passes)
+            self._next += 1
+            return self.table[self._next - 1]
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        for passes in self.counters:
+            passes.held = self
+        try:
+            yield
+        finally:
+            for passes in self.counters:
+                passes.held = None
+
+    def _check(self, same: bool) -> None:
+        if not same:
+            raise RuntimeError(
+                "a training step passed through other layers than the step before, so that it cannot be captured as a "
+                "CUDA graph: use --graphs off"
+            )
 
 
 @torch.library.custom_op("headwise::token", mutates_args={"token"})
@@ -220,8 +365,8 @@ def compiled_token(token: Tensor, number: int) -> Tensor:
     """Return (key, again) of a pass each time a compiled graph runs; the graph itself holds no state."""
     # By number: a graph that holds the layer would keep its model alive and could not serve a copy of it.
     passes = _by_number[number]
-    first, repeated, _ = recompute.regions()
-    if recompute.in_backward() and repeated is None:
+    first, repeated, _ = regions()
+    if in_backward() and repeated is None:
         raise RuntimeError(COMPILED.format(site=passes.site.name, method=passes.repeated_methods()))
     if repeated is not None:
         opened = passes._open()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Collection, Iterable
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attend.core.call import Call
 from headwise.borders import MODULE_CALL, sequence_number, tree_leaves
+from headwise.files.callers import callers
 from headwise.files.user_warnings import warn
 
 SEVERAL = (
@@ -291,9 +290,4 @@ def _without_weight(entry: Entry) -> Entry:
 
 def _calls_itself(model: nn.Module) -> bool:
     """Return whether the call of a model that begins was made inside another call of it."""
-    frame: FrameType | None = sys._getframe()
-    calls = 0
-    while frame is not None:
-        calls += frame.f_code is MODULE_CALL and frame.f_locals.get("self") is model
-        frame = frame.f_back
-    return calls > 1
+    return sum(frame.f_code is MODULE_CALL and frame.f_locals.get("self") is model for frame in callers()) > 1

@@ -4,12 +4,15 @@ This is a door too: what files of other parts take of layers.
 """
 
 from headwise.attend.hosts.finding import find
+from headwise.attend.hosts.layers import branch_ends
 from headwise.attend.hosts.layers.declared import Candidate, forward_of, names_used, reached
 from headwise.attend.hosts.layers.refusal import refusal
 
 __all__ = [
     # a layer that was found, with its adapter or why it has none
     "Candidate",
+    # where the branches of a block end
+    "branch_ends",
     # all layers of a model
     "find",
     # the forward of a module, below what wraps it

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
-from headwise.attend.core import Entered, Site
+from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.core import Site
+from headwise.attend.core.shared_state import Entered
 from headwise.attend.hosts.layers.declared import (
     Candidate,
     forward_of,
@@ -63,7 +64,7 @@ def stand_in(layer: nn.Module) -> None:
 
 def step_aside() -> None:
     """Restore the dispatcher everywhere when no fitted layer of diffusers is left."""
-    if any(f.site.host == "diffusers" for f in live_layers()):
+    if any(f.site.host == "diffusers" for f in FittedLayer.live()):
         return
     while _replaced_in:
         _, space = _replaced_in.popitem()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import fused
-from headwise.attend.core import Entered, Method, Site, touches_call
+from headwise.attend.core import Method, Site
+from headwise.attend.core.shared_state import Entered
 from headwise.attend.hosts.layers.branch_walk import last_before_sum
 from headwise.attend.hosts.layers.declared import Candidate, is_cross
 from headwise.attend.hosts.layers.refusal import refusal
@@ -223,7 +224,7 @@ def _acts(fitted: FittedLayer) -> bool:
     return (
         fitted.shares_values
         or fitted.gate is not None
-        or any(touches_call(m) or m.overrides("hidden") or m.overrides("branch") for m in acting)
+        or any(m.touches_call() or m.overrides("hidden") or m.overrides("branch") for m in acting)
     )
 
 

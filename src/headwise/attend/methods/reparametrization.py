@@ -14,7 +14,7 @@ from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import MERGE, is_adapted
 from headwise.attend.projections.block import Block
 from headwise.attend.projections.computed_weight import guard
-from headwise.attend.projections.leaves import leaves
+from headwise.attend.projections.leaves import Leaf
 from headwise.attend.projections.named import sibling_output
 from headwise.attend.projections.spectral import Spectral
 from headwise.borders import Convolution, TransposedConvolution, own_parameters
@@ -263,7 +263,7 @@ def _outside_attention(site: Site, who: str) -> list[tuple[nn.Module, str, list[
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     names: dict[int, str] = {}
     weights: list[tuple[nn.Module, str, list[Block]]] = []
-    for leaf in leaves(model, ""):
+    for leaf in Leaf.below(model, ""):
         module, weight = leaf.module, leaf.module.weight
         if module in attention or id(weight) in embedded or _owner(module, "weight") == who:
             continue

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.attend.core import Site
 from headwise.attend.projections import stand_ins
-from headwise.attend.projections.leaves import leaves
+from headwise.attend.projections.leaves import Leaf
 from headwise.borders import hook_first
 
 # Few, as only the layout matters; more than one, so that tokens and heads are not confused.
@@ -76,7 +76,7 @@ def _random(*shape: int, like: Tensor) -> Tensor:
 
 def alone(site: Site) -> Tensor:
     """Return a random input (1, T, C) for the attention module alone."""
-    candidates = leaves(site.module, site.name)
+    candidates = Leaf.below(site.module, site.name)
     if not candidates:
         raise ValueError("no projections")
     window = getattr(site.module, "window_area", None) or getattr(site.module, "seq_len", None)

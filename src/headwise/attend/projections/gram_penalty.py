@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.attend.core import strengths_on
+from headwise.attend.core.method_state import strengths_on
 from headwise.borders import in_transform
 
 Factors = tuple[Tensor, Tensor]

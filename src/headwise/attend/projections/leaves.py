@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from headwise.attend.projections.adapted import base_of, is_adapted
+from headwise.attend.projections.adapted import base_of, is_adapted, obstacle
+from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution
 
 
@@ -53,6 +54,25 @@ class Leaf:
         """Return the module's own bias."""
         return getattr(self.module, "bias", None)
 
+    @staticmethod
+    def below(module: nn.Module, prefix: str) -> list[Leaf]:
+        """Return the leaves below an attention module, in its own order, with qualified names."""
+        below = []
+        inside: set[nn.Module] = set()
+        for name, child in module.named_modules():
+            own = name.startswith("headwise.") or ".parametrizations" in f".{name}"
+            if name and child not in inside and not own:
+                # A base layer and its adapters are one leaf: the layer computes their sum.
+                inside.update(child.modules() if is_adapted(child) else ())
+                candidate = leaf(f"{prefix}.{name}" if prefix else name, child)
+                if candidate is not None:
+                    below.append(candidate)
+        return below
+
+    def unreadable(self) -> str:
+        """Return why the matrix cannot be read, as the end of a sentence; empty if it can."""
+        return sharded(self.module, "weight") or obstacle(self.module)
+
 
 def leaf(name: str, module: nn.Module) -> Leaf | None:
     """Return the module as a leaf, or None if it is not a linear map."""
@@ -68,20 +88,6 @@ def leaf(name: str, module: nn.Module) -> Leaf | None:
         return None
     # transformers' Conv1D computes x @ weight and stores its number of outputs as `nf`.
     return Leaf(name, module, transposed=not isinstance(plain, nn.Linear) and hasattr(plain, "nf"))
-
-
-def leaves(module: nn.Module, prefix: str) -> list[Leaf]:
-    """Return the leaves below an attention module, in its own order, with qualified names."""
-    below = []
-    inside: set[nn.Module] = set()
-    for name, child in module.named_modules():
-        if name and child not in inside and not name.startswith("headwise.") and ".parametrizations" not in f".{name}":
-            # A base layer and its adapters are one leaf: the layer computes their sum.
-            inside.update(child.modules() if is_adapted(child) else ())
-            candidate = leaf(f"{prefix}.{name}" if prefix else name, child)
-            if candidate is not None:
-                below.append(candidate)
-    return below
 
 
 def _obstacle(module: Convolution) -> str:

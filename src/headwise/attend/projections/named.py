@@ -7,7 +7,7 @@ from torch import nn
 from headwise.attend.core import Site
 from headwise.attend.projections.adapted import is_adapted
 from headwise.attend.projections.block import Block, ProjectionError, Rows
-from headwise.attend.projections.leaves import Leaf, leaf, leaves
+from headwise.attend.projections.leaves import Leaf, leaf
 from headwise.attend.projections.names import BESIDE_OUTPUT, BIASES_APART, HEAD_DIM, HEADS, PROJECTIONS, first_number
 from headwise.attend.projections.site_projections import Projections
 from headwise.borders import packs_projections
@@ -21,7 +21,7 @@ def _declared(site: Site, names: tuple[str, ...]) -> int | None:
 def by_name(site: Site, parent: nn.Module | None) -> dict[str, Leaf]:
     """Return the leaves whose names identify them as q, k, v or o; a kind with several leaves is omitted."""
     by_kind: dict[str, list[Leaf]] = {}
-    for candidate in leaves(site.module, site.name):
+    for candidate in Leaf.below(site.module, site.name):
         words = [w for w in candidate.name[len(site.name) :].strip(".").split(".") if not w.isdigit()]
         for kind, names in PROJECTIONS.items():
             if len(words) == 1 and words[0].lower() in names:

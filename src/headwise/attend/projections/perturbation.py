@@ -16,7 +16,7 @@ from headwise.attend.projections import capture, named
 from headwise.attend.projections.adapted import is_adapted
 from headwise.attend.projections.block import as_rows
 from headwise.attend.projections.capture import ways
-from headwise.attend.projections.leaves import Leaf, leaves
+from headwise.attend.projections.leaves import Leaf
 from headwise.attend.projections.site_projections import Projections
 from headwise.borders import Convolution, own_modules
 
@@ -266,7 +266,7 @@ def probed(site: Site, model: nn.Module | None, example: Any, parent: nn.Module 
     Raises:
         Unclear: with the reason, if the layout cannot be determined.
     """
-    candidates = leaves(site.module, site.name)
+    candidates = Leaf.below(site.module, site.name)
     if not candidates:
         raise Unclear("has no linear layer below it")
     if any(p.device.type == "meta" for p in site.module.parameters()):

@@ -9,12 +9,10 @@ import sys
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from headwise.attend.projections.adapted import base_of
 from headwise.borders import (
     PRUNED_NAME,
-    context_parallel_functions,
     forward_pre_hooks_of,
     has_flat_parameter,
     is_flattened,
@@ -104,9 +102,3 @@ def _dimensions(parameter: Any) -> int:
 def _fsdp2(model: nn.Module | None) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return model is not None and fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in model.modules())
-
-
-def tokens_split(q: Tensor) -> bool:
-    """Return whether context parallelism is on: it replaces fused attention or passes distributed tensors to it."""
-    replaced = context_parallel_functions()
-    return functional.scaled_dot_product_attention in replaced or hasattr(q, "full_tensor")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from headwise.attend.projections.leaves import Leaf, leaves, still
+from headwise.attend.projections.leaves import Leaf, still
 from headwise.attend.projections.names import HEAD_DIM, KV_HEADS, PROJECTIONS, VALUE_DIM, first_number
 
 
@@ -29,7 +29,7 @@ def sizes(module: nn.Module, heads: int | None, head_dim: int | None = None) -> 
 
 
 def _sizes(module: nn.Module, heads: int | None, head_dim: int | None) -> Sizes:
-    direct = [leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2]
+    direct = [leaf for leaf in Leaf.below(module, "") if leaf.weight.dim() == 2]
     named = {kind: [leaf for leaf in direct if leaf.name.lower() in names] for kind, names in PROJECTIONS.items()}
     q, k, v = (named[kind][0] if len(named[kind]) == 1 else None for kind in "qkv")
     head_dim = head_dim or first_number(module, HEAD_DIM) or (_whole(q.rows, heads) if q is not None else None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer, bare_layers
+from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core import SharedState
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.borders import is_compiled
@@ -108,7 +108,7 @@ def layer_at(model: nn.Module, fitted: Sequence[FittedLayer], candidate: Candida
     if candidate.adapter is None:
         raise ValueError(f"{candidate.site.name} cannot be reached: {candidate.reason}")
     module = candidate.site.module
-    layer = next((one for one in fitted if one.site.module is module), None) or bare_layers(model).get(module)
+    layer = next((one for one in fitted if one.site.module is module), None) or FittedLayer.bare_in(model).get(module)
     if layer is None:
         shared = SharedState(bare=True)
         shared.follow(model)

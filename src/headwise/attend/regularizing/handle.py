@@ -24,10 +24,9 @@ from headwise.attend.regularizing import (
     transformers_trainer,
 )
 from headwise.attend.regularizing.coverage import Coverage, coverage
-from headwise.attend.regularizing.forgotten import Forgotten
 from headwise.attend.regularizing.handle_place import HANDLE, kept_handle
+from headwise.attend.regularizing.loop_checks import Forgotten, Replayed
 from headwise.attend.regularizing.plan import Plan
-from headwise.attend.regularizing.replayed import Replayed
 from headwise.attend.regularizing.step_maxima import StepMaxima
 from headwise.attend.regularizing.training_state import Strengths, check_progress, load_progress, progress
 from headwise.files.arguments import is_a, is_function, is_path
@@ -153,7 +152,8 @@ class Regularized:
             # The caller may be handling an exception itself, as a loop that tries a smaller batch.
             failed = sys.exc_info()[1] is not self._handled
             self.shared.penalties.end(output, failed=failed)
-            self._maxima.end(self.fitted, counts=torch.is_grad_enabled() and not failed)
+            if any(m.maxima for m in self.methods):
+                self._maxima.end(self.fitted, counts=torch.is_grad_enabled() and not failed)
             if module.training and not torch.is_grad_enabled():
                 self._replayed.after()
         self.shared.differentiates = False

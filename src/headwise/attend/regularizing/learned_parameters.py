@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core import Method
 from headwise.borders import version_of
+from headwise.files.callers import callers
 from headwise.files.user_warnings import warn
 
 # (version, sum, sum of squares) of a parameter
@@ -95,9 +94,5 @@ def _strict() -> bool:
 
     torch passes strict=True to its hooks in every case: only the frame of load_state_dict has the real value.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is nn.Module.load_state_dict.__code__:
-            return bool(frame.f_locals["strict"])
-        frame = frame.f_back
-    return False
+    loading = (frame for frame in callers() if frame.f_code is nn.Module.load_state_dict.__code__)
+    return any(frame.f_locals["strict"] for frame in [*loading][:1])

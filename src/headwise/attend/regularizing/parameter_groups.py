@@ -12,7 +12,7 @@ from headwise.attend.core import Site
 from headwise.attend.hosts.layers.declared import LIKE
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import adapters_of, base_of, originals
-from headwise.attend.projections.leaves import leaves
+from headwise.attend.projections.leaves import Leaf
 from headwise.attend.regularizing.handle import handle
 from headwise.borders import BatchNormLayer, Convolution, own_modules
 from headwise.files.arguments import finite_number, is_a
@@ -214,7 +214,7 @@ def _weights(site: Site) -> list[tuple[nn.Module, str]]:
     except ProjectionError as error:
         # The head of a row does not matter here, so all matrices of a layer named attention count.
         if LIKE.search(type(site.module).__name__) or LIKE.search(site.name.rpartition(".")[2]):
-            return [(leaf.module, "weight") for leaf in leaves(site.module, site.name)]
+            return [(leaf.module, "weight") for leaf in Leaf.below(site.module, site.name)]
         raise ValueError(f"parameter_groups cannot tell attention's weights from others: {error}") from error
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core import Method, MethodState, Site, strengths_on
+from headwise.attend.core import Method, MethodState, Site
+from headwise.attend.core.method_state import strengths_on
 from headwise.attend.core.unread_penalties import Entry
 
 

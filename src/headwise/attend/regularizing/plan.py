@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from headwise.attend import hosts, projections
-from headwise.attend.attention.fitted_layer import FittedLayer, bare_layers, live_layers
+from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core import Method, SharedState, Site
 from headwise.attend.hosts.layers.declared import Candidate
 from headwise.attend.hosts.layers.refusal import refusal
@@ -85,7 +85,7 @@ def plan(
         )
     _check_arguments(model, methods, allow_none)
     # A deep copy of a watched model carries unused fitted layers: remove them.
-    for bare in bare_layers(model).values():
+    for bare in FittedLayer.bare_in(model).values():
         bare.detach()
     draft = Plan(methods, hosts.find(model))
     for candidate in draft.found:
@@ -162,7 +162,9 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
     # A deep copy that failed half-way leaves sites without a module until it is garbage-collected.
-    whole_models = {vars(f.site).get("module"): vars(f.site).get("model") for f in live_layers() if not f.shared.bare}
+    whole_models = {
+        vars(f.site).get("module"): vars(f.site).get("model") for f in FittedLayer.live() if not f.shared.bare
+    }
     for name, module in model.named_modules():
         if (whole := whole_models.get(module)) is not None and whole not in model.modules():
             raise ValueError(
@@ -176,7 +178,7 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
                 f"{name or 'the model'} is regularized already with {handle!r}; call remove() on "
                 "its handle (headwise.handle(model)) first, or give all methods in one call"
             )
-    watched = next((b.site for b in bare_layers(model).values() if b.observer is not None), None)
+    watched = next((b.site for b in FittedLayer.bare_in(model).values() if b.observer is not None), None)
     if watched is not None:
         name = "the model" if watched.model is model else watched.name
         raise ValueError(f"{name} is watched by headwise.watch: regularize first, then watch (watch.remove() now)")
@@ -296,6 +298,24 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
         [(f.site.name, f"({type(f.site.module).__name__}) cannot be reached: {f.reason}") for f in found], " "
     )
     return f"none of the attention layers of {type(model).__name__} can be reached:\n" + "\n".join(lines)
+
+
+def watchable(model: nn.Module, found: list[Candidate], where: Where) -> list[Candidate]:
+    """Return the layers of a model that `where` chooses for a watch.
+
+    Raises:
+        ValueError: if no layer can be reached, if `where` names one that cannot, or if it chooses none.
+    """
+    if all(candidate.adapter is None for candidate in found):
+        raise ValueError(no_site(model, found))
+    wanted, named = selection(where, found)
+    unreached = [c for c in found if c.adapter is None and c.site.name in named]
+    if unreached:
+        raise ValueError("\n".join(f"{c.site.name} cannot be reached: {c.reason}" for c in unreached))
+    chosen = [candidate for candidate in found if candidate.adapter is not None and wanted(candidate.site)]
+    if not chosen:
+        raise ValueError("where= selects no attention layer to watch: choose other layers or leave it out")
+    return chosen
 
 
 def _nothing_left(draft: Plan, methods: list[Method]) -> str:

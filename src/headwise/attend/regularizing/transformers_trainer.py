@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise.attend.regularizing.handle_place import Handle, kept_handle
 from headwise.attend.regularizing.saving import describe_checkpoint
 from headwise.borders import LABELS, forward_pre_hooks_of, hook_first
+from headwise.files.callers import callers
 from headwise.files.user_warnings import warn
 
 # The losses that transformers computes from logits and labels only; the POOLED ones name the logits pooled_logits.
@@ -197,15 +198,13 @@ def _find_loss_call() -> LossCall | None:
     from transformers import Trainer
 
     other = None
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in callers():
         variables = frame.f_locals
         if frame.f_code is Trainer.compute_loss.__code__:
             return LossCall(variables["self"], variables.get(LABELS), variables["inputs"])
         # A subclass of Trainer may compute its own loss.
         if isinstance(variables.get("self"), Trainer):
             other = other or LossCall(variables["self"])
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return other
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import Site, hosts, projections
-from headwise.attend.projections import Block, ProjectionError, Projections
-from headwise.attend.projections.leaves import leaves
+from headwise.attend.projections import Block, Leaf, ProjectionError, Projections
 from headwise.files.errors import CheckpointError
 from headwise.files.foreign_models import model_of
 from headwise.files.optional_imports import quiet_transformers
@@ -67,7 +66,9 @@ class Shallow:
 
 
 def _key(site: Site) -> tuple[Any, ...]:
-    shapes = tuple((leaf.name[len(site.name) :], leaf.rows, leaf.columns) for leaf in leaves(site.module, site.name))
+    shapes = tuple(
+        (leaf.name[len(site.name) :], leaf.rows, leaf.columns) for leaf in Leaf.below(site.module, site.name)
+    )
     return type(site.module), site.is_cross, re.sub(r"\d+", "#", site.name), shapes
 
 

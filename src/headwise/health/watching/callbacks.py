@@ -13,10 +13,10 @@ from transformers.trainer_callback import CallbackHandler
 
 from headwise.borders import LOGGERS
 from headwise.files.arguments import is_a
+from headwise.files.callers import caller_of
 from headwise.files.user_warnings import warn
 from headwise.health.watching.alerts import HealthWarning
 from headwise.health.watching.loggers import Logger, logger_of
-from headwise.health.watching.logs import logs_of
 from headwise.health.watching.rules import Thresholds
 from headwise.health.watching.watch import OnAlert, Watch, watch
 from headwise.health.watching.whole_model import Loss
@@ -68,20 +68,6 @@ def reports_of(callback: Any, args: Any, state: Any, control: Any) -> list[Repor
     kinds = tuple(INTEGRATION_TO_CALLBACK.values())
     reporters = [reporter for reporter in handler.callbacks if isinstance(reporter, kinds)]
     return [Reports(reporters, args, state, control)] if reporters else []
-
-
-def caller_of(callback: Any, kind: type) -> Any:
-    """Return the innermost caller on the stack that is an instance of `kind`, or None.
-
-    A Trainer passes neither itself nor the other callbacks to a callback.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, kind) and caller is not callback:
-            return caller
-        frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
-    return None
 
 
 NAME = "training_step"
@@ -180,7 +166,7 @@ class WatchCallback(TrainerCallback):
         # A training that ended with an exception never reached `on_train_end`.
         self.on_train_end(args, state, control)
         reports = reports_of(self, args, state, control) if self.report else []
-        self.watch = watch(model, **{**self.settings, "log": [*logs_of(self.settings["log"]), *reports]})
+        self.watch = watch(model, **{**self.settings, "log": [self.settings["log"], *reports]})
         self.watch.step_to(state.global_step)
         self._losses = losses_of(self)
 

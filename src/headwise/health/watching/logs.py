@@ -153,7 +153,7 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
     """Return logs for one or several `Log` objects, loggers, or paths of files of JSON lines.
 
     Args:
-        given: the value of `log=`: one object, an iterable of them, or None.
+        given: the value of `log=`: one object, an iterable of such values, or None.
         heads: log every head too, in all of them.
         brief: log six figures only.
 
@@ -162,28 +162,21 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
     """
     if given is None:
         return []
-    items = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
-    logs: list[Log] = []
-    for item in items:
-        if isinstance(item, Metrics):
-            item.heads = item.heads or heads
-            logs.append(item)
-        elif isinstance(item, Log):
-            logs.append(item)
-        elif isinstance(item, str | os.PathLike):
-            logs.append(JsonLines(item))
-        elif logger_of(item) is not None:
-            logs.append(Metrics(item, heads))
-        else:
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        return [log for item in given for log in logs_of(item, heads, brief)]
+    if isinstance(given, str | os.PathLike):
+        given = JsonLines(given)
+    if not isinstance(given, Log):
+        if logger_of(given) is None:
             raise TypeError(
-                f"log={item!r} is not a log: pass the path of a file, TensorBoard(folder) or an object with "
+                f"log={given!r} is not a log: pass the path of a file, TensorBoard(folder) or an object with "
                 "log_metrics(dict, step) or log(dict, step), such as a wandb run, mlflow, trackio, a SummaryWriter, a "
                 "Lightning logger or an Accelerator"
             )
-    for log in logs:
-        if isinstance(log, Metrics):
-            log.brief = brief
-    return logs
+        given = Metrics(given, heads)
+    if isinstance(given, Metrics):
+        given.heads, given.brief = given.heads or heads, brief
+    return [given]
 
 
 class Careful:

@@ -7,8 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
-from headwise.attend import Call, Method
-from headwise.attend.attention.softmax import logits as logits_of
+from headwise.attend import Call, FittedLayer, Method
 from headwise.health.statistics import Reading
 from headwise.health.statistics.reading import LogitBlock
 from headwise.numerics.masked import MASKED
@@ -90,10 +89,7 @@ class MethodsEdit:
     def _block_of_whole(self, block: LogitBlock, width: int) -> Tensor:
         """Return a block of the whole call's edited logits, for methods that need the rows of all queries together."""
         if self._whole is None:
-            edited = logits_of(self.call, self.call.q, self.call.k)
-            for method in self.methods:
-                edited = method.logits(edited, self.call)
-            self._whole = edited
+            self._whole = FittedLayer.logits(self.call, self.methods)
         part = self._whole[block.samples, :, :, :width]
         rows = block.positions[:, None, :, None].expand(*part.shape[:2], -1, width)
         return part.gather(2, rows)

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.attend import FittedLayer, Regularized, Site, Where, handle, hosts
-from headwise.attend.attention.fitted_layer import bare_layers, live_layers
-from headwise.attend.core.shared_state import SharedState
+from headwise.attend import FittedLayer, Regularized, Site, Where, handle, hosts, watchable
+from headwise.attend.core import SharedState
 from headwise.attend.hosts import Candidate
-from headwise.attend.regularizing.plan import no_site, selection
 from headwise.borders import COMPILED_INSIDE, own_modules
 from headwise.health.statistics import STATISTICS
 
@@ -42,13 +40,15 @@ class Places:
         self.model = unwrapped(model)
         self.regularized = regularized = handle_of(self.model)
         candidates = hosts.find(self.model) if regularized is None else regularized.found
-        chosen = _chosen(self.model, candidates, where)
+        chosen = watchable(self.model, candidates, where)
         # Figures of the whole model also cover the sites that `where` excludes.
         self.all_sites = [candidate.site for candidate in candidates if candidate.adapter is not None]
         with_methods = {} if regularized is None else {fitted.site.module: fitted for fitted in regularized.fitted}
-        attached = bare_layers(self.model) | with_methods
+        attached = FittedLayer.bare_in(self.model) | with_methods
         # Layers of which only heads are ablated are watched as those with methods are.
-        with_methods |= {module: bare for module, bare in bare_layers(self.model).items() if bare.gate is not None}
+        with_methods |= {
+            module: bare for module, bare in FittedLayer.bare_in(self.model).items() if bare.gate is not None
+        }
         for candidate in chosen:
             if (layer := attached.get(candidate.site.module)) is not None and layer.observer is not None:
                 raise ValueError(f"{candidate.site.name} is watched already: call remove() on the other watch first")
@@ -62,7 +62,7 @@ class Places:
 
     def _attach(self, chosen: list[Candidate], with_methods: dict[nn.Module, FittedLayer]) -> None:
         # A copy of a watched model has bare layers without an observer; they are replaced.
-        for bare in bare_layers(self.model).values():
+        for bare in FittedLayer.bare_in(self.model).values():
             if bare.observer is None and bare.gate is None:
                 bare.detach()
         shared = SharedState(bare=True)
@@ -114,7 +114,9 @@ def _refuse_other_handles(
 ) -> None:
     """Raise ValueError if a chosen layer was regularized as part of another model, inside or around this one."""
     # A failed copy leaves layers without a module until they are garbage collected.
-    others = {vars(layer.site).get("module") for layer in live_layers() if not layer.shared.bare} - with_methods.keys()
+    others = {
+        vars(layer.site).get("module") for layer in FittedLayer.live() if not layer.shared.bare
+    } - with_methods.keys()
     if names := [candidate.site.name for candidate in chosen if candidate.site.module in others]:
         raise ValueError(
             f"{', '.join(names)} {'carries' if len(names) == 1 else 'carry'} methods, but this {type(model).__name__} "
@@ -129,18 +131,3 @@ def handle_of(model: nn.Module) -> Regularized | None:
         return handle(model)
     except ValueError:
         return None
-
-
-def _chosen(model: nn.Module, candidates: list[Candidate], where: Where) -> list[Candidate]:
-    if all(candidate.adapter is None for candidate in candidates):
-        raise ValueError(no_site(model, candidates))
-    wanted, named = selection(where, candidates)
-    errors = [
-        f"{c.site.name} cannot be reached: {c.reason}" for c in candidates if c.adapter is None and c.site.name in named
-    ]
-    if errors:
-        raise ValueError("\n".join(errors))
-    chosen = [candidate for candidate in candidates if candidate.adapter is not None and wanted(candidate.site)]
-    if not chosen:
-        raise ValueError("where= selects no attention layer to watch: choose other layers or leave it out")
-    return chosen

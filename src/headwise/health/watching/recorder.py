@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import Call, FittedLayer, Site
-from headwise.attend.core.recompute import in_backward
+from headwise.borders import in_backward
 from headwise.health.statistics import STATISTICS, Reading, Tally, read, reasons
 from headwise.health.statistics.weights import Grams
 from headwise.health.watching.figures import on_cpu

@@ -17,11 +17,8 @@ from headwise.attend.projections import (
     Projections,
     effective,
     is_adapted,
-    obstacle,
     still,
 )
-from headwise.attend.projections.leaves import leaves
-from headwise.attend.projections.sharded import sharded
 from headwise.borders import Convolution
 from headwise.files.errors import suggest
 from headwise.health.statistics import STATISTICS, lanczos, usual
@@ -164,12 +161,9 @@ class Matrix:
 
     def unreadable(self) -> str:
         """Return why the matrix cannot be read, as the end of a sentence; empty if it can."""
-        if isinstance(self.part, Block):
-            if self.part.grouped:
-                return "is a convolution in groups, which is not a matrix"
-            reason = self.part.unreadable()
-        else:
-            reason = sharded(self.part.module, "weight") or obstacle(self.part.module)
+        if isinstance(self.part, Block) and self.part.grouped:
+            return "is a convolution in groups, which is not a matrix"
+        reason = self.part.unreadable()
         in_shards = any(hasattr(p, "full_tensor") for p in self.part.module.parameters())
         return reason or ("is sharded over processes" if in_shards else "")
 
@@ -191,7 +185,7 @@ class Matrices:
         own = {id(m.part.module) for m in self.found}
         self.found += [
             Matrix(leaf.name, _depth(leaf.name, sites), leaf)
-            for leaf in leaves(model, "")
+            for leaf in Leaf.below(model, "")
             if id(leaf.module) not in own and (isinstance(leaf.module, nn.Linear | Convolution) or leaf.transposed)
         ]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.attend import Entered, FittedLayer
-from headwise.attend.hosts.layers import branch_ends
+from headwise.attend.hosts import branch_ends
 from headwise.attend.projections import ProjectionError
 from headwise.health.watching.stream import WRITES, block_of, first_tensor
 

@@ -10,7 +10,7 @@ from headwise.attend import projections
 from headwise.attend.core import Site
 from headwise.attend.hosts.layers.branch_walk import drops, last_after, norms
 from headwise.attend.projections import ProjectionError
-from headwise.attend.projections.leaves import leaves
+from headwise.attend.projections.leaves import Leaf
 
 # The names of a block's other branch, and of its classes, in transformers, timm, diffusers and own models.
 NAMES = re.compile(r"(^|_)(mlp|ffn?|feed_?forward|moe|densereludense)(_|$)", re.IGNORECASE)
@@ -57,7 +57,7 @@ def mlp_of(block: nn.Module, site: Site) -> nn.Module:
     width = site.hidden
     linear = [
         leaf.module
-        for leaf in leaves(block, "")
+        for leaf in Leaf.below(block, "")
         if leaf.module in beside.values() and leaf.module not in within
         and leaf.weight.dim() == 2 and leaf.weight.shape[0] == width != leaf.weight.shape[1]
     ]  # fmt: skip

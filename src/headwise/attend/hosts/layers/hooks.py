@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core import Entered
+from headwise.attend.core.shared_state import Entered
 from headwise.borders import Convolution
 from headwise.files.errors import LEAVE_OUT
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attend import projections
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core import Site, touches_call
+from headwise.attend.core import Site
 from headwise.attend.hosts.layers.branch_walk import last_before_sum
 from headwise.attend.hosts.layers.declared import (
     Candidate,
@@ -197,7 +197,7 @@ class SdpaAdapter:
 
     def _refuse_bypass(self, module: nn.Module) -> None:
         assert self.fitted is not None
-        passed_by = [repr(m) for m in self.fitted.active(module.training) if touches_call(m)]
+        passed_by = [repr(m) for m in self.fitted.active(module.training) if m.touches_call()]
         passed_by += ["an ablation"] if self.fitted.gate is not None else []
         if passed_by:
             raise RuntimeError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
+from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import fused
 from headwise.attend.hosts.sdpa.open_sites import serving
 from headwise.attend.hosts.sdpa.shape import SERVED, Served, Shape, broadcast, samples_of, with_causality
@@ -79,7 +79,7 @@ def stand_in() -> None:
 def step_aside() -> None:
     """Restore the function when no fitted site is left; below another library's wrapper, stay and forward calls."""
     with stand_ins.lock:
-        left = any(f.site.host in SERVED for f in live_layers())
+        left = any(f.site.host in SERVED for f in FittedLayer.live())
         if not left and stand_ins.fused() is routed:
             stand_ins.set_fused(replacement.plain)
             replacement.on = False

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend.attention.fitted_layer import FittedLayer, live_layers
+from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.hosts.layers.declared import forward_of, names_used, reached
 from headwise.attend.hosts.sdpa.call import serve
 from headwise.attend.hosts.sdpa.open_sites import serving
@@ -56,7 +56,7 @@ def stand_in(layer: nn.Module) -> None:
 def step_aside() -> None:
     """Restore the function everywhere when no fitted site is left."""
     with stand_ins.lock:
-        if any(f.site.host in SERVED for f in live_layers()):
+        if any(f.site.host in SERVED for f in FittedLayer.live()):
             return
         while _replaced:
             _, (holder, name, value) = _replaced.popitem()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 import threading
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from headwise.attend.core import recompute as passes
+from headwise.attend.core import passes
 from headwise.attend.hosts.sdpa.shape import Served
-from headwise.borders import MODULE_CALL, RESUMED
+from headwise.borders import MODULE_CALL, RESUMED, in_backward
+from headwise.files.callers import callers
 
 # Frames of this file between the function's replacement and the walk: `_runs`, `_running` and `serving`.
 _OWN_FRAMES = 3
@@ -91,7 +91,7 @@ def serving() -> Served | None:
         if current.top is not None and current.top.thread in (None, threading.get_ident()):
             current.top = None
         current.mine.top = None
-        return _recalled() if passes.in_backward() else None
+        return _recalled() if in_backward() else None
     region, recompute = passes.region()
     # A checkpointed region inside the site records its calls' sites: its recompute enters no module (`_recalled`).
     if region is not None and recompute is None and region is not top.region:
@@ -119,8 +119,7 @@ def _runs(module: nn.Module) -> bool:
 
     This reads `self` in the frames of nn.Module's own call, which costs some microseconds for each level of modules.
     """
-    frame: FrameType | None = sys._getframe(_OWN_FRAMES)
-    while frame is not None:
+    for frame in itertools.islice(callers(), _OWN_FRAMES, None):
         # Compared by name: Dynamo runs its own version of the code.
         code = frame.f_code
         if (
@@ -132,7 +131,6 @@ def _runs(module: nn.Module) -> bool:
         # In a function that Dynamo resumes after a graph break, the frames above are unknown.
         if code.co_name.startswith(RESUMED):
             return True
-        frame = frame.f_back
     return False
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.core import Method, Site
-from headwise.attend.core import recompute as passes
 from headwise.attend.hosts.layers.refusal import refusal
+from headwise.borders import in_backward
 from headwise.files.errors import LEAVE_OUT
 
 # The hosts whose calls are assigned to sites by the forward that runs.
@@ -137,7 +137,7 @@ def with_causality(mask: Tensor, queries: int, keys: int) -> Tensor:
 def batch(fitted: FittedLayer) -> int | None:
     """Return the number of samples that the whole model was called with, or None if unknown."""
     forward = fitted.running()
-    is_known = torch.compiler.is_compiling() or forward.running or passes.in_backward()
+    is_known = torch.compiler.is_compiling() or forward.running or in_backward()
     return forward.samples if is_known else None
 
 

@@ -27,10 +27,9 @@ from headwise.attend.hosts.layers.declared import (
     shifts_windows,
 )
 from headwise.attend.hosts.layers.hooks import Hooks
-from headwise.attend.hosts.transformers.call import routed
-from headwise.attend.hosts.transformers.masks import packing_of, seeing_themselves
-from headwise.attend.hosts.transformers.routed import KEY, PLACE, PLAIN
-from headwise.attend.projections.leaves import Leaf, leaves
+from headwise.attend.hosts.transformers.call import KEY, PLACE, routed
+from headwise.attend.hosts.transformers.masks import PLAIN, packing_of, seeing_themselves
+from headwise.attend.projections.leaves import Leaf
 from headwise.attend.projections.names import (
     COMPARED_DIM,
     HALVES_HEADS,
@@ -318,7 +317,7 @@ def ancestors(name: str, modules: dict[str, nn.Module]) -> list[nn.Module]:
 
 def _leaves(module: nn.Module) -> tuple[Leaf | None, Leaf | None]:
     """Return the leaf of the queries, and one that takes the layer's input."""
-    direct = {leaf.name: leaf for leaf in leaves(module, "") if leaf.weight.dim() == 2}
+    direct = {leaf.name: leaf for leaf in Leaf.below(module, "") if leaf.weight.dim() == 2}
     q = next((leaf for name, leaf in direct.items() if name.lower() in PROJECTIONS["q"]), None)
     into = q or next((leaf for name, leaf in direct.items() if name.lower() not in PROJECTIONS["o"]), None)
     return q, into

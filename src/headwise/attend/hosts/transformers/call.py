@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headwise.attend.attention.fitted_layer import FittedLayer
 from headwise.attend.attention.softmax import logits, normalize
-from headwise.attend.core import Call, Packed, touches_call
+from headwise.attend.core import Call, Packed, Site
 from headwise.attend.hosts.layers.declared import names_used
-from headwise.attend.hosts.transformers.masks import is_block_mask, matrix_of, newest_last, packing_of
-from headwise.attend.hosts.transformers.routed import KEY, PLACE, ModuleAdapter, is_flash
+from headwise.attend.hosts.transformers.masks import is_block_mask, is_flash, matrix_of, newest_last, packing_of
 from headwise.borders import collected_outputs
 from headwise.files.errors import LEAVE_OUT, LOAD_SDPA, SET_SDPA
 from headwise.numerics.masked import hide_other_regions
 
+# Our name among transformers' attention implementations, and the attribute of a routed module with its adapter.
+KEY = "headwise"
+PLACE = "_headwise"
 # Keywords that models pass to each layer and that neither the eager nor the sdpa function reads: bookkeeping of
 # caches, outputs and losses, and arguments already applied to queries, keys and masks.
 IGNORED = frozenset(
@@ -35,6 +37,39 @@ IGNORED = frozenset(
 TERMS = ("is_causal", "softcap", "s_aux", "position_bias")
 # The number of queries that `verify` compares.
 COMPARED = 64
+
+
+class ModuleAdapter(Protocol):
+    """The adapter of an attention module that is routed to headwise.
+
+    Attributes:
+        asked: the host's implementation when the module was routed.
+        config: the config that the module shares with its model.
+        fitted: the fitted layer; None while there is none.
+        cache: the cache of the running forward, if it has one.
+        verified: the eager implementation or kernel whose result was last compared with the core's.
+    """
+
+    site: Site
+    config: Any
+    asked: str
+    fitted: FittedLayer | None
+    cache: Any
+    verified: str
+
+    @property
+    def implementation(self) -> str:
+        """Return the name of the host's own implementation."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Return whether that is transformers' own eager or sdpa attention, which headwise computes itself."""
+        ...
+
+    def original(self) -> Callable[..., Any]:
+        """Return the host's own attention function."""
+        ...
 
 
 def routed(
@@ -80,7 +115,7 @@ def routed(
     mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias, kwargs, packed)
     q, k, v = _expanded(query, key, value)
     if packed is None:
-        in_order = newest_last(adapter, fitted, q, k, v, mask, causal)
+        in_order = newest_last(fitted, adapter.cache, q, k, v, mask, causal)
         _refuse_reordered(adapter, plain, k, in_order[0])
         k, v, mask = in_order
     settings = {
@@ -186,7 +221,7 @@ def _paged(adapter: ModuleAdapter, kwargs: dict[str, Any]) -> bool:
 def _refuse_acting(adapter: ModuleAdapter, fitted: FittedLayer) -> None:
     """Raise RuntimeError if a method, an ablation or a watch is active on a call over a paged cache."""
     acting = fitted.active(adapter.site.module.training)
-    if fitted.armed or fitted.gate is not None or any(touches_call(m) or _acts_outside(m) for m in acting):
+    if fitted.armed or fitted.gate is not None or any(m.touches_call() or _acts_outside(m) for m in acting):
         raise RuntimeError(
             f"{adapter.site.name} attends over a paged cache ({adapter.implementation!r}), whose keys it does not "
             "pass and whose rows hold several requests: generate with model.generate() without continuous batching, "

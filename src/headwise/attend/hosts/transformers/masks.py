@@ -14,21 +14,32 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.fitted_layer import FittedLayer
-from headwise.attend.core import Packed
-from headwise.attend.core.forward import Running, paddings
+from headwise.attend.core import Packed, Site
 from headwise.attend.core.packed import order
-from headwise.attend.core.recompute import in_backward
-from headwise.attend.hosts.transformers.routed import FLEX, PLAIN, ModuleAdapter
+from headwise.attend.core.shared_state import Running, paddings
+from headwise.borders import in_backward
 from headwise.files.errors import LEAVE_OUT
 from headwise.numerics.masked import visible
 
+# Implementations with masks (B, 1, T, N), which headwise computes itself. All others are kernels, which still run:
+# methods act before and after them.
+PLAIN = ("eager", "sdpa")
+# Separates sequences only by its mask, which includes the positions.
+FLEX = "flex_attention"
+
+
+def is_flash(implementation: str) -> bool:
+    """Return whether an implementation separates sequences as flash kernels do: by padding, bounds or positions."""
+    return "flash" in implementation
+
 
 def newest_last(
-    adapter: ModuleAdapter, fitted: FittedLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    fitted: FittedLayer, cache: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return keys, values and mask ordered so that the queries' own tokens come last, as in a growing cache.
 
-    Attention does not depend on the order of keys; methods that compare a token with its own values do.
+    Attention does not depend on the order of keys; methods that compare a token with its own values do. `cache` is that
+    of the running forward, or None.
 
     Raises:
         RuntimeError: if such a method is on a layer whose keys are not its own tokens.
@@ -39,27 +50,27 @@ def newest_last(
         return k[:, :, :queries], v[:, :, :queries], mask
     if not fitted.needs_own_tokens():
         return k, v, mask
-    layer = _layer(adapter)
+    layer = _layer(fitted.site, cache)
     if isinstance(getattr(layer, "cumulative_length", None), Tensor) and layer.keys.shape[2] == keys:
         return _rotated(layer, k, v, mask)
     seen = queries if layer is None else layer.get_seq_length()
     if keys < queries or (not isinstance(seen, Tensor) and keys > seen):
         raise RuntimeError(
-            f"{adapter.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their "
+            f"{fitted.site.name} attends from {queries} tokens to {keys} keys that are not these tokens and their "
             f"past; methods that compare a token with its own value have no meaning there: {LEAVE_OUT}"
         )
     return k, v, mask
 
 
-def _layer(adapter: ModuleAdapter) -> Any:
+def _layer(site: Site, cache: Any) -> Any:
     """Return the layer of the cache with the keys of this module, or None without a cache."""
-    index = getattr(adapter.site.module, "layer_idx", None)
-    layers = getattr(getattr(adapter.cache, "self_attention_cache", adapter.cache), "layers", ())
+    index = getattr(site.module, "layer_idx", None)
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
     if index is None or index >= len(layers):
         return None
     # Layers that share the keys of an earlier layer have an empty entry in the cache (Gemma 3n). The keys are those of
     # the last earlier layer with its own keys, of the same kind (sliding or not).
-    kinds = getattr(adapter.site.module.config, "layer_types", None) or [None] * len(layers)
+    kinds = getattr(site.module.config, "layer_types", None) or [None] * len(layers)
     own = [
         i for i in range(index + 1) if kinds[i] == kinds[index] and callable(getattr(layers[i], "get_seq_length", None))
     ]
