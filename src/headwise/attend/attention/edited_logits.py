@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.borders import in_transform, modes_see_operators
+from headwise.borders import in_transform
 from headwise.numerics import kernels
 from headwise.numerics.kernels import as_hosts, plain
+from headwise.numerics.operators import AttentionOperator, rows_like
 
 
 def edits_run(*tensors: Tensor) -> bool:
@@ -47,105 +49,60 @@ def attend_edited(
         scale: factor of the products of queries and keys.
         kind, by: the edit, as above.
     """
-    # An operator costs some ten times the host's time of a Function, but graphs and modes see it.
-    attend = _operator if _seen(q) else _Attend.apply
-    return attend(q, k, v, mask, causal, scale, kind, by)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _seen(x: Tensor) -> bool:
-    """Return whether a graph or a mode sees operators, or x is fake."""
-    return torch.compiler.is_compiling() or type(x) is not Tensor or modes_see_operators()
+    attended: tuple[Tensor, Tensor] = _operator(q, k, v, by, mask, causal, scale, kind)
+    return attended
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, kind: str, by: Tensor
+    q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor | None, causal: bool, scale: float, kind: str
 ) -> tuple[Tensor, Tensor]:
     from headwise.attend.attention import triton_edited
 
     return triton_edited.forward(q, k, v, mask, causal, scale, kind, by)
 
 
-_operator = torch.library.custom_op("headwise::attend_edited", _forward, mutates_args=())
-
-
-@_operator.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, kind: str, by: Tensor
-) -> tuple[Tensor, Tensor]:
-    return as_hosts(v, q.shape[1], q.shape[2]), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    q, k, v, by, *settings = inputs
+    # Cloned: set() writes the next step's cap into the same tensor, possibly before backward reads it.
+    return (q, k, v, *output, by.clone() if settings[-1] == "cap" else by), tuple(settings)
 
 
 def _backward(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    kind: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and `by`, the last empty where it has none.
-
-    `saved` is q, k, v, the outputs and `by`.
-    """
+    grads: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float, kind: str
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v and `by`, the last empty where it has none."""
     from headwise.attend.attention import triton_edited
 
-    return triton_edited.backward(g_out, g_lse, saved, mask, causal, scale, kind)
+    of_out, of_lse = grads
+    return triton_edited.backward(of_out, of_lse, saved, mask, causal, scale, kind)
 
 
-_operator_of_backward = torch.library.custom_op("headwise::attend_edited_backward", _backward, mutates_args=())
+def _again(
+    grads: Sequence[Tensor | None], saved: list[Tensor], mask: Tensor | None, causal: bool, scale: float, kind: str
+) -> list[Tensor]:
+    """Return the same gradients, of which those of q, k and v cannot be differentiated again."""
+    with torch.no_grad():
+        *found, of_by = _backward(grads, saved, mask, causal, scale, kind)
+    return [*Once.apply(saved[0], *found), of_by]  # type: ignore[no-untyped-call]
 
 
-@_operator_of_backward.register_fake
-def _(
-    g_out: Tensor | None,
-    g_lse: Tensor | None,
-    saved: list[Tensor],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    kind: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, *_, by = saved
-    dq, dk, dv = (as_hosts(x, x.shape[1], x.shape[2]) for x in (q, k, v))
-    return dq, dk, dv, by.new_empty(by.shape if by.dim() else (0,))
+def _gradients_like(saved: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    by = saved[-1]
+    return [*(as_hosts(x, x.shape[1], x.shape[2]) for x in saved[:3]), by.new_empty(by.shape if by.dim() else (0,))]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.mask, ctx.causal, ctx.scale, ctx.kind, by = inputs
-    # Cloned: set() writes the next step's cap into the same tensor, possibly before backward reads it.
-    ctx.save_for_backward(q, k, v, *output, by.clone() if ctx.kind == "cap" else by)
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx: Any, g_out: Tensor | None, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    if g_out is None and g_lse is None:
-        return (None,) * 8
-    saved = list(ctx.saved_tensors)
-    run = _operator_of_backward if _seen(saved[0]) else _backward
-    *gradients, of_numbers = run(g_out, g_lse, saved, ctx.mask, ctx.causal, ctx.scale, ctx.kind)
-    return (*gradients, *(None,) * 4, of_numbers if of_numbers.numel() else None)
-
-
-_operator.register_autograd(_gradients, setup_context=_save)
-
-
-class _Attend(torch.autograd.Function):
-    """The operator for eager tensors, without the operator's cost."""
-
-    forward = staticmethod(_forward)
-    setup_context = staticmethod(_save)
-
-    @staticmethod
-    def backward(ctx: Any, *of_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the inputs, which cannot be differentiated again."""
-        again = torch.is_grad_enabled()
-        with torch.no_grad():
-            gradients = _gradients(ctx, *of_outputs)
-        if not again or gradients[0] is None:
-            return gradients
-        dq, dk, dv = Once.apply(ctx.saved_tensors[0], *gradients[:3])  # type: ignore[no-untyped-call]
-        return (dq, dk, dv, *gradients[3:])
+_operator = AttentionOperator(
+    "attend_edited(Tensor q, Tensor k, Tensor v, Tensor by, Tensor? mask, bool causal, float scale, str kind) "
+    "-> (Tensor, Tensor)",
+    _forward,
+    _backward,
+    _again,
+    like=lambda q, k, v, *_: rows_like(q, v, 1),
+    settings="Tensor? mask, bool causal, float scale, str kind",
+    learned=4,
+    keep=_keep,
+    slopes_like=_gradients_like,
+)
 
 
 class Once(torch.autograd.Function):

@@ -59,7 +59,7 @@ def _own() -> dict[Any, Callable[..., int]]:
         "attend_dropped": _forward,
         "attend_dropped_backward": lambda *args, **rest: _of_saved(args[1], **rest),
         "attend_edited": _forward,
-        "attend_edited_backward": lambda *args, **rest: _of_saved(args[2], **rest),
+        "attend_edited_backward": lambda *args, **rest: _of_saved(args[1], **rest),
         "head_overlap": _overlap,
         "largest_logits": _logits,
     }
