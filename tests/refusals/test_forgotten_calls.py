@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise
 from headwise import AttnScale, DropHead, EntropyPenalty, NeuTRENO, ProductDecay, QKClip, Ramp, SigmaReparam
-from headwise.attend.regularizing import optimizer_steps
+from headwise.attend.regularizing import loop_checks
 from headwise.attend.regularizing.loop_checks import KEPT
 from headwise.health.watching.alerts import HealthWarning
 
@@ -25,7 +25,7 @@ EXAMPLE = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(autouse=True)
 def _nobody_listens_yet():
     # What failed as it should is kept alive by its traceback.
-    for one in list(optimizer_steps._listening):
+    for one in list(loop_checks._listening):
         one.stop()
 
 
@@ -236,7 +236,7 @@ def test_a_running_average_of_the_model_is_not_looked_after_for_ever():
         train(model, handle, steps=1, optimizer=optimizer)
         average.update_parameters(model)
     assert torch_optimizer._global_optimizer_pre_hooks
-    for _ in range(optimizer_steps.FOREIGN):
+    for _ in range(loop_checks.FOREIGN):
         optimizer.step()
     assert not torch_optimizer._global_optimizer_pre_hooks
 

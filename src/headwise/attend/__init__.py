@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headwise.attend.methods.text import parse as parse
     from headwise.attend.regularizing.handle import Regularized as Regularized
     from headwise.attend.regularizing.handle import handle as handle
-    from headwise.attend.regularizing.optimizer_steps import OptimizerSteps as OptimizerSteps
+    from headwise.attend.regularizing.loop_checks import OptimizerSteps as OptimizerSteps
     from headwise.attend.regularizing.plan import Where as Where
     from headwise.attend.regularizing.plan import watchable as watchable
     from headwise.attend.regularizing.regularize import regularize as regularize
@@ -58,6 +58,6 @@ _DOOR = {
     # the handle that a model has already
     "handle": "regularizing.handle",
     # counts the steps of optimizers that hold a model
-    "OptimizerSteps": "regularizing.optimizer_steps",
+    "OptimizerSteps": "regularizing.loop_checks",
 }
 __getattr__, __all__ = door(__name__, _DOOR)

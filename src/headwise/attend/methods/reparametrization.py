@@ -1,10 +1,15 @@
-"""Reparametrization: adding parametrizations to weights and removing them without a trace."""
+"""Reparametrization: adding parametrizations to weights and removing them without a trace.
+
+What is assigned to the `.data` of a weight that methods compute would be lost, as a merged adapter is.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -13,7 +18,6 @@ from headwise.attend.core import MethodState, Site
 from headwise.attend.projections import ProjectionError
 from headwise.attend.projections.adapted import MERGE, is_adapted
 from headwise.attend.projections.block import Block
-from headwise.attend.projections.computed_weight import guard
 from headwise.attend.projections.leaves import Leaf
 from headwise.attend.projections.named import sibling_output
 from headwise.attend.projections.spectral import Spectral
@@ -25,6 +29,8 @@ OURS = "_headwise_reparametrized"
 # The key in a module's `__dict__` under which the names of the methods that write its plain weights after each step are
 # stored, by the name of the weight.
 HOLDS = "_headwise_holds"
+# without an import of peft by the user, nothing merges into a weight behind its module
+MERGERS = "peft.tuners.tuners_utils"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
@@ -293,3 +299,37 @@ def _of_attention(model: nn.Module) -> set[nn.Module]:
         if output is not None:
             modules.add(output.module)
     return modules
+
+
+class ComputedWeight(Tensor):
+    """A computed weight, whose operations give plain tensors, and whose data cannot be replaced."""
+
+    # as of parameters: operations take as long as on a plain tensor
+    __torch_function__ = nn.Parameter.__torch_function__
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The numbers, as a plain tensor; assignment raises RuntimeError."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise RuntimeError(
+            "headwise's methods compute this weight, so what is merged into it would be lost: call handle.fold() "
+            "before adapters are merged"
+        )
+
+
+def guard(module: nn.Module, name: str) -> None:
+    """Let `module.name`, a property of torch's class for this parametrized module alone, give guarded weights."""
+    cls = type(module)
+    compute = cls.__dict__[name]
+
+    def read(self: nn.Module) -> Any:
+        weight = compute.fget(self)
+        # compiled graphs write to no weight
+        if torch.compiler.is_compiling() or MERGERS not in sys.modules or type(weight) is not Tensor:
+            return weight
+        return weight.as_subclass(ComputedWeight)
+
+    setattr(cls, name, property(read, compute.fset))

@@ -16,7 +16,6 @@ from headwise.attend.core import Method, Schedule, SharedState, Site
 from headwise.attend.core.unread_penalties import Penalties
 from headwise.attend.regularizing import (
     ablation,
-    attachment,
     changed,
     learned_parameters,
     penalties,
@@ -26,7 +25,7 @@ from headwise.attend.regularizing import (
 from headwise.attend.regularizing.coverage import Coverage, coverage
 from headwise.attend.regularizing.handle_place import HANDLE, kept_handle
 from headwise.attend.regularizing.loop_checks import Forgotten, Replayed
-from headwise.attend.regularizing.plan import Plan
+from headwise.attend.regularizing.plan import Plan, attach, detach, fold_methods
 from headwise.attend.regularizing.step_maxima import StepMaxima
 from headwise.attend.regularizing.training_state import Strengths, check_progress, load_progress, progress
 from headwise.files.arguments import is_a, is_function, is_path
@@ -88,7 +87,7 @@ class Regularized:
         self._together: set[str] = set()
         self._handled: BaseException | None = None
         before = {id(parameter) for parameter in model.parameters()}
-        self.fitted = attachment.attach(plan, self.shared)
+        self.fitted = attach(plan, self.shared)
         self.hooks: list[Any] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             # A forward that failed half-way ends too, so that no later call sees the values it carried.
@@ -374,7 +373,7 @@ class Regularized:
         is_a("discard", discard, bool, "True or False")
         if not discard:
             learned_parameters.check_removable(self.fitted, self.model, self._initial, self.step)
-        attachment.detach(self.fitted, fold=False)
+        detach(self.fitted, fold=False)
         self.fitted = []
         self._leave()
 
@@ -393,8 +392,8 @@ class Regularized:
                 f"{held!r} is in force, and would end with the handle: remove() it first, and take the heads out with "
                 "headwise.compress(model, idle=...)"
             )
-        remaining = attachment.fold_methods(self.fitted)
-        attachment.detach([f for f in self.fitted if not any(f is k for k in remaining)], fold=True)
+        remaining = fold_methods(self.fitted)
+        detach([f for f in self.fitted if not any(f is k for k in remaining)], fold=True)
         self.fitted = remaining
         self.methods = [m for m in self.methods if any(m is k for f in remaining for k in f.methods)]
         if not remaining:

@@ -18,9 +18,8 @@ from headwise.health.statistics import STATISTICS, Reading, Tally, read, reasons
 from headwise.health.statistics.weights import Grams
 from headwise.health.watching.figures import on_cpu
 from headwise.health.watching.observed import reading_of, real_queries
-from headwise.health.watching.stream import FINAL, NAMES, NOT_LAST, WRITES, Stream, tokens_of
+from headwise.health.watching.stream import FINAL, NAMES, NOT_LAST, WRITES, Stream, Writes, tokens_of
 from headwise.health.watching.weights import FLOOR, NOT_FINITE, Weights
-from headwise.health.watching.writes import Writes
 
 Tallies = dict[int, dict[str, Tally]]
 
