@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.attend.optimizers.attached import ALPHA, DECAY, Attached, Held, check_optimizer
 from headwise.attend.optimizers.cautious_decay import refuse_coupled
-from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of
+from headwise.attend.optimizers.parts import Part, Per, parts_of
 from headwise.attend.projections.block import along, multiply_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.files.arguments import finite_number, is_a
@@ -65,11 +65,6 @@ class AlphaDecay(Attached):
         least: int = 50,
     ) -> None:
         check_optimizer(optimizer)
-        check_groups(groups, "AlphaDecay")
-        check_per(per, heads_per_group)
-        is_a("layers", layers, str, '"all" or "attention"')
-        if layers not in LAYERS:
-            raise ValueError(f'layers must be "all" or "attention", got {layers!r}')
         _check(every, low, high, least)
         refuse_coupled(optimizer, "AlphaDecay")
         if any(group.get(DECAY) for group in optimizer.param_groups):

@@ -7,12 +7,11 @@ import itertools
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, Held, check_optimizer, copies, refuse_clipping, refuse_decay
+from headwise.attend.optimizers.attached import Attached, Held, copies, refuse_clipping, refuse_decay
 from headwise.attend.optimizers.orthogonal import by_shape, chunks
-from headwise.attend.optimizers.parts import LAYERS, Part, Per, check_groups, check_per, parts_of, write_all_
+from headwise.attend.optimizers.parts import Part, Per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
-from headwise.files.arguments import is_a
 
 RADIUS = "hyperball_radius"
 
@@ -58,12 +57,6 @@ class Hyperball(Attached):
         heads_per_group: int | None = None,
         layers: str = "all",
     ) -> None:
-        check_optimizer(optimizer)
-        check_groups(groups, "Hyperball")
-        check_per(per, heads_per_group)
-        is_a("layers", layers, str, '"all" or "attention"')
-        if layers not in LAYERS:
-            raise ValueError(f'layers must be "all" or "attention", got {layers!r}')
         super().__init__(optimizer)
         self.groups = groups
         self.parts = parts = parts_of(groups, per, heads_per_group, layers, "Hyperball")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend.optimizers.orthogonal import by_shape, chunks, newton_schulz
-from headwise.attend.optimizers.parts import LAYERS, Part, Parts, Per, check_groups, check_per, parts_of, together_
+from headwise.attend.optimizers.parts import Part, Parts, Per, check_groups, parts_of, together_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
 from headwise.borders import not_compiled, on_all
@@ -85,10 +85,9 @@ class Muon(torch.optim.Optimizer):
         fused: bool | None = None,
     ) -> None:
         check_groups(groups, "Muon")
-        check_per(per, heads_per_group)
         if any(group.get("maximize") for group in groups):
             raise ValueError("Muon minimizes: give it the negative of the loss instead of maximize=True")
-        _check(layers, momentum, nesterov, adjust_lr_fn, adamw_lr, betas, eps, fused)
+        _check(momentum, nesterov, adjust_lr_fn, adamw_lr, betas, eps, fused)
         self.per = per
         parts = parts_of(groups, per, heads_per_group, layers, "Muon")
         if adjust_lr_fn == "original":
@@ -298,7 +297,6 @@ def _piece(part: Part, parameter: Tensor) -> str:
 
 
 def _check(
-    layers: object,
     momentum: object,
     nesterov: object,
     adjust_lr_fn: object,
@@ -307,9 +305,8 @@ def _check(
     eps: object,
     fused: object,
 ) -> None:
-    for name, value, known in (("layers", layers, LAYERS), ("adjust_lr_fn", adjust_lr_fn, SCALES)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    if adjust_lr_fn not in SCALES:
+        raise ValueError(f"adjust_lr_fn must be one of {', '.join(map(repr, SCALES))}, got {adjust_lr_fn!r}")
     finite_number("momentum", momentum)
     if momentum >= 1:  # type: ignore[operator]  # checked above
         raise ValueError(f"momentum must be below 1, got {momentum}")

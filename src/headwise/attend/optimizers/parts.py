@@ -108,8 +108,11 @@ def parts_of(groups: ParameterGroups, per: Per, heads_per_group: int | None, lay
         heads_per_group: the query heads of a group; None for those that share a key head.
 
     Raises:
-        ValueError: naming the layer, the reason and the remedy, if its heads cannot be told or divided.
+        TypeError, ValueError: naming the argument, or the layer, the reason and the remedy, if its heads cannot be told
+            or divided.
     """
+    check_groups(groups, who)
+    _check(per, heads_per_group, layers)
     names = {id(parameter): name for name, parameter in groups.model.named_parameters()}
     found: dict[int, list[Part]] = {}
     reasons = {id(p): FACTOR for module in groups.model.modules() for p in adapters_of(module)}
@@ -261,12 +264,7 @@ def write_all_(weights: Sequence[Tensor], parts: Sequence[list[Part]], matrices:
     together_(on_all("copy_"), torch.Tensor.copy_, rows, values)
 
 
-def check_per(per: object, heads_per_group: object) -> None:
-    """Check what says which matrices are treated one by one.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-    """
+def _check(per: object, heads_per_group: object, layers: object) -> None:
     is_a("per", per, str, '"head", "group" or "matrix"')
     if per not in ("head", "group", "matrix"):
         raise ValueError(f'per must be "head", "group" or "matrix", got {per!r}')
@@ -276,6 +274,9 @@ def check_per(per: object, heads_per_group: object) -> None:
             raise ValueError(f"heads_per_group must be at least 1, got {heads_per_group}")
         if per != "group":
             raise ValueError(f'heads_per_group={heads_per_group} has a meaning for per="group" alone, got per={per!r}')
+    is_a("layers", layers, str, '"all" or "attention"')
+    if layers not in LAYERS:
+        raise ValueError(f"layers must be one of {', '.join(map(repr, LAYERS))}, got {layers!r}")
 
 
 def check_groups(groups: object, who: str) -> None:

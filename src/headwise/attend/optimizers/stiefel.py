@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.attend.optimizers.attached import Attached, check_optimizer, refuse_clipping, refuse_decay
+from headwise.attend.optimizers.attached import Attached, refuse_clipping, refuse_decay
 from headwise.attend.optimizers.orthogonal import by_shape, chunks, polar
-from headwise.attend.optimizers.parts import LAYERS, Per, check_groups, check_per, parts_of, write_all_
+from headwise.attend.optimizers.parts import Per, parts_of, write_all_
 from headwise.attend.projections.block import overwrite_, whole
 from headwise.attend.regularizing.parameter_groups import ParameterGroups
-from headwise.files.arguments import finite_number, is_a
+from headwise.files.arguments import finite_number
 
 KEEPS = "Stiefel keeps the singular values"
 
@@ -55,12 +55,6 @@ class Stiefel(Attached):
         layers: str = "attention",
         radius: float = 1.0,
     ) -> None:
-        check_optimizer(optimizer)
-        check_groups(groups, "Stiefel")
-        check_per(per, heads_per_group)
-        is_a("layers", layers, str, '"all" or "attention"')
-        if layers not in LAYERS:
-            raise ValueError(f'layers must be "all" or "attention", got {layers!r}')
         finite_number("radius", radius)
         if not radius:
             raise ValueError("radius must be above 0, got 0")
