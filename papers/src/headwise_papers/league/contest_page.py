@@ -68,11 +68,11 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     elif told:
         counts = sorted({len(one.means) for one in told})
         lines.append(
-            f"**Nothing was shown to transfer** ({names}). A world is a small task with one symptom. The best of "
-            f"{' or '.join(map(str, counts))} methods and controls was chosen on all worlds of a symptom but one, and "
-            "tried on the one left out. No choice gained each time over both the best plain model and the best control "
-            f"there. {_in_single_worlds(complete, told)} Intervals in the worlds left out reach {_reach(told)} to each "
-            "side at the median, so this does not say that nothing helps."
+            f"**Nothing was shown to transfer** ({names}). A world is a small task with one symptom. For each symptom "
+            f"the best of {' or '.join(map(str, counts))} methods and controls was chosen on all of its worlds but "
+            "one, and tried on that one. For no symptom did the choice gain every time over both the best plain model "
+            f"and the best control. {_in_single_worlds(complete, told)} In worlds left out the median interval reaches "
+            f"{_reach(told)} to each side, too wide to say that nothing helps."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
@@ -97,16 +97,15 @@ def _tuning(complete: Sequence[Contest]) -> str:
     if not counted:
         return ""
     tuned = [searches(one)[TUNED] for one in counted]
-    mean = (
-        f" (mean over {len(tuned)} worlds {_interval(pooled([row.to_plain for row in tuned]))})"
-        if len(tuned) >= FEWEST
-        else ""
-    )
+    share, over = "a share", ""
+    if len(tuned) >= FEWEST:
+        share = _interval(pooled([row.to_plain for row in tuned]))
+        over = f", on average over {len(tuned)} worlds"
     rates = " or ".join(f"{rate:g}" for rate in sorted({one.world.usual_rate for one in counted}))
     least, most = (pick(tuned, key=lambda row: row.to_plain.mean) for pick in (min, max))
     return (
-        "**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids this share of "
-        f"the errors that the usual rate makes{mean}: from {_interval(least.to_plain)} in "
+        f"**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids {share} of "
+        f"the errors that the usual rate makes{over}: from {_interval(least.to_plain)} in "
         f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
         f"{_by_field(complete, tuned)}The usual rate, {rates} here, is what we would take without a search: another "
         "guess gives another gain. Worlds of unstable training are not counted, because there the usual rate fails by "
@@ -121,8 +120,8 @@ def _in_single_worlds(complete: Sequence[Contest], told: Sequence[OfSymptom]) ->
     above = [fields[world] for world, gain in gains if gain.low > 0]
     where = f", all on {' or '.join(dict.fromkeys(above))}," if above else ""
     return (
-        f"Of {len(gains)} gains in single worlds {len(above)} have an interval above 0{where} and "
-        f"{sum(gain.high < 0 for _, gain in gains)} one below. Each interval stands alone: without any effect one in "
+        f"Of {len(gains)} gains in single worlds, {len(above)} have an interval above 0{where} and "
+        f"{sum(gain.high < 0 for _, gain in gains)} one below. Each interval holds alone: without any effect, one in "
         "forty would lie above 0. The plain model is the best of several rates in the same test, which lowers gains."
     )
 

@@ -1,4 +1,4 @@
-"""The output of `headwise studies`: one line a study, or one study in full, without torch."""
+"""The output of `headwise studies`: source, minutes and question of each, or one study in full, without torch."""
 
 from __future__ import annotations
 
