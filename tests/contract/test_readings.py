@@ -8,7 +8,7 @@ from grids import part_of_grid
 from torch import Tensor
 
 from headwise.attend.attention import computation
-from headwise.attend.core.call import RowReadings
+from headwise.attend.core import RowReadings
 from headwise.attend.core.method import REGISTRY, Method
 from headwise.attend.methods.text import parse
 from headwise.testing.calls import attend_with, fit_standalone, standalone_site

@@ -3,7 +3,8 @@
 This is a door: what files of other rooms, and of other parts, take from here.
 """
 
-from headwise.attend.core.call import Call, Dropping, LogitEdit, RowReadings
+from headwise.attend.core.call import Call
+from headwise.attend.core.matrix_free_forms import Dropping, LogitEdit, RowReadings
 from headwise.attend.core.method import Attend, Method
 from headwise.attend.core.method_state import MethodState
 from headwise.attend.core.packed import Packed

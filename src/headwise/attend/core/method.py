@@ -13,7 +13,8 @@ from headwise.attend.core.settings import check_type, declared_types, no_setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.attend.core.call import Call, Dropping, LogitEdit, RowReadings
+    from headwise.attend.core.call import Call
+    from headwise.attend.core.matrix_free_forms import Dropping, LogitEdit, RowReadings
     from headwise.attend.core.method_state import MethodState
     from headwise.attend.core.site import Site
 
