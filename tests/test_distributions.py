@@ -7,7 +7,7 @@ import pytest
 from absent_libraries import in_new_process, run_without
 
 from headwise.health.statistics import STATISTICS
-from headwise_verdict.reporting.units import UNITS
+from headwise_verdict.reporting.health_section import UNITS
 
 ROOT = Path(__file__).parents[1]
 # headwise needs nothing of headwise-verdict, which needs nothing of headwise: these few lines stand in both.
@@ -61,7 +61,7 @@ def test_headwise_verdict_judges_by_its_own_command(tmp_path):
 sys.argv = ["headwise-verdict", "judge", *{given!r}]
 import headwise_verdict.cli
 # as where nothing that runs scripts is installed
-headwise_verdict.cli.SCRIPTS = "headwise_verdict.none"
+headwise_verdict.judging.command.SCRIPTS = "headwise_verdict.none"
 try:
     headwise_verdict.cli.main()
 finally:

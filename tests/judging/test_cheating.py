@@ -224,7 +224,7 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
     judged = commands.judge_pairs
     monkeypatch.setattr(commands, "judge_pairs", spied)
     script = JudgedScript(command, "rate=2", METRIC)
-    options = {"budget": 2, "script": script, "ledger": path}
+    options = {"budget": 2, "paired": script, "ledger": path}
     assert run(Request(None, METRIC, "rate=2", **options)) == 4
     assert seen[0]["answer"] == GO_ON and seen[0]["pairs"] == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -233,13 +233,13 @@ def test_a_ledger_is_free_while_a_script_trains_and_its_level_is_reserved(comman
     assert {line["script"] for line in lines} == {command}
     (tmp_path / "other.py").write_text(TRAINING)
     other = JudgedScript(f"{sys.executable} other.py", "rate=2", METRIC)
-    assert run(Request(None, METRIC, "rate=2", **options | {"script": other})) == 4
+    assert run(Request(None, METRIC, "rate=2", **options | {"paired": other})) == 4
     added = [json.loads(line) for line in path.read_text().splitlines()[2:]]
     assert {line["script"] for line in added} == {other.command} and added[0]["alpha"] < lines[0]["alpha"]
     lines += added
     # a call that is refused takes no level
     with pytest.raises(StudyError, match="--script needs --budget"):
-        run(Request(None, METRIC, "rate=3", script=script, ledger=path))
+        run(Request(None, METRIC, "rate=3", paired=script, ledger=path))
     assert len(path.read_text().splitlines()) == len(lines)
 
 

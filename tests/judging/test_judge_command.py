@@ -84,8 +84,9 @@ def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):
     from typer.testing import CliRunner
 
     from headwise_verdict import cli
+    from headwise_verdict.judging import command as carried_out
 
-    monkeypatch.setattr(cli, "_script", lambda *_: 1 / 0)
+    monkeypatch.setattr(carried_out, "_of_script", lambda *_: 1 / 0)
     command = ["judge", "--script", "python train.py", "--change", "lr=1", "--metric", METRIC]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 5 and "ZeroDivisionError" in done.stderr and not done.stdout
@@ -97,7 +98,7 @@ def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):
         (["--metric", "val_lss:lower", "--candidate", "new"], "has no column 'val_lss'"),
         (["--metric", METRIC, "--candidat", "new"], "No such option"),
         (["--metric", METRIC, "--budget", "0"], "Invalid value"),
-        (["--metric", METRIC, "--json", "--markdown"], "Invalid value"),
+        (["--metric", METRIC, "--json", "--markdown"], "Give either --json or --markdown"),
         (["--metric", METRIC, "--candidate", "new", "--change", "lr=1"], "--change belongs to --script"),
         (["--metric", METRIC, "--candidate", "new", "--first-seed", "9"], "--first-seed belongs to --script"),
     ],
@@ -456,7 +457,7 @@ def test_a_figure_of_diverged_runs_that_is_none_is_refused(table, figure):
 
 
 @pytest.mark.parametrize(
-    "options", [{"form": "json"}, {"form": "markdown"}, {"ledger": Path("l.jsonl")}, {"margin": 0.1}, {"budget": 3}]
+    "options", [{"as_json": True}, {"markdown": True}, {"ledger": Path("l.jsonl")}, {"margin": 0.1}, {"budget": 3}]
 )
 def test_options_of_an_answer_are_refused_where_a_floor_is_measured(table, options):
     with pytest.raises(StudyError, match="--calibrate measures the baseline and gives no answer: leave --"):

@@ -45,11 +45,11 @@ def started(tmp_path):
 
 
 def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys):
-    def request(form):
+    def request(**form):
         script = JudgedScript(command, "gain=0.08", "val_loss:lower")
-        return Request(None, "val_loss:lower", "gain=0.08", budget=10, form=form, script=script)
+        return Request(None, "val_loss:lower", "gain=0.08", budget=10, paired=script, **form)
 
-    assert run(request("line")) == 0
+    assert run(request()) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("accept: gain=0.08 against baseline: −0.0") and "seed 3: gain=0.08" in printed.err
     runs = started(tmp_path)
@@ -58,13 +58,13 @@ def test_pairs_are_run_until_they_decide_and_are_kept(command, tmp_path, capsys)
     # the first of a pair is drawn
     assert {runs[i][1] for i in range(0, len(runs), 2)} == {0.0, 0.08}
     # again: the same answer from kept runs, none is started
-    assert run(request("json")) == 0
+    assert run(request(as_json=True)) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["pairs"] == pairs and len(started(tmp_path)) == len(runs)
     # the table that is left gives the same answer
     table = tmp_path / "results" / "judge" / "train" / "judged.csv"
     assert len(table.read_text().splitlines()) == 1 + 2 * pairs
-    assert run(Request(table, "val_loss:lower", "gain=0.08", form="json")) == 0
+    assert run(Request(table, "val_loss:lower", "gain=0.08", as_json=True)) == 0
     again = json.loads(capsys.readouterr().out)
     assert again | {"budget": 10} == record
 
@@ -77,7 +77,7 @@ def test_what_was_accepted_is_run_again_on_fresh_seeds(command, capsys):
 
 def test_a_change_that_does_nothing_spends_its_budget(command, capsys):
     script = JudgedScript(command, "gain=1e-9", "val_loss:lower")
-    assert run(Request(None, "val_loss:lower", "gain=1e-9", budget=3, script=script)) == 4
+    assert run(Request(None, "val_loss:lower", "gain=1e-9", budget=3, paired=script)) == 4
     assert "the budget of 3 is spent" in capsys.readouterr().out
 
 
@@ -116,9 +116,9 @@ def test_a_change_that_is_none_is_refused(command, change, message):
 def test_options_that_contradict_each_other_are_refused(command, tmp_path):
     script = JudgedScript(command, "gain=0.1", "val_loss:lower")
     with pytest.raises(StudyError, match="--script needs --budget"):
-        run(Request(None, "val_loss:lower", "gain=0.1", script=script))
+        run(Request(None, "val_loss:lower", "gain=0.1", paired=script))
     with pytest.raises(StudyError, match="--floor belongs to a table"):
-        run(Request(None, "val_loss:lower", "gain=0.1", budget=4, script=script, floor=tmp_path / "floor.json"))
+        run(Request(None, "val_loss:lower", "gain=0.1", budget=4, paired=script, floor=tmp_path / "floor.json"))
     for table, given in ((None, None), (tmp_path / "runs.csv", script)):
         with pytest.raises(StudyError, match="Give either a table with one row per run, or --script"):
-            run(Request(table, "val_loss:lower", "new", script=given))
+            run(Request(table, "val_loss:lower", "new", paired=given))

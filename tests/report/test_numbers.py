@@ -153,20 +153,6 @@ def of_mlflow_by_its_command(path):
     )
 
 
-def of_a_plot_of_trackio(path):
-    """As the dashboard of trackio 0.43 downloads a plot: arm and seed stand in the run's name alone."""
-    rows = []
-    for at, row in enumerate(rows_of()):
-        of_run = {"series_key": f"{at:032x}", "run": f"{row['arm']}-{row['seed']}"}
-        rows += [{"step": step, "accuracy": value, **of_run} for step, value in ((0, 0.1), (1, row["accuracy"]))]
-    return table(path, rows)
-
-
-def of_bars_of_trackio(path):
-    """As it downloads a plot of runs that logged a figure once."""
-    return table(path, [{"run": f"{row['arm']}, seed {row['seed']}", "accuracy": row["accuracy"]} for row in rows_of()])
-
-
 def of_a_spreadsheet(path):
     """As a spreadsheet writes it where numbers have commas."""
     lines = [";".join(map(str, row.values())).replace(".", ",") for row in rows_of()]
@@ -216,8 +202,6 @@ EXPORTS = [
     of_mlflow_by_its_command,
     of_trackio,
     of_trackio_by_its_query,
-    of_a_plot_of_trackio,
-    of_bars_of_trackio,
     of_a_spreadsheet,
     of_optuna,
     of_ray,
@@ -228,7 +212,10 @@ def test_a_setting_of_wandbs_page_that_stands_out_is_told(tmp_path):
     path = of_wandb(tmp_path / "runs.csv")
     path.write_text(path.read_text().replace('"adamw","out/3"', '"sgd","out/3"', 1))
     with pytest.raises(StudyError, match=r"row 5 has optim.name sgd, and row 2 of the same arm plain has adamw"):
-        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", settings=["optim.name"])
+    # the page marks no settings
+    (note,) = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert note.startswith("rows of one arm differ in ") and "optim.name" in note
 
 
 def with_rates(rows):
@@ -295,12 +282,12 @@ def test_exports_give_the_verdict_of_the_plain_table(tmp_path, make):
     assert verdict(tmp_path / "one") == verdict(tmp_path / "other")
 
 
-def test_arms_and_seeds_of_names_are_told(tmp_path):
-    notes = study_of_numbers(of_a_plot_of_trackio(tmp_path / "runs.csv"), OUTCOME, "plain", tmp_path / "out")
-    assert notes == ["arms and seeds are taken from the names in run: plain-0 is plain, seed 0."]
-    path = table(tmp_path / "other.csv", [{"run": "plain-0", "accuracy": 1}, {"run": "resnet18", "accuracy": 1}])
-    with pytest.raises(StudyError, match="has no column arm"):
-        study_of_numbers(path, OUTCOME, "plain", tmp_path / "other")
+def test_arms_and_seeds_are_not_guessed_from_names(tmp_path):
+    path = table(tmp_path / "runs.csv", [{"run": "plain-0", "accuracy": 1}, {"run": "dropped-0", "accuracy": 1}])
+    with pytest.raises(StudyError, match=r"has no column 'arm'. Name it by --arm. Columns: run, accuracy"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    with pytest.raises(StudyError, match=r"has no column 'seed'. Name it by --seed-column. Columns: run, accuracy"):
+        study_of_numbers(path, OUTCOME, "plain", tmp_path / "out", arm="run")
 
 
 def test_runs_that_share_a_number_and_not_an_arm_are_several(tmp_path):
@@ -347,16 +334,12 @@ def test_every_column_of_the_table_of_a_study_can_be_an_outcome(own, tmp_path):
 HUGE = 2**64 - 1
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "names", "decimals"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "decimals"])
 @pytest.mark.parametrize("first", [2**53, HUGE - 6, 10**40, -(2**60)])
 def test_seeds_are_whole_numbers_of_any_size(tmp_path, form, first):
-    # in a name, the sign is a mark between arm and seed
-    first = abs(first) if form == "names" else first
     rows = [{**row, "seed": first + row["seed"]} for row in rows_of()]
     path = tmp_path / "runs.csv"
-    if form == "names":
-        table(path, [{"name": f"{row['arm']}-{row['seed']}", "accuracy": row["accuracy"]} for row in rows])
-    elif form == "csv":
+    if form == "csv":
         table(path, rows)
     elif form == "decimals":
         table(path, [{**row, "seed": f"{row['seed']}.0"} for row in rows])
@@ -518,6 +501,13 @@ def test_an_outcome_has_one_direction(tmp_path, outcomes, message):
         study_of_numbers(table(tmp_path / "runs.csv", rows), outcomes, "plain", tmp_path / "out")
 
 
+# the note on tables with a run that did not finish
+COUNTS = (
+    "a run counts as finished if its state is finished, complete, completed, succeeded, success, successful, done, "
+    "passed, published or cd."
+)
+
+
 def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):
     rows = rows_of(status="finished")
     rows[2]["accuracy"] = "nan"
@@ -528,6 +518,7 @@ def test_missing_pairs_are_told_by_row_and_left_out(tmp_path):
         "row 4 (plain, seed 2) has no accuracy (finished): this seed makes no pair.",
         "row 6 (plain, seed 4) is not finished (crashed): this seed makes no pair.",
         "dropped has no row of seed 6: this seed makes no pair.",
+        COUNTS,
     ]
     assert list(verdict(tmp_path / "out")[0]) == ["0", "1", "3", "5"]
 
@@ -584,22 +575,19 @@ def with_states(path, column, good, bad):
 @pytest.mark.parametrize(("column", "good", "bad"), UNFINISHED)
 def test_a_run_that_did_not_finish_has_no_figures(tmp_path, column, good, bad):
     path = with_states(tmp_path / "runs.csv", column, good, bad)
-    notes = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
-    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"]
+    *notes, last = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
+    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"] and last == COUNTS
     said = [f"row {9 + at} (dropped, seed {at}) is not finished" for at in range(3)]
-    assert [note.partition(" (")[0] for note in notes] == [note.partition(" (")[0] for note in said]
-    assert all(note.startswith(words) for note, words in zip(notes, said))
+    assert [note[: len(words)] for note, words in zip(notes, said, strict=True)] == said
 
 
 @pytest.mark.parametrize("state", ["Terminated", "finishing", "not finished", "12", "true", ""])
 def test_an_unknown_state_is_told_and_not_believed(tmp_path, state):
     path = with_states(tmp_path / "runs.csv", "status", "finished", state)
     *gaps, note = study_of_numbers(path, OUTCOME, "plain", tmp_path / "out")
-    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"] and len(gaps) == 3
-    assert note == (
-        f"rows 9, 10, 11 have the state {state or 'empty'!r}, which is not known to mean that a run finished: its "
-        "figures are not used. If it did, write finished."
-    )
+    assert list(verdict(tmp_path / "out")[0]) == ["3", "4", "5", "6"] and note == COUNTS
+    said = f"is not finished ({state or 'empty'}): this seed makes no pair."
+    assert gaps == [f"row {9 + at} (dropped, seed {at}) {said}" for at in range(3)]
     path = table(tmp_path / "none.csv", rows_of(status=state or "done?"))
     with pytest.raises(StudyError, match=r"has no finished run; its states are .* Write finished for runs that"):
         study_of_numbers(path, OUTCOME, "plain", tmp_path / "none")
@@ -630,7 +618,7 @@ def test_settings_and_figures_are_no_states(tmp_path, column):
         ),
         (
             lambda rows: [{"who": row["arm"], "seed": row["seed"], "accuracy": 1} for row in rows],
-            "no column arm. Columns: who, seed, accuracy. .*--arm NAME",
+            "no column 'arm'. Name it by --arm. Columns: who, seed, accuracy",
         ),
         (lambda rows: [{**row, "accuracy": None, "acuracy": 1} for row in rows][:0], "contains no rows"),
     ],

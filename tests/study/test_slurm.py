@@ -83,7 +83,7 @@ def test_a_job_that_is_preempted_or_killed_goes_on_to_the_same_numbers(tmp_path,
 # submitit leaves the files of this executor's logs open
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_jobs_of_this_process_give_the_same_numbers_and_the_limit_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.lab.engines.slurm_job.worker_environment", lambda threads: {})
+    monkeypatch.setattr("headwise.lab.engines.remote_runs.worker_environment", lambda threads: {})
     study, engine, out = tiny_study(methods=(ARM,), seeds=2), SlurmEngine(SlurmOptions(executor="debug"), 3), []
 
     class Count(Silent):

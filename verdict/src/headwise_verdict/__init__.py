@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from headwise_verdict.judging.from_python import judge as judge
     from headwise_verdict.judging.pairs import PairOfRuns as PairOfRuns
     from headwise_verdict.reporting import write as write
-    from headwise_verdict.reporting.cell_values import figure_of as figure_of
-    from headwise_verdict.reporting.cell_values import is_missing as is_missing
     from headwise_verdict.reporting.command import report as report
     from headwise_verdict.reporting.command import show_report as show_report
     from headwise_verdict.reporting.study_result import StudyResult as StudyResult
     from headwise_verdict.reporting.table_rows import Row as Row
+    from headwise_verdict.reporting.table_rows import figure_of as figure_of
+    from headwise_verdict.reporting.table_rows import is_missing as is_missing
     from headwise_verdict.reporting.table_rows import read_rows as read_rows
     from headwise_verdict.results.joint_flips import seeds_for_a_verdict as seeds_for_a_verdict
     from headwise_verdict.results.json_answer import results_of as results_of
@@ -55,9 +55,9 @@ _DOOR = {
     # the rows of such a table
     "read_rows": "reporting.table_rows",
     # the number in a cell
-    "figure_of": "reporting.cell_values",
+    "figure_of": "reporting.table_rows",
     # whether a cell holds none
-    "is_missing": "reporting.cell_values",
+    "is_missing": "reporting.table_rows",
     # an error with cause and remedy, printed without a traceback
     "StudyError": "files.errors",
 }

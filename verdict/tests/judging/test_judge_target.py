@@ -41,7 +41,7 @@ def test_a_curve_reaches_its_target_between_two_points(target, curve, step):
 
 def test_fewer_steps_are_accepted_whatever_the_metric(tmp_path, capsys):
     table = curves(tmp_path / "curves.csv", shift=40)
-    assert run(Request(table, "val_loss:lower", "new", "main", target=1.13, form="json")) == 0
+    assert run(Request(table, "val_loss:lower", "new", "main", target=1.13, as_json=True)) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["metric"] == "steps to val_loss 1.13" and record["better"] == "lower" and record["pairs"] == 5
     assert record["difference"] == pytest.approx(-42)

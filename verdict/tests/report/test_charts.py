@@ -6,8 +6,7 @@ import altair as alt
 import pytest
 
 from headwise_verdict.pages.charts import attention_maps, beyond, digits_of, heat_map, pairs_of, robust_range
-from headwise_verdict.pages.label_columns import lines_of
-from headwise_verdict.pages.line_charts import against_cost, curves, dose, lines
+from headwise_verdict.pages.line_charts import against_cost, curves, dose, lines, lines_of
 from headwise_verdict.reporting.difference_section import forest, panel
 
 HEADS = [

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.lab.engines.local import REPLACEMENTS, worker_environment
-from headwise.lab.engines.remote_runs import Heartbeat, MetricStreams, beating
-from headwise.lab.engines.worker import carry_out
+from headwise.lab.engines.local import REPLACEMENTS
+from headwise.lab.engines.remote_runs import Heartbeat, MetricStreams, beating, carried_out_elsewhere
 from headwise.lab.training.job import Order
 from headwise_verdict import StudyError
 
@@ -37,20 +36,7 @@ LONGEST_FAREWELL = 30.0
 
 def carry_out_remotely(order: Order, folder: str) -> list[dict[str, Any]]:
     """Carry out one order on a node of the cluster; return its notes and its last event."""
-    if not order.folder.parent.parent.is_dir():
-        reason = (
-            f"{order.folder.parent.parent} is not there on this node. Ray needs --out on a file system that all nodes "
-            "share"
-        )
-        return [{"event": "failed", "reason": reason, "trace": ""}]
-    # before torch is imported, which the first run of this process does
-    os.environ.update(worker_environment(order.configuration.threads))
-    # a task may use paths relative to the folder of the command
-    os.chdir(folder)
-    events: list[dict[str, Any]] = []
-    with beating(_heartbeat_path(order)):
-        last = carry_out(order, events.append)
-    return [*(event for event in events if event["event"] == "note"), last]
+    return carried_out_elsewhere(order, folder, "Ray", beating(_heartbeat_path(order)))
 
 
 @dataclass

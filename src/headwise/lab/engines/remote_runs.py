@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.files.durable import append
+from headwise.lab.engines.local import worker_environment
+from headwise.lab.engines.worker import carry_out
 from headwise.lab.files.script_run import read_told
 from headwise.lab.training.job import Order, ScriptOrder
 from headwise_verdict.files import plain_folder, read_lines
@@ -17,6 +20,29 @@ from headwise_verdict.results import EpochLine
 
 # seconds between two heartbeats
 BEAT = 5.0
+
+
+def carried_out_elsewhere(
+    order: Order, folder: str, engine: str, during: contextlib.AbstractContextManager[None]
+) -> list[dict[str, Any]]:
+    """Carry out an order on another machine; return its notes and its last event.
+
+    Args:
+        folder: of the command, which a task may use relative paths to.
+        engine: as users know it.
+        during: entered while the order is carried out.
+    """
+    study = order.folder.parent.parent
+    if not study.is_dir():
+        reason = f"{study} is not there on this node. {engine} needs --out on a file system that all nodes share"
+        return [{"event": "failed", "reason": reason, "trace": ""}]
+    # before torch is imported, which the first run of this process does
+    os.environ.update(worker_environment(order.configuration.threads))
+    os.chdir(folder)
+    events: list[dict[str, Any]] = []
+    with during:
+        last = carry_out(order, events.append)
+    return [*(event for event in events if event["event"] == "note"), last]
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headwise.lab.engines.local import REPLACEMENTS, worker_environment
-from headwise.lab.engines.worker import carry_out
+from headwise.lab.engines.local import REPLACEMENTS
+from headwise.lab.engines.remote_runs import carried_out_elsewhere
 from headwise.lab.training.job import Order
 from headwise_verdict import StudyError
 
@@ -33,18 +35,7 @@ class SlurmRun:
 
     def __call__(self) -> list[dict[str, Any]]:
         """Return the run's notes, then its last event."""
-        study = self.order.folder.parent.parent
-        if not study.is_dir():
-            reason = f"{study} is not there on this node. Slurm needs --out on a file system that all nodes share"
-            return [{"event": "failed", "reason": reason, "trace": ""}]
-        # before torch is imported, which the run does
-        os.environ.update(worker_environment(self.order.configuration.threads))
-        # a task may use paths relative to the folder of the command
-        os.chdir(self.folder)
-        self._wait_for_previous_job()
-        events: list[dict[str, Any]] = []
-        last = carry_out(self.order, events.append)
-        return [*(event for event in events if event["event"] == "note"), last]
+        return carried_out_elsewhere(self.order, self.folder, "Slurm", self._after_previous_job())
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what submitit queues again; submitit calls this in a job that is about to be stopped."""
@@ -73,12 +64,12 @@ class SlurmRun:
             )
         return replace(self, kept=kept, idle=idle)
 
-    def _wait_for_previous_job(self) -> None:
+    @contextmanager
+    def _after_previous_job(self) -> Iterator[None]:
         from filelock import FileLock, Timeout
 
         self.order.folder.mkdir(parents=True, exist_ok=True)
-        try:
+        # if it is not free then, the run itself reports who holds the lock
+        with suppress(Timeout):
             FileLock(self.order.folder / ".lock", timeout=LOCK_PATIENCE).acquire().lock.release()
-        except Timeout:
-            # the run itself reports who holds the lock
-            return
+        yield

@@ -11,7 +11,7 @@ from headwise.lab.experiments.configuration import RunConfiguration
 from headwise.lab.files.script_run import TOLD, read_told
 from headwise_verdict import StudyError
 from headwise_verdict.files import read_json, read_lines
-from headwise_verdict.results import RunFiles, RunResult
+from headwise_verdict.results import Divergence, RunFiles, RunResult
 
 if TYPE_CHECKING:
     from headwise.lab.experiments.task import Task
@@ -46,6 +46,23 @@ class Order:
     def result(self) -> RunResult | None:
         """Return the result, or None if the run is not finished or its files changed since it wrote them."""
         return self.files.read_result(self.identity)[0]
+
+    def ended(self, metrics: dict[str, float | None], divergence: Divergence | None, **more: Any) -> RunResult:
+        """Return the result of this run with its outcomes, its divergence if it diverged, and other fields."""
+        origin = {name: self.environment.get(name) for name in ("commit", "versions", "hardware")}
+        more = origin | more | ({"steps": divergence.step} if divergence else {})
+        return RunResult(
+            status="diverged" if divergence else "finished",
+            arm=self.configuration.arm,
+            seed=self.configuration.seed,
+            hash=self.identity,
+            metrics=metrics,
+            divergence=divergence,
+            cost_is_indicative=not self.alone,
+            watched=self.watch,
+            config=self.configuration.model_dump(mode="json"),
+            **more,
+        )
 
     def kept(self) -> int:
         """Return the number of epochs that are kept when this run is stopped."""

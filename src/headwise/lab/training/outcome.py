@@ -163,28 +163,15 @@ def describe_result(
             metrics |= head_rates(order.files.health, training.task.head_rates)
         metrics |= watched_outcomes(order.files.health, training.task, divergence)
     metrics |= _costs(order, training, history, splits, finished=divergence is None)
-    return RunResult(
-        format=2,
-        status="finished" if divergence is None else "diverged",
-        arm=order.configuration.arm,
-        seed=order.configuration.seed,
-        hash=order.identity,
-        metrics=metrics,
-        divergence=divergence,
-        steps=divergence.step if divergence else training.step,
+    graphs = {"steps": training.graphs, "evaluations": training.evaluation_graphs}
+    hardware = (order.environment.get("hardware") or {}) | device_hardware(training.accelerator.device)
+    return order.ended(
+        metrics,
+        divergence,
+        steps=training.step,
         epochs=len(history),
         phases=list(dict.fromkeys(line.phase for line in history)),
-        cost_is_indicative=not order.alone,
-        watched=order.watch,
-        config=order.configuration.model_dump(mode="json"),
-        commit=order.environment.get("commit"),
-        versions=order.environment.get("versions"),
-        hardware={
-            **(order.environment.get("hardware") or {}),
-            **device_hardware(training.accelerator.device),
-            **({} if training.graphs is None else {"steps": training.graphs.told()}),
-            **({} if training.evaluation_graphs is None else {"evaluations": training.evaluation_graphs.told()}),
-        },
+        hardware=hardware | {name: one.told() for name, one in graphs.items() if one is not None},
     )
 
 

@@ -106,24 +106,13 @@ def result_of(order: ScriptOrder, divergence: Divergence | None) -> RunResult:
 
         metrics |= alert_outcomes(order.files.health, divergence)
     metrics |= _costs(telling, logs)
-    return RunResult(
-        format=2,
-        status="finished" if divergence is None else "diverged",
-        arm=order.configuration.arm,
-        seed=order.configuration.seed,
-        hash=order.identity,
-        metrics=metrics,
-        divergence=divergence,
-        steps=divergence.step if divergence else max((line["step"] for line in logs), default=0),
+    return order.ended(
+        metrics,
+        divergence,
+        steps=max((line["step"] for line in logs), default=0),
         epochs=len(epochs),
         phases=["train"] if epochs else [],
-        cost_is_indicative=not order.alone,
-        watched=order.watch,
         evidence=telling.evidence(),
-        config=order.configuration.model_dump(mode="json"),
-        commit=order.environment.get("commit"),
-        versions=order.environment.get("versions"),
-        hardware=order.environment.get("hardware"),
     )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from headwise_verdict.judging.decision import FORESEEN
-from headwise_verdict.judging.evidence import Sample, half_width, paired
+from headwise_verdict.judging.evidence import Sample, further, half_width, paired
 
 # figures beyond this are those of runs that diverged, as in `headwise judge`
 LARGEST = 1e100
@@ -81,8 +79,5 @@ def _more(sample: Sample, margin: float, alpha: float) -> str:
     """Return about how many more pairs would show it if mean and spread stay; "" if none would."""
     if sample.freedom < 1:
         return "; one pair shows nothing: run at least four"
-    for more in range(1, FORESEEN):
-        then = replace(sample, size=sample.size + more, freedom=sample.freedom + more)
-        if sample.mean + half_width(then, alpha) < margin:
-            return f"; about {more} more pairs would show it"
-    return ""
+    more = further(sample, alpha, lambda low, high: high < margin)
+    return f"; about {more} more pairs would show it" if more else ""

@@ -7,10 +7,12 @@ import math
 import sys
 import traceback
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files import argument, option
+from headwise_verdict.files.errors import StudyError, is_for_users
 from headwise_verdict.files.foreign_text import printable
 from headwise_verdict.judging.curves import Target
 from headwise_verdict.judging.decision import EQUIVALENT, GO_ON, UNDECIDED, Decision, Rule, decide, of_differences
@@ -21,36 +23,56 @@ from headwise_verdict.judging.runs import Pairs, read_pairs
 SCHEMA = "headwise.judge/1"
 # the exit code of a command that could not be carried out; 1 and 2, as elsewhere, would be answers
 FAILED = 5
+# the entry points of packages that run training scripts in pairs
+SCRIPTS = "headwise_verdict.scripts"
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of the command line."""
 
-    # None: the runs of a script
-    table: Path | None
+    table: Path | None = argument(None, help="Read runs from this table, one per row: CSV, TSV, JSON or JSONL.")
     # as written: name:lower or name:higher
-    metric: str
-    candidate: str
-    baseline: str = "baseline"
-    margin: float = 0.0
-    alpha: float = 0.05
-    budget: int | None = None
-    arm: str = ""
-    seed: str = ""
-    calibrate: bool = False
-    floor: Path | None = None
-    ledger: Path | None = None
-    form: str = "line"
-    script: Paired | None = None
-    target: float | None = None
-    step: str = ""
-    # the figure of a run that diverged; None: such a run is refused
-    diverged: float | None = None
-    # the largest difference that two runs can have; None: noise is normal
-    bound: float | None = None
-    # the table of the baseline's runs; None: they are in `table`
-    against: Path | None = None
+    metric: str = option(..., help="Judge this column, or figure of the script: val_loss:lower, accuracy:higher.")
+    candidate: str = option("candidate", help="Judge this arm.")
+    baseline: str = option("baseline", help="Compare with this arm.")
+    against: Path | None = option(
+        None, help="Read the baseline's runs from this table; all runs of TABLE are the candidate's."
+    )
+    margin: float = option(0.0, min=0, help="Count differences up to this size as none.")
+    alpha: float = option(0.05, help="Allow a wrong answer with this probability, over all looks together.")
+    budget: int | None = option(None, min=1, help="Stop after this many pairs of runs.")
+    script: str | None = option(None, help="Run this training command pair by pair until there is an answer.")
+    change: str = option("", help="Judge this change of --script: lr=3e-4, or a method.")
+    arguments: str = option(
+        "argparse", help="Pass changes to --script in this form: argparse, hydra, environment, yaml:PATH."
+    )
+    out: Path | None = option(None, help="Keep the runs of --script in this folder. Default: results/judge/NAME.")
+    timeout: float | None = option(None, help="Kill a run of --script after this many silent seconds.")
+    first_seed: int = option(0, min=0, help="Start --script with this seed. Fresh seeds confirm an accepted change.")
+    arm: str = option("", help="Read arms from this column. Default: arm, method or group.")
+    seed: str = option("", "--seed-column", help="Read seeds from this column. Default: seed.")
+    target: float | None = option(
+        None, help="Judge the steps until a run reaches this value of the metric, from a table of curves."
+    )
+    step: str = option("", help="Read the steps for --target from this column. Default: step.")
+    calibrate: bool = option(False, "--calibrate", help="Keep the baseline's spread over seeds as the noise floor.")
+    floor: Path | None = option(
+        None, help="Judge unpaired runs against the noise floor in this file; with --calibrate, save it there."
+    )
+    ledger: Path | None = option(
+        None, help="Record all candidates in this file, and hold their false discovery rate at alpha."
+    )
+    diverged: float | None = option(
+        None, help="Count a diverged run as this value: that of a model that has learned nothing."
+    )
+    bound: float | None = option(
+        None, help="Assume only that no two runs differ by more than this, and not that noise is normal."
+    )
+    as_json: bool = option(False, "--json", help="Print one JSON object.")
+    markdown: bool = option(False, "--markdown", help="Print a block for a pull request.")
+    # what trains the pairs; None: the runs of a table
+    paired: Paired | None = None
 
     @property
     def goal(self) -> Target | None:
@@ -87,6 +109,7 @@ def run(request: Request) -> int:
     """Print the decision and return its exit code."""
     request.rule()
     _check(request)
+    request = _named(request)
     if request.calibrate:
         return _calibrate(request)
     if request.candidate == request.baseline:
@@ -94,14 +117,24 @@ def run(request: Request) -> int:
     if request.floor is not None:
         request = _of_floor(request, request.floor)
     decision = _judged(request, request.rule()) if request.ledger is None else _by_ledger(request, request.ledger)
-    forms = {"line": line, "json": as_json, "markdown": markdown}
-    print(forms[request.form](decision, request))
+    print((as_json if request.as_json else markdown if request.markdown else line)(decision, request))
     return decision.code
 
 
 def _check(request: Request) -> None:
-    if (request.table is None) == (request.script is None):
+    if request.as_json and request.markdown:
+        raise StudyError("Give either --json or --markdown.")
+    trains = request.script is not None or request.paired is not None
+    if (request.table is None) != trains:
         raise StudyError("Give either a table with one row per run, or --script and --change.")
+    of_script = {
+        "--change": request.change,
+        "--out": request.out,
+        "--timeout": request.timeout,
+        "--first-seed": request.first_seed,
+    }
+    if not trains and (strange := [name for name, value in of_script.items() if value]):
+        raise StudyError(f"{strange[0]} belongs to --script.")
     of_tables = {
         "--baseline": request.baseline != "baseline",
         "--target": request.target is not None,
@@ -117,11 +150,11 @@ def _check(request: Request) -> None:
         "--margin": request.margin,
         "--budget": request.budget,
         "--bound": request.bound,
-        "--json": request.form == "json",
-        "--markdown": request.form == "markdown",
+        "--json": request.as_json,
+        "--markdown": request.markdown,
     }
     answered = [name for name, value in answers.items() if value]
-    if request.calibrate and request.script is None and answered:
+    if request.calibrate and not trains and answered:
         raise StudyError(f"--calibrate measures the baseline and gives no answer: leave {answered[0]} out.")
     if request.against is not None and (request.floor is not None or request.calibrate or request.arm):
         raise StudyError("--against is the table of the baseline: leave --floor, --calibrate and --arm out.")
@@ -129,8 +162,33 @@ def _check(request: Request) -> None:
         raise StudyError("--bound needs pairs of runs, and --floor has none. Leave one of them out.")
     if request.diverged is not None and request.target is not None:
         raise StudyError("--diverged is a figure of the metric, and --target judges steps. Leave one of them out.")
-    if request.script is not None and given:
+    if trains and given:
         raise StudyError(f"{given[0]} belongs to a table. Judge the table that --script leaves in its --out.")
+
+
+def _named(request: Request) -> Request:
+    """Return the request with the names of its arms, and with what trains the pairs of its script."""
+    if request.script is not None:
+        change = f"{request.change}, seeds from {request.first_seed}" if request.first_seed else request.change
+        return replace(request, candidate=change, paired=_of_script(request, request.script))
+    if request.against is None or request.table is None:
+        return request
+    # the names that are given, else those of the two tables
+    tables = request.table, request.against
+    names = [table.stem if tables[0].stem != tables[1].stem else str(table) for table in tables]
+    candidate = names[0] if request.candidate == "candidate" else request.candidate
+    baseline = names[1] if request.baseline == "baseline" else request.baseline
+    return replace(request, candidate=candidate, baseline=baseline)
+
+
+def _of_script(request: Request, command: str) -> Paired:
+    """Return what trains the pairs of a script, by the package that runs scripts."""
+    found = tuple(entry_points(group=SCRIPTS))
+    if not found:
+        raise StudyError("--script needs headwise, which is not installed: pip install 'headwise[study]'")
+    settings = (request.change, request.metric, request.arguments, request.out, request.timeout)
+    paired: Paired = found[0].load()(command, *settings, request.diverged, request.first_seed)
+    return paired
 
 
 def _of_floor(request: Request, path: Path) -> Request:
@@ -147,18 +205,18 @@ def _by_ledger(request: Request, path: Path) -> Decision:
     from headwise_verdict.judging.ledger import Ledger
 
     metric = request.metric if request.target is None else request.figure
-    ledger = Ledger(path, metric, request.baseline, "" if request.script is None else request.script.command)
-    if request.script is not None:
-        check_budget(request.script, request.rule())
+    ledger = Ledger(path, metric, request.baseline, "" if request.paired is None else request.paired.command)
+    if request.paired is not None:
+        check_budget(request.paired, request.rule())
     return ledger.judged(
-        request.candidate, request.rule(), lambda rule: _judged(request, rule), trains=request.script is not None
+        request.candidate, request.rule(), lambda rule: _judged(request, rule), trains=request.paired is not None
     )
 
 
 def _judged(request: Request, rule: Rule) -> Decision:
     """Return the decision about a script's runs or a table's."""
-    if request.script is not None:
-        return judge_pairs(request.script, rule)
+    if request.paired is not None:
+        return judge_pairs(request.paired, rule)
     pairs = _read(request, request.candidate, needs_both=request.floor is None)
     return decided(request, pairs, rule).noted(*pairs.notes)
 
@@ -309,14 +367,14 @@ def main(request: Request) -> None:
     """Print the decision and end with its exit code; an error ends with 5, which is no answer."""
     try:
         code = run(request)
-    except StudyError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        code = FAILED
     except OSError as error:
         place = "standard output" if error.filename is None else error.filename
         print(f"error: {printable(str(place))}: {error.strerror or error}. Choose another place.", file=sys.stderr)
         code = FAILED
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if is_for_users(error):
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         code = FAILED
     sys.exit(code)

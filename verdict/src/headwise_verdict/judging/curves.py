@@ -8,8 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from headwise_verdict.files.errors import StudyError
-from headwise_verdict.reporting.cell_values import figure_of
-from headwise_verdict.reporting.table_rows import Row
+from headwise_verdict.reporting.table_rows import Row, figure_of
 
 STEPS = ("step", "steps", "_step", "iteration", "tokens")
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
 from headwise_verdict.judging.bounded import Bets
-from headwise_verdict.judging.evidence import Sample, autocorrelation, e_value, half_width, interval, paired
+from headwise_verdict.judging.evidence import FORESEEN, Sample, autocorrelation, e_value, further, interval, paired
 
 ACCEPT, REJECT, EQUIVALENT, GO_ON, UNDECIDED = "accept", "reject", "equivalent", "go on", "undecided"
 # the exit code of each answer
 CODES = {ACCEPT: 0, REJECT: 1, EQUIVALENT: 2, GO_ON: 3, UNDECIDED: 4}
 # how many differences, and how close in proportion to their mean, are no independent pairs
 FEWEST_ALIKE, ALIKE = 3, 1e-9
-# further seeds beyond which a forecast says only that it takes more
-FORESEEN = 1000
 
 
 @dataclass(frozen=True)
@@ -217,12 +215,7 @@ def _more(last: Sample, rule: Rule) -> int | None:
     if last.freedom < 1:
         # the fewest that any differences take
         last = replace(last, spread=0.0)
-    for more in range(1, FORESEEN):
-        then = replace(last, size=last.size + more, freedom=last.freedom + more)
-        half = half_width(then, rule.alpha)
-        if _answer(last.mean - half, last.mean + half, rule) != GO_ON:
-            return more
-    return None
+    return further(last, rule.alpha, lambda low, high: _answer(low, high, rule) != GO_ON)
 
 
 def _more_bets(bets: Bets, rule: Rule) -> int | None:

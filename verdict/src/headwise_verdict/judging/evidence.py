@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 # The spread c of the prior on the effect size, in spreads of a difference: changes worth a run are of this order.
 EFFECT = 2.0
+# further differences beyond which a forecast says only that it takes more
+FORESEEN = 1000
 # fewest differences whose order is tested
 FEWEST_FOR_ORDER = 8
 
@@ -92,6 +94,19 @@ def half_width(sample: Sample, alpha: float) -> float:
     if ratio >= wide:
         return math.inf
     return sample.error * math.sqrt(nu * (ratio - 1) / (1 - ratio / wide))
+
+
+def further(sample: Sample, alpha: float, settles: Callable[[float, float], bool]) -> int | None:
+    """Return the further differences after which the interval settles a question if mean and spread stay.
+
+    None beyond what is foreseen. `settles` takes the ends of the interval.
+    """
+    for more in range(1, FORESEEN):
+        then = replace(sample, size=sample.size + more, freedom=sample.freedom + more)
+        half = half_width(then, alpha)
+        if settles(sample.mean - half, sample.mean + half):
+            return more
+    return None
 
 
 def autocorrelation(differences: Sequence[float]) -> float | None:

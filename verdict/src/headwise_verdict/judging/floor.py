@@ -16,7 +16,7 @@ from typing import Any
 from headwise_verdict.files.durable import read_json, write_json
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.evidence import Sample, against_floor
-from headwise_verdict.reporting.cell_values import figure_of
+from headwise_verdict.reporting.table_rows import figure_of
 from headwise_verdict.results.digests import broken_seal, sealed
 
 FILE = Path("headwise-floor.json")

@@ -10,12 +10,9 @@ from typing import Any
 
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.judging.curves import Target
-from headwise_verdict.reporting.cell_values import figure_of, is_missing, seed_of
-from headwise_verdict.reporting.run_states import RunState, state_columns, states_of
-from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
+from headwise_verdict.reporting.table_columns import ARMS, SEEDS, RunState, column_of, plain, state_columns, states_of
+from headwise_verdict.reporting.table_rows import Row, figure_of, is_missing, names_of, read_rows, seed_of
 
-ARMS = ("arm", "method", "group", "config.arm", "config.method")
-SEEDS = ("seed", "config.seed", "run_seed")
 # figures beyond this are those of runs that diverged
 LARGEST = 1e100
 # seeds that a message lists
@@ -124,7 +121,7 @@ def _table(
     if metric not in names:
         raise StudyError(f"{path} has no column {metric!r}. Columns: {', '.join(names)}.")
     if only and not arm:
-        arm = next((name for name in ARMS if name in names), ARMS[0])
+        arm = next((name for name in names if plain(name) in ARMS), ARMS[0])
         found = list(dict.fromkeys(str(row.values[arm]) for row in rows if arm in row.values))
         if len(found) > 1:
             raise StudyError(
@@ -133,7 +130,9 @@ def _table(
             )
         rows = [replace(row, values=row.values | {arm: only}) for row in rows]
         names = names_of(rows)
-    arm, seed = _column(path, names, arm, ARMS, "arm"), _column(path, names, seed, SEEDS, "seed-column")
+    apart = ", or give the baseline's runs in a separate table by --against"
+    arm = column_of(names, arm, ARMS, "--arm", path, apart)
+    seed = column_of(names, seed, SEEDS, "--seed-column", path)
     if target is not None:
         rows = target.steps_of(path, rows, metric, (arm, seed), arms)
     states = states_of([row.values for row in rows], state_columns(names, (arm, seed, metric)))
@@ -142,18 +141,6 @@ def _table(
 
 def _left_out(name: str, row: Row, state: RunState, seed_column: str) -> str:
     return f"not finished, and not counted: {name} with seed {row.values.get(seed_column)}, whose state is {state.text}"
-
-
-def _column(path: Path, names: list[str], given: str, usual: tuple[str, ...], option: str) -> str:
-    if given and given not in names:
-        raise StudyError(f"{path} has no column {given!r}. Columns: {', '.join(names)}.")
-    found = given or next((name for name in usual if name in names), "")
-    if not found:
-        other = ", or give the baseline's runs in a separate table by --against" if option == "arm" else ""
-        raise StudyError(
-            f"{path} has no column {usual[0]!r}. Name it by --{option}{other}. Columns: {', '.join(names)}."
-        )
-    return found
 
 
 def check_diverged(figure: float | None, finished: Sequence[float], *, higher: bool) -> None:

@@ -171,6 +171,12 @@ def robust_heat_map(rows: Sequence[Row], *, value_title: str) -> tuple[Any, str]
     return heat_map(rows, value_title=value_title, legend_title="", domain=domain), beyond(values, domain)
 
 
+def around_zero(rows: Iterable[Row]) -> dict[str, Any]:
+    """Return the settings of a heat map of differences, whose colours span as much below 0 as above."""
+    farthest = max((abs(row["value"]) for row in rows), default=0.0) or 1.0
+    return {"domain": (-farthest, farthest), "diverging": True}
+
+
 def digits_of(domain: tuple[float, float]) -> str:
     """Return the format that distinguishes the ends of a range: ".2r" for 0.1 to 0.9, ".5r" for 0.99981 to 0.99989."""
     low, high = domain
@@ -247,32 +253,16 @@ def attention_maps(heads: Sequence[Sequence[Sequence[float]]], *, top: float) ->
     base = base.transform_flatten(["weights", "key"], ["weight", "key"])
     base = base.transform_calculate(place=f"datum.head * {step} + datum.key")
     middles = [head * step + keys // 2 for head in range(len(heads))]
-    across = alt.X(
-        "place",
-        type="ordinal",
-        title="key, by head",
-        scale=alt.Scale(domain=list(range(len(heads) * step - 1)), paddingInner=0),
-        axis=alt.Axis(
-            values=middles,
-            labelExpr=f"'head ' + floor(datum.value / {step})",
-            labelAngle=0,
-            labelOverlap=False,
-            domain=False,
-            ticks=False,
-        ),
+    places = alt.Scale(domain=list(range(len(heads) * step - 1)), paddingInner=0)
+    plain = {"domain": False, "ticks": False}
+    named = alt.Axis(
+        values=middles, labelExpr=f"'head ' + floor(datum.value / {step})", labelAngle=0, labelOverlap=False, **plain
     )
-    down = alt.Y(
-        "query",
-        type="ordinal",
-        scale=alt.Scale(paddingInner=0),
-        axis=alt.Axis(labelOverlap=True, domain=False, ticks=False),
-    )
+    across = alt.X("place:O", title="key, by head", scale=places, axis=named)
+    down = alt.Y("query:O", scale=alt.Scale(paddingInner=0), axis=alt.Axis(labelOverlap=True, **plain))
     legend = alt.Legend(title="weight", orient="top", gradientLength=110, gradientThickness=9)
-    colour = alt.Color(
-        "weight", type="quantitative", scale=alt.Scale(scheme="cividis", domain=[0.0, top]), legend=legend
-    )
-    words = [alt.Tooltip(name, type="nominal") for name in ("head", "query", "key")]
-    words.append(alt.Tooltip("weight", type="quantitative", format=".3g"))
+    colour = alt.Color("weight:Q", scale=alt.Scale(scheme="cividis", domain=[0.0, top]), legend=legend)
+    words = ["head:N", "query:N", "key:N", alt.Tooltip("weight:Q", format=".3g")]
     chart = base.mark_rect(cursor="crosshair").encode(x=across, y=down, color=colour, tooltip=words)
     return chart.properties(width="container", height=max(QUERY_ROW * queries, 60))
 
@@ -285,20 +275,19 @@ def pairs_of(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) 
     largest = max((max(row["x"], row["y"]) for row in flat), default=1.0) or 1.0
     names = list(dict.fromkeys(row["series"] for row in flat))
     scale = alt.Scale(domain=[0, 1.03 * largest], nice=False)
+    place = {
+        "x": alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=5, grid=False)),
+        "y": alt.Y("y:Q", title=y, scale=scale, axis=alt.Axis(tickCount=5)),
+    }
     legend = alt.Legend(title=series, orient="top", columns=2, labelLimit=170) if len(names) > 1 else None
-    across = alt.X("x", type="quantitative", title=x, scale=scale, axis=alt.Axis(tickCount=5, grid=False))
-    up = alt.Y("y", type="quantitative", title=y, scale=scale, axis=alt.Axis(tickCount=5))
+    style = {"scale": alt.Scale(domain=names), "legend": legend}
     line = chart_of(alt, [{"x": 0, "y": 0}, {"x": largest, "y": largest}])
     points = chart_of(alt, flat).mark_point(filled=True, size=22, opacity=0.6)
-    tooltips = [alt.Tooltip("series", type="nominal")] if series else []
-    tooltips += [alt.Tooltip(n, type="quantitative", title=t, format=".4g") for n, t in (("x", x), ("y", y))]
+    words = ["series:N"] if series else []
+    words += [alt.Tooltip(f"{name}:Q", title=title, format=".4g") for name, title in (("x", x), ("y", y))]
     return alt.layer(
-        line.mark_line(strokeWidth=1, color="var(--grey)", strokeDash=[4, 3]).encode(x=across, y=up),
+        line.mark_line(strokeWidth=1, color="var(--grey)", strokeDash=[4, 3]).encode(**place),
         points.encode(
-            x=across,
-            y=up,
-            color=alt.Color("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
-            shape=alt.Shape("series", type="nominal", scale=alt.Scale(domain=names), legend=legend),
-            tooltip=tooltips,
+            **place, color=alt.Color("series:N", **style), shape=alt.Shape("series:N", **style), tooltip=words
         ),
     ).properties(width="container", height=300)

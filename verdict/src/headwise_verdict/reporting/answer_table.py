@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headwise_verdict.pages.formats import MINUS, Unit, mebibytes, milliseconds, p_value
@@ -37,55 +38,44 @@ def answer_table(analysis: Analysis, tuned: Mapping[str, str] | None = None) -> 
 
     `tuned` describes, by label, how an arm was chosen.
     """
-    metric, gap = analysis.metric, gap_of(analysis)
-    unit = unit_of(metric)
-    detectable = has_detectable(analysis, metric.name)
-    columns = [
-        Column("arm"),
-        *difference_columns(unit, detectable, has_pairs(analysis, metric.name)),
-        Column(metric.label, f"{unit.name} {INTERVAL}".strip(), number=True),
-        *([Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []),
-        *(_cost_column(name, analysis) for name in measured_costs(analysis)),
-        Column("runs"),
-    ]
-    base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
-    names = brief_names(analysis)
-    rows = [
-        _row(
-            arm,
-            analysis,
-            unit,
-            gap,
-            TableCell(arm.label, small=(tuned or {}).get(arm.label, ""), brief=names[arm.label]),
-        )
-        for arm in (*base, *by_effect(analysis))
-    ]
-    return table(columns, rows, marked=[0], caption="Every arm against the baseline")
+    gap, costs = gap_of(analysis), measured_costs(analysis)
+    columns, rows = _compared(analysis, analysis.metric, analysis.metric.label)
+    columns += [Column("gap", f"train {MINUS} test, {unit_of(gap).difference}", number=True)] if gap else []
+    columns += [*(_cost_column(name, analysis) for name in costs), Column("runs")]
+    for arm, cells in rows:
+        cells[0] = replace(cells[0], small=(tuned or {}).get(arm.label, ""))
+        if gap:
+            value = arm.metrics[gap.name].mean
+            cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, arm.all_diverged))
+        for name in costs:
+            value = arm.costs.get(name)
+            cells.append(figure_cell(COSTS[name][2](value), value, arm.all_diverged))
+        counts, steps = run_counts(arm.runs)
+        cells.append(TableCell(counts, small="; ".join(steps)))
+    return table(columns, [cells for _, cells in rows], marked=[0], caption="Every arm against the baseline")
 
 
 def outcome_table(analysis: Analysis, outcome: Outcome) -> Any:
     """Return a table of one row per arm for one outcome."""
-    unit = unit_of(outcome)
-    detectable = has_detectable(analysis, outcome.name)
-    columns = [
-        Column("arm"),
-        *difference_columns(unit, detectable, has_pairs(analysis, outcome.name)),
-        Column(label_of(outcome), f"{unit.name} {INTERVAL}".strip(), number=True),
-    ]
-    rows, names = [], brief_names(analysis)
-    base = [arm for arm in analysis.arms if arm.label == analysis.baseline]
-    for arm in (*base, *by_effect(analysis)):
-        mean = arm.metrics[outcome.name]
-        cell = figure_cell(unit.number(mean.mean), mean.mean, arm.all_diverged, unit.interval(mean.low, mean.high))
+    columns, rows = _compared(analysis, outcome, label_of(outcome))
+    return table(columns, [cells for _, cells in rows], marked=[0], caption=label_of(outcome))
+
+
+def _compared(
+    analysis: Analysis, outcome: Outcome, label: str
+) -> tuple[list[Column], list[tuple[ArmAnalysis, list[TableCell]]]]:
+    """Return the columns and rows of all arms in one outcome, the baseline first, then the best."""
+    unit, detectable, names = unit_of(outcome), has_detectable(analysis, outcome.name), brief_names(analysis)
+    figures = Column(label, f"{unit.name} {INTERVAL}".strip(), number=True)
+    rows = []
+    for arm in (*(arm for arm in analysis.arms if arm.label == analysis.baseline), *by_effect(analysis)):
+        mean, diverged = arm.metrics[outcome.name], arm.all_diverged
+        heading = TableCell(arm.label, brief=names[arm.label])
         entry = arm.differences.get(outcome.name)
-        rows.append(
-            [
-                TableCell(arm.label, brief=names[arm.label]),
-                *difference_cells(entry, unit, arm.all_diverged, detectable),
-                cell,
-            ]
-        )
-    return table(columns, rows, marked=[0], caption=label_of(outcome))
+        figure = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
+        rows.append((arm, [heading, *difference_cells(entry, unit, diverged, detectable), figure]))
+    differences = difference_columns(unit, detectable, has_pairs(analysis, outcome.name))
+    return [Column("arm"), *differences, figures], rows
 
 
 def has_detectable(analysis: Analysis, outcome: str) -> bool:
@@ -173,18 +163,3 @@ def _cost_column(name: str, analysis: Analysis) -> Column:
     heading, note, _ = COSTS[name]
     indicative = ", indicative" if name == "seconds_per_step" and analysis.cost_is_indicative else ""
     return Column(heading, note + indicative, number=True)
-
-
-def _row(arm: ArmAnalysis, analysis: Analysis, unit: Unit, gap: Outcome | None, heading: TableCell) -> list[TableCell]:
-    mean, costs, diverged = arm.metrics[analysis.primary], arm.costs, arm.all_diverged
-    counts, steps = run_counts(arm.runs)
-    outcome_cell = figure_cell(unit.number(mean.mean), mean.mean, diverged, unit.interval(mean.low, mean.high))
-    entry, detectable = arm.differences.get(analysis.primary), has_detectable(analysis, analysis.primary)
-    cells = [heading, *difference_cells(entry, unit, diverged, detectable), outcome_cell]
-    if gap:
-        value = arm.metrics[gap.name].mean
-        cells.append(figure_cell(unit_of(gap).number(value, signed=True), value, diverged))
-    cells += [
-        figure_cell(COSTS[name][2](costs.get(name)), costs.get(name), diverged) for name in measured_costs(analysis)
-    ]
-    return [*cells, TableCell(counts, small="; ".join(steps))]

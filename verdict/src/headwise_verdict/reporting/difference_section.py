@@ -8,8 +8,7 @@ from typing import Any
 
 from headwise_verdict.pages.charts import chart_of, specification
 from headwise_verdict.pages.formats import p_value
-from headwise_verdict.pages.label_columns import label_column, text_column
-from headwise_verdict.pages.line_charts import dose
+from headwise_verdict.pages.line_charts import dose, label_column, spread_axis, text_column
 from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, table
 from headwise_verdict.reporting.answer_table import INTERVAL, outcome_table
 from headwise_verdict.reporting.outcome_texts import (
@@ -79,91 +78,47 @@ def _points(
 ) -> list[Any]:
     """Return the layers of a plot of differences: margin, zero, intervals, seeds and means with their labels."""
     base = chart_of(alt, [{key: value for key, value in row.items() if key != "seeds"} for row in rows])
-    # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
-    intervals = any(row["low"] is not None for row in rows)
-    y = functools.partial(
-        alt.Y, "label", type="nominal", title=None, sort=[row["label"] for row in rows], scale=alt.Scale(type="band")
-    )
+    order = [row["label"] for row in rows]
+    y = functools.partial(alt.Y, "label:N", title=None, sort=order, scale=alt.Scale(type="band"))
     scale = alt.Scale(zero=True, nice=True, reverse=reverse)
-    x = alt.X(
-        "mean",
-        type="quantitative",
-        title=title,
-        scale=scale,
-        axis=alt.Axis(tickCount=ticks, labelSeparation=6, labelFlush=False, labelBound=10, labelOverlap="greedy"),
-    )
-    words = [alt.Tooltip(name, type="nominal") for name in ("label", "verdict", "words")]
-    layers = [] if margin is None else [_margin(alt, margin, title)]
-    layers.append(_zero(alt, title))
-    if intervals:
-        layers.append(_intervals(alt, base, x, y(axis=None), words, width))
+    x = alt.X("mean:Q", title=title, scale=scale, axis=spread_axis(alt, ticks))
+    words = ["label:N", "verdict:N", "words:N"]
+    layers = []
+    if margin is not None:
+        ends = chart_of(alt, [{"from": -margin, "to": margin}]).mark_rect(color="var(--faint)")
+        layers.append(ends.encode(x=alt.X("from:Q", title=title), x2=alt.X2("to:Q")))
+    zero = chart_of(alt, [{"zero": 0}]).mark_rule(color="var(--ink)", strokeWidth=1)
+    layers.append(zero.encode(x=alt.X("zero:Q", title=title)))
+    # Vega warns of an infinite extent for a layer without marks, and allows no padding for points alone
+    if any(row["low"] is not None for row in rows):
+        marks = base.transform_filter("datum.low != null").mark_rule(strokeWidth=width)
+        # by conditions, not by the scale of the points: a line would change the symbols of their legend
+        tests = [{"test": f"datum.verdict === '{one}'", "value": colour} for one, colour in zip(VERDICTS, COLOURS)]
+        colour = alt.ColorValue(condition=tests, value="var(--grey)")
+        bars = marks.encode(x=x, x2=alt.X2("high:Q"), y=y(axis=None), color=colour, tooltip=words)
+        layers.append(bars.transform_calculate(mean="datum.low"))
     seeds = [{"label": row["label"], **seed} for row in rows for seed in row["seeds"]] if numbers else []
     if seeds:
-        layers.append(_seeds(alt, seeds, title, y(axis=None)))
-    points = base.mark_point(filled=True, size=size, opacity=1)
-    drawn = [one for one in VERDICTS if one in {row["verdict"] for row in rows}]
-    marks = {"color": _colour(alt, drawn if numbers else []), "shape": _shape(alt, drawn if numbers else [])}
-    layers.append(points.encode(x=x, y=y(axis=_labels(alt, rows, small=not numbers)), tooltip=words, **marks))
-    if numbers:
-        column = base.mark_point(opacity=0, size=0).encode(x=x, y=y(axis=_numbers(alt, rows)))
-        layers.append(column)
-    return layers
-
-
-def _zero(alt: Any, title: str) -> Any:
-    zero = chart_of(alt, [{"zero": 0}]).mark_rule(color="var(--ink)", strokeWidth=1)
-    return zero.encode(x=alt.X("zero", type="quantitative", title=title))
-
-
-def _margin(alt: Any, margin: float, title: str) -> Any:
-    ends = chart_of(alt, [{"from": -margin, "to": margin}]).mark_rect(color="var(--faint)")
-    return ends.encode(x=alt.X("from", type="quantitative", title=title), x2=alt.X2("to:Q"))
-
-
-def _intervals(alt: Any, base: Any, x: Any, y: Any, words: list[Any], width: float) -> Any:
-    marks = base.transform_filter("datum.low != null").mark_rule(strokeWidth=width)
-    # by conditions, not by the scale of the points: a line would change the symbols of their legend
-    tests = [{"test": f"datum.verdict === '{one}'", "value": colour} for one, colour in zip(VERDICTS, COLOURS)]
-    colour = alt.ColorValue(condition=tests, value="var(--grey)")
-    return marks.encode(x=x, x2=alt.X2("high:Q"), y=y, color=colour, tooltip=words).transform_calculate(
-        mean="datum.low"
+        dots = chart_of(alt, seeds).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
+        told = ["label:N", "seed:N", alt.Tooltip("value:Q", format="+.4g")]
+        layers.append(dots.encode(x=alt.X("value:Q", title=title), y=y(axis=None), tooltip=told))
+    drawn = [one for one in VERDICTS if numbers and one in {row["verdict"] for row in rows}]
+    legend = alt.Legend(title=None, orient="top", values=drawn, symbolSize=90) if drawn else None
+    colours, shapes = (alt.Scale(domain=list(VERDICTS), range=list(values)) for values in (COLOURS, SHAPES))
+    labels = label_column(alt, {row["label"]: row.get("brief") or row["label"] for row in rows}, small=not numbers)
+    points = base.mark_point(filled=True, size=size, opacity=1).encode(
+        x=x,
+        y=y(axis=labels),
+        color=alt.Color("verdict:N", legend=legend, scale=colours),
+        shape=alt.Shape("verdict:N", legend=legend, scale=shapes),
+        tooltip=words,
     )
-
-
-def _seeds(alt: Any, seeds: list[dict[str, Any]], title: str, y: Any) -> Any:
-    dots = chart_of(alt, seeds).mark_circle(size=22, opacity=0.45, color="var(--ink)", yOffset=9)
-    tooltips = [alt.Tooltip("label", type="nominal"), alt.Tooltip("seed", type="nominal")]
-    tooltips.append(alt.Tooltip("value", type="quantitative", format="+.4g"))
-    return dots.encode(x=alt.X("value", type="quantitative", title=title), y=y, tooltip=tooltips)
-
-
-def _labels(alt: Any, rows: list[dict[str, Any]], small: bool) -> Any:
-    names = {row["label"]: row.get("brief") or row["label"] for row in rows}
-    return label_column(alt, names, small=small)
-
-
-def _numbers(alt: Any, rows: list[dict[str, Any]]) -> Any:
-    wide, narrow = ({row["label"]: row[key] for row in rows} for key in ("number", "short"))
-    return text_column(alt, wide, narrow, orient="right")
-
-
-def _colour(alt: Any, drawn: list[str]) -> Any:
-    scale = alt.Scale(domain=list(VERDICTS), range=list(COLOURS))
-    return alt.Color("verdict", type="nominal", legend=_legend(alt, drawn), scale=scale)
-
-
-def _shape(alt: Any, drawn: list[str]) -> Any:
-    scale = alt.Scale(domain=list(VERDICTS), range=list(SHAPES))
-    return alt.Shape("verdict", type="nominal", legend=_legend(alt, drawn), scale=scale)
-
-
-def _legend(alt: Any, drawn: list[str]) -> Any:
-    return alt.Legend(title=None, orient="top", values=drawn, symbolSize=90) if drawn else None
-
-
-def difference_sections(analysis: Analysis) -> list[Section]:
-    """Return the forest plot of the primary outcome and, if there are more, the panels and tables of all outcomes."""
-    return [*forest_section(analysis), *panels_section(analysis)]
+    layers.append(points)
+    if numbers:
+        wide, narrow = ({row["label"]: row[key] for row in rows} for key in ("number", "short"))
+        column = text_column(alt, wide, narrow, orient="right")
+        layers.append(base.mark_point(opacity=0, size=0).encode(x=x, y=y(axis=column)))
+    return layers
 
 
 def forest_section(analysis: Analysis) -> list[Section]:

@@ -8,12 +8,57 @@ from collections.abc import Callable
 from typing import Any
 
 from headwise_verdict.files.errors import count
-from headwise_verdict.pages.charts import heat_map
+from headwise_verdict.pages.charts import around_zero, heat_map
 from headwise_verdict.pages.line_charts import lines
 from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, prose, table
-from headwise_verdict.reporting.units import UNITS
 from headwise_verdict.results.folder import RunFolder, StudyFolder
 from headwise_verdict.results.health_records import Alert, Record, alerts_among, figures_among
+
+UNITS = {
+    "attention_entropy": "nats",
+    "entropy_share": "share of log(keys)",
+    "lowest_entropy": "nats",
+    "entropy_floor_centred": "nats",
+    "entropy_floor_spectral": "nats",
+    "max_logit": "nats",
+    "logit_bound": "nats",
+    "sink_mass": "share of weight",
+    "peaked_rows": "share of queries",
+    "head_redundancy": "cosine",
+    "layer_redundancy": "cosine",
+    "layer_redundancy_mean": "cosine",
+    "token_cosine": "cosine",
+    "high_frequency": "ratio",
+    "stream_cosine": "cosine",
+    "stream_high_frequency": "ratio",
+    "final_cosine": "cosine",
+    "final_high_frequency": "ratio",
+    "nonlocal_functional": "squared units of v",
+    "gradient_cosine": "cosine",
+    "output_norm": "units of v",
+    "query_norm": "units of q",
+    "key_norm": "units of k",
+    "value_norm": "units of v",
+    "massive_activations": "largest over median",
+    "attention_distance": "tokens",
+    "later_keys": "share of later keys",
+    "text_to_image_mass": "share of weight",
+    "image_to_text_mass": "share of weight",
+    "log_sum_exp": "nats",
+    "largest_log_sum_exp": "nats",
+    "min_logit": "nats",
+    "top_key_distance": "tokens",
+    "top_key_share": "share of queries",
+    "sink_weight": "share of weight",
+    "sink_closed": "share of queries",
+    "sink_open": "share of queries",
+    "gate_mean": "gate",
+    "gate_closed": "share of gates",
+    "gate_open": "share of gates",
+    "attention_write": "share of the stream",
+    "mlp_write": "share of the stream",
+}
+
 
 READINGS = 16  # drawn per run, evenly spaced, first and last included; more could not be distinguished on a screen
 # The statistics drawn if more were recorded: those that alerts judge, and the plainest ones of entropy, logits and
@@ -202,8 +247,7 @@ def _all_arms(means: dict[tuple[str, Any], float], x: str, arms: list[str], word
         return prose([f"{title}: no reading is shared with the baseline."], kind="note")
     style: dict[str, Any] = {"value_title": words, "legend_title": "", "label_limit": LABELS, "packed": x == "step"}
     if baseline:
-        farthest = max(abs(row["value"]) for row in rows) or 1.0
-        style |= {"domain": (-farthest, farthest), "diverging": True}
+        style |= around_zero(rows)
     return figure(heat_map(rows, x=x, y="arm", y_order=[a for a in arms if a != baseline], **style), title=title)
 
 
@@ -244,9 +288,8 @@ def _map(name: str, records: Records, domain: tuple[float, float], base: Records
         if (key := (row["layer"], row["head"], row["step"])) in baseline_values
     ]
     if changes:
-        farthest = max(abs(row["value"]) for row in changes) or 1.0
-        change_style = style | {"domain": (-farthest, farthest), "diverging": True}
-        maps.append(_over_steps(changes, title, "Difference to the baseline, same seed.", change_style, per_layer))
+        words = "Difference to the baseline, same seed."
+        maps.append(_over_steps(changes, title, words, style | around_zero(changes), per_layer))
     if not per_layer:
         chosen = heat_map(rows, reading="step", packed=True, **style)
         maps.append(figure(chosen, title=title, caption="Layer × head at the chosen step."))

@@ -1,7 +1,7 @@
 """Conversion of a table of runs from any source (CSV, JSON lines, JSON) into a study's folder, which a report reads.
 
-Each row is a run with its arm, its seed and its scores. The exports of Weights & Biases, MLflow and trackio are read
-unchanged; for other tools the user names the columns.
+Each row is a run with its arm, its seed and its scores. Exports of Weights & Biases, MLflow, trackio, Optuna and Ray
+are read unchanged; for other tools the user names the columns.
 """
 
 from __future__ import annotations
@@ -18,23 +18,33 @@ from typing import Any
 from headwise_verdict.files.durable import read_json, write_bytes, write_json
 from headwise_verdict.files.errors import StudyError, suggest
 from headwise_verdict.files.ownership import REPORT, STUDY, claim, plain_folder
-from headwise_verdict.reporting.cell_values import INFINITE, figure_of, is_missing, same_value, seed_of
-from headwise_verdict.reporting.one_row_per_run import last_of_each_run, named_by_run
-from headwise_verdict.reporting.run_states import RunState, state_columns, states_of
 from headwise_verdict.reporting.table_columns import (
     ARMS,
+    FINISHED,
     SEEDS,
+    RunState,
     column_of,
     declared_settings,
     figure_column,
+    last_of_each_run,
     settings_of_format,
+    state_columns,
+    states_of,
     unasked_columns,
 )
-from headwise_verdict.reporting.table_rows import Row, names_of, read_rows
-from headwise_verdict.results.declarations import declared_outcomes
+from headwise_verdict.reporting.table_rows import (
+    INFINITE,
+    Row,
+    figure_of,
+    is_missing,
+    names_of,
+    read_rows,
+    same_value,
+    seed_of,
+)
 from headwise_verdict.results.digests import RESULT, digest_of, digests, sealed
 from headwise_verdict.results.folder import sealed_study
-from headwise_verdict.results.records import MetricRecord, RunEntry, RunResult, StudyRecord
+from headwise_verdict.results.records import MetricRecord, RunEntry, RunResult, StudyRecord, declared_outcomes
 from headwise_verdict.results.stored import checked_study
 
 # largest number of faults of a kind that are listed by row
@@ -47,17 +57,19 @@ HASH = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TableRun:
-    """A run read from a table: its row, arm, seed, state, and its figures by outcome, None if it did not finish.
-
-    `infinite` names the outcomes for which a finished run has an infinite number, which is none of its figures.
-    """
+    """A run read from a table: its row, arm, seed and state, and its cells by outcome."""
 
     row: Row
     arm: str
     seed: int
-    figures: dict[str, float | None]
+    cells: dict[str, Any]
     state: RunState
-    infinite: frozenset[str] = frozenset()
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Return its figures by outcome; None for one that it lacks, and for all of a run that did not finish."""
+        finished = self.state.kind == "finished"
+        return {name: figure_of(value) if finished else None for name, value in self.cells.items()}
 
     @property
     def diverged(self) -> bool:
@@ -82,8 +94,8 @@ def study_of_numbers(
         outcomes: as for `--outcome`, the primary one first: "accuracy:higher".
         baseline: the arm that the others are compared with.
         out: the folder.
-        arm: the column of the arms; "" searches for it.
-        seed: the column of the seeds; "" searches for it.
+        arm: the column of the arms; "": a usual name.
+        seed: the column of the seeds; "": a usual name.
         settings: the columns in which rows of one arm must agree; () takes those that an export marks as settings.
 
     Raises:
@@ -95,8 +107,7 @@ def study_of_numbers(
         raise StudyError(
             f"{path}: no outcome is named. Give --outcome NAME:higher or NAME:lower, such as --outcome accuracy:higher."
         )
-    rows, of_names = named_by_run(read_rows(path), bool(arm or seed))
-    rows = last_of_each_run(rows, [arm, seed])
+    rows = last_of_each_run(read_rows(path), [arm, seed])
     names = names_of(rows)
     columns = {
         "arm": column_of(names, arm, ARMS, "--arm", path),
@@ -106,70 +117,66 @@ def study_of_numbers(
     _refuse_one_outcome_twice(path, figure_columns)
     used = {*columns.values(), *figure_columns.values()}
     stated = state_columns(names, used)
-    cells = _cells(path, rows, columns, figure_columns, states_of([row.values for row in rows], stated))
-    arms = list(dict.fromkeys(cell.arm for cell in cells))
+    runs = _runs(path, rows, columns, figure_columns, states_of([row.values for row in rows], stated))
+    arms = list(dict.fromkeys(run.arm for run in runs))
     if baseline not in arms:
         raise StudyError(
             f"{path} has no arm {baseline!r}.{suggest(baseline, arms)} Arms: {', '.join(arms)}. Name one: "
             f"--baseline {arms[0]!r}."
         )
-    if not any(cell.diverged or cell.state.kind == "finished" for cell in cells):
-        said = ", ".join(dict.fromkeys(cell.state.text for cell in cells))
+    if all(run.state.kind == "unfinished" for run in runs):
+        said = ", ".join(dict.fromkeys(run.state.text for run in runs))
         raise StudyError(f"{path} has no finished run; its states are {said}. Write finished for runs that finished.")
-    _refuse_percents(path, cells, metrics)
-    _refuse_repeated_cells(path, cells)
-    declared = declared_settings(names, settings, path) if settings else settings_of_format(names)
-    _refuse_mixed_settings(path, cells, [name for name in declared or () if name not in used])
-    notes = [
-        *of_names,
-        *_gaps(cells, [baseline, *(label for label in arms if label != baseline)], metrics[0].name),
-        *_unknown_states(cells),
-        *(_question(cells, unasked_columns(names, {*used, *stated})) if declared is None else ()),
-    ]
-    _write(path, cells, metrics, baseline, out, notes)
+    _refuse_percents(path, runs, metrics)
+    _refuse_repeated_runs(path, runs)
+    marked = declared_settings(names, settings, path) if settings else settings_of_format(names)
+    _refuse_mixed_settings(path, runs, [name for name in marked if name not in used])
+    arms = [baseline, *(label for label in arms if label != baseline)]
+    notes = _gaps(runs, arms, metrics[0].name)
+    if any(run.state.kind == "unfinished" for run in runs):
+        notes.append(f"a run counts as finished if its state is {', '.join(FINISHED[:-1])} or {FINISHED[-1]}.")
+    if not marked:
+        notes += _question(runs, unasked_columns(names, {*used, *stated}))
+    _write(path, runs, metrics, arms, out, notes)
     return notes
 
 
-def _cells(
+def _runs(
     path: Path,
     rows: list[Row],
     columns: dict[str, str],
     figure_columns: dict[str, str],
     states: Sequence[RunState],
 ) -> list[TableRun]:
-    cells, wrong = [], []
+    runs, wrong = [], []
     for row, state in zip(rows, states):
-        arm, seed = str(row.values.get(columns["arm"], "")).strip(), seed_of(row.values.get(columns["seed"]))
+        written = row.values.get(columns["seed"])
+        arm, seed = str(row.values.get(columns["arm"], "")).strip(), seed_of(written)
+        cells = {name: row.values.get(column) for name, column in figure_columns.items()}
         if not arm:
             wrong.append(f"row {row.line} has no {columns['arm']}")
         elif seed is None:
-            wrong.append(
-                f"row {row.line} has {row.values.get(columns['seed'])!r} for {columns['seed']}, which is not a whole "
-                "number"
-            )
+            wrong.append(f"row {row.line} has {written!r} for {columns['seed']}, which is not a whole number")
         else:
-            values = {name: row.values.get(column) for name, column in figure_columns.items()}
             wrong += [
                 f"row {row.line} has {value!r} for {name}, which is not a number"
-                for name, value in values.items()
+                for name, value in cells.items()
                 if figure_of(value) is None and not is_missing(value)
             ]
-            figures = {name: figure_of(value) if state.kind == "finished" else None for name, value in values.items()}
-            infinite = {n for n, v in values.items() if state.kind == "finished" and str(v).strip().lower() in INFINITE}
-            cells.append(TableRun(row, arm, seed, figures, state, frozenset(infinite)))
+            runs.append(TableRun(row, arm, seed, cells, state))
     _refuse(path, wrong, "Repair the rows.")
-    return cells
+    return runs
 
 
-def _refuse_percents(path: Path, cells: list[TableRun], metrics: Sequence[MetricRecord]) -> None:
+def _refuse_percents(path: Path, runs: list[TableRun], metrics: Sequence[MetricRecord]) -> None:
     """Raise StudyError if figures that are declared as shares are percents: 52.5 would be shown as 5,250 %."""
     for metric in metrics:
         direction = "higher" if metric.higher_is_better else "lower"
         wrong = [
-            f"row {cell.row.line} has {value} for {metric.name}, whose unit % is for shares in [0, 1]"
-            for cell in cells
+            f"row {run.row.line} has {value} for {metric.name}, whose unit % is for shares in [0, 1]"
+            for run in runs
             # differences of shares, such as a gap, may be negative
-            if metric.unit == "%" and (value := cell.figures[metric.name]) is not None and abs(value) > 1
+            if metric.unit == "%" and (value := run.figures[metric.name]) is not None and abs(value) > 1
         ]
         _refuse(path, wrong, f"For percents, write --outcome {metric.name}:{direction}:percent.")
 
@@ -178,11 +185,10 @@ def _refuse_one_outcome_twice(path: Path, figure_columns: dict[str, str]) -> Non
     for of in (figure_columns, {name: _stored(name) for name in figure_columns}):
         first: dict[str, str] = {}
         for name, place in of.items():
-            if place in first:
+            if first.setdefault(place, name) != name:
                 raise StudyError(
                     f"{path}: --outcome {first[place]} and --outcome {name} are both {place}. Give it once."
                 )
-            first[place] = name
 
 
 def _stored(name: str) -> str:
@@ -190,44 +196,36 @@ def _stored(name: str) -> str:
     return name if "/" in name else f"test/{name}"
 
 
-def _refuse_repeated_cells(path: Path, cells: list[TableRun]) -> None:
-    by_cell: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for cell in cells:
-        by_cell[cell.arm, cell.seed].append(cell.row.line)
-    wrong = [
-        f"rows {' and '.join(map(str, lines))} are both {arm}, seed {seed}"
-        for (arm, seed), lines in by_cell.items()
-        if len(lines) > 1
-    ]
+def _refuse_repeated_runs(path: Path, runs: list[TableRun]) -> None:
+    lines: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for run in runs:
+        lines[run.arm, run.seed].append(str(run.row.line))
+    wrong = [f"rows {' and '.join(of)} are both {arm}, seed {seed}" for (arm, seed), of in lines.items() if len(of) > 1]
     _refuse(path, wrong, "A pair needs one run of each arm: remove the others.")
 
 
-def _refuse_mixed_settings(path: Path, cells: list[TableRun], settings: Iterable[str]) -> None:
+def _refuse_mixed_settings(path: Path, runs: list[TableRun], settings: Iterable[str]) -> None:
     """Raise StudyError if rows of one arm differ in a setting."""
     wrong = []
     for name in settings:
-        for own in _by_arm(cells).values():
-            values = [cell.row.values.get(name) for cell in own]
+        for own in _by_arm(runs).values():
+            values = [run.row.values.get(name) for run in own]
             usual = Counter(map(str, values)).most_common(1)[0][0]
-            first = next(cell for cell, value in zip(own, values) if str(value) == usual)
+            first = next(run.row for run, value in zip(own, values) if str(value) == usual)
             wrong += [
-                f"row {cell.row.line} has {name} {_shown(value)}, and row {first.row.line} of the same arm {cell.arm} "
-                f"has {_shown(first.row.values.get(name))}"
-                for cell, value in zip(own, values)
-                if not same_value(value, first.row.values.get(name))
+                f"row {run.row.line} has {name} {_shown(value)}, and row {first.line} of the same arm {run.arm} "
+                f"has {_shown(first.values.get(name))}"
+                for run, value in zip(own, values)
+                if not same_value(value, first.values.get(name))
             ]
-    _refuse(
-        path,
-        wrong,
-        "One arm is one configuration: give them different arms, or name the columns that are settings: --settings "
-        "NAME,NAME.",
-    )
+    remedy = "One arm is one configuration: give them different arms, or name the columns that are settings: --settings"
+    _refuse(path, wrong, f"{remedy} NAME,NAME.")
 
 
-def _by_arm(cells: list[TableRun]) -> dict[str, list[TableRun]]:
+def _by_arm(runs: list[TableRun]) -> dict[str, list[TableRun]]:
     by_arm: dict[str, list[TableRun]] = {}
-    for cell in cells:
-        by_arm.setdefault(cell.arm, []).append(cell)
+    for run in runs:
+        by_arm.setdefault(run.arm, []).append(run)
     return by_arm
 
 
@@ -235,13 +233,13 @@ def _shown(value: Any) -> str:
     return "empty" if value in ("", None) else str(value)
 
 
-def _question(cells: list[TableRun], names: Iterable[str]) -> list[str]:
+def _question(runs: list[TableRun], names: Iterable[str]) -> list[str]:
     """Return the note that asks which of the columns that differ within an arm are settings."""
-    arms = _by_arm(cells).values()
+    arms = _by_arm(runs).values()
     open_ = [
         name
         for name in names
-        if any(not same_value(cell.row.values.get(name), own[0].row.values.get(name)) for own in arms for cell in own)
+        if any(not same_value(run.row.values.get(name), own[0].row.values.get(name)) for own in arms for run in own)
     ]
     if not open_:
         return []
@@ -252,46 +250,28 @@ def _question(cells: list[TableRun], names: Iterable[str]) -> list[str]:
     ]
 
 
-def _unknown_states(cells: list[TableRun]) -> list[str]:
-    """Return the notes on states that are not known, each with its rows."""
-    rows: dict[str, list[int]] = {}
-    for cell in cells:
-        if cell.state.kind == "unknown":
-            rows.setdefault(cell.state.text, []).append(cell.row.line)
-    return [
-        f"{_rows(lines)} {'have' if len(lines) > 1 else 'has'} the state {text!r}, which is not known to mean that a "
-        "run finished: its figures are not used. If it did, write finished."
-        for text, lines in rows.items()
-    ]
-
-
-def _rows(lines: list[int]) -> str:
-    more = f" and {len(lines) - LISTED} more" if len(lines) > LISTED else ""
-    return f"row{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:LISTED]))}{more}"
-
-
-def _gaps(cells: list[TableRun], arms: list[str], outcome: str) -> list[str]:
-    by_cell = {(cell.arm, cell.seed): cell for cell in cells}
+def _gaps(runs: list[TableRun], arms: list[str], outcome: str) -> list[str]:
+    """Return a note for each seed of an arm that makes no pair."""
+    by_place = {(run.arm, run.seed): run for run in runs}
     notes = []
     for arm in arms:
-        for seed in sorted({cell.seed for cell in cells}):
-            cell = by_cell.get((arm, seed))
-            if cell is None:
+        for seed in sorted({run.seed for run in runs}):
+            run = by_place.get((arm, seed))
+            if run is None:
                 notes.append(f"{arm} has no row of seed {seed}: this seed makes no pair.")
                 continue
-            place, state = f"row {cell.row.line} ({arm}, seed {seed})", cell.state
-            if cell.diverged:
+            place, text = f"row {run.row.line} ({arm}, seed {seed})", run.state.text
+            if run.diverged:
                 notes.append(f"{place} diverged.")
-            elif state.kind != "finished":
-                notes.append(f"{place} is not finished ({state.text}): this seed makes no pair.")
-            elif outcome in cell.infinite:
+            elif run.state.kind != "finished":
+                notes.append(f"{place} is not finished ({text}): this seed makes no pair.")
+            elif str(run.cells[outcome]).strip().lower() in INFINITE:
                 notes.append(
                     f"{place} has an infinite {outcome}: this seed makes no pair. If the run diverged, add a column "
                     "`state` that says diverged: left out, it flatters its arm."
                 )
-            elif cell.figures[outcome] is None:
-                why = f" ({state.text})" if state.text else ""
-                notes.append(f"{place} has no {outcome}{why}: this seed makes no pair.")
+            elif run.figures[outcome] is None:
+                notes.append(f"{place} has no {outcome}{text and f' ({text})'}: this seed makes no pair.")
     return notes
 
 
@@ -302,7 +282,7 @@ def _refuse(path: Path, wrong: list[str], remedy: str) -> None:
 
 
 def _write(
-    path: Path, cells: list[TableRun], metrics: list[MetricRecord], baseline: str, out: Path, notes: list[str]
+    path: Path, runs: list[TableRun], metrics: list[MetricRecord], arms: list[str], out: Path, notes: list[str]
 ) -> None:
     """Write the study of a table in the files of any study, replacing an earlier study of the same table."""
     study_file = out / "study.json"
@@ -315,41 +295,36 @@ def _write(
     if study_file.is_file():
         _remove_runs(out, checked_study(study_file).runs)
     entries = []
-    for cell in cells:
-        if not cell.diverged and all(value is None for value in cell.figures.values()):
+    for run in runs:
+        if not run.diverged and all(value is None for value in run.figures.values()):
             continue
-        config = {"arm": cell.arm, "seed": cell.seed, "table": path.name, "row": cell.row.line, "figures": cell.figures}
-        identity = digest_of(config)[:12]
-        folder = plain_folder(plain_folder(out / "runs") / identity)
+        config = {"arm": run.arm, "seed": run.seed, "table": path.name, "row": run.row.line, "figures": run.figures}
+        entry = RunEntry(hash=digest_of(config)[:12], arm=run.arm, seed=run.seed)
+        folder = plain_folder(plain_folder(out / "runs") / entry.hash)
         write_json(folder / "config.json", config)
-        if cell.row.losses:
-            write_bytes(folder / CURVES, _curves(cell.row))
+        if run.row.losses:
+            write_bytes(folder / CURVES, _curves(run.row))
         result = RunResult(
-            format=2,
-            status="diverged" if cell.diverged else "finished",
-            arm=cell.arm,
-            seed=cell.seed,
-            hash=identity,
-            metrics={_stored(name): value for name, value in cell.figures.items()},
+            status="diverged" if run.diverged else "finished",
+            metrics={_stored(name): value for name, value in run.figures.items()},
             digests=digests(folder),
             config=config,
+            **entry.model_dump(),
         )
         write_json(folder / RESULT, sealed(result.model_dump(mode="json")))
-        entries.append(RunEntry(hash=identity, arm=cell.arm, seed=cell.seed))
-    arms = [baseline, *dict.fromkeys(cell.arm for cell in cells if cell.arm != baseline)]
+        entries.append(entry)
     record = StudyRecord(
-        format=2,
         name=path.stem,
         title=path.stem,
         kind="numbers",
         arms=arms,
-        baseline=baseline,
-        seeds=sorted({cell.seed for cell in cells}),
+        baseline=arms[0],
+        seeds=sorted({run.seed for run in runs}),
         primary=_stored(metrics[0].name),
         metrics=metrics,
         evaluations=["test"],
         settings={"table": path.name},
-        runs=list(entries),
+        runs=entries,
         notes=[*notes, f"The numbers come from {path.name}; how they were made is not known here."],
     )
     write_json(study_file, sealed_study(record).model_dump(mode="json"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headwise_verdict.pages.charts import attention_maps, heat_map
+from headwise_verdict.pages.charts import around_zero, attention_maps, heat_map
 from headwise_verdict.pages.formats import mebibytes, milliseconds, p_value
 from headwise_verdict.pages.line_charts import against_cost
 from headwise_verdict.pages.shell import Column, Section, TableCell, figure, fold, grid, join, table
@@ -199,8 +199,7 @@ def _maps(analysis: Analysis, statistic: str, outcomes: list[Outcome]) -> list:
 def _map(rows: list[dict], title: str, order: list[str], *, diverging: bool = False):  # type: ignore[no-untyped-def]
     style: dict = {"value_title": title, "legend_title": "", "label_limit": LABELS, "y_order": order}
     if diverging:
-        farthest = max((abs(row["value"]) for row in rows), default=0.0) or 1.0
-        style |= {"domain": (-farthest, farthest), "diverging": True, "mark": "mark", "tooltip": ["verdict"]}
+        style |= around_zero(rows) | {"mark": "mark", "tooltip": ["verdict"]}
     return figure(heat_map(rows, x="layer", y="arm", **style), title=title, name=title)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from headwise_verdict.files.doors import door
 
 if TYPE_CHECKING:
-    from headwise_verdict.results.declarations import declared_outcomes as declared_outcomes
     from headwise_verdict.results.differences import why_no_pair as why_no_pair
     from headwise_verdict.results.records import Apart as Apart
     from headwise_verdict.results.records import AxisRecord as AxisRecord
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from headwise_verdict.results.records import RunResult as RunResult
     from headwise_verdict.results.records import StoredRecord as StoredRecord
     from headwise_verdict.results.records import StudyRecord as StudyRecord
+    from headwise_verdict.results.records import declared_outcomes as declared_outcomes
     from headwise_verdict.results.run_files import RunFiles as RunFiles
     from headwise_verdict.results.run_files import StudyFiles as StudyFiles
 
@@ -55,7 +55,7 @@ _DOOR = {
     # the files of a study in its folder
     "StudyFiles": "run_files",
     # outcomes as users declare them: accuracy:higher
-    "declared_outcomes": "declarations",
+    "declared_outcomes": "records",
     # why two runs of a seed are not paired
     "why_no_pair": "differences",
 }

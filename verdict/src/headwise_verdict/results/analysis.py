@@ -23,11 +23,18 @@ from headwise_verdict.results.critical_rates import critical_rates
 from headwise_verdict.results.differences import not_paired, paired_differences, without_evidence
 from headwise_verdict.results.diverged_runs import diverged_runs, divergence_tests
 from headwise_verdict.results.doubts import baseline_doubts
-from headwise_verdict.results.environments import distinct_environments
 from headwise_verdict.results.folder import StudyFolder, read_study
-from headwise_verdict.results.intervals import ALPHA, BOOTSTRAP_FROM, EXACT_UP_TO, RESAMPLES, interval, share
-from headwise_verdict.results.records import EnvironmentRecord, Outcome, OutcomeNames
-from headwise_verdict.results.scales import Scale, scale_of
+from headwise_verdict.results.intervals import (
+    ALPHA,
+    BOOTSTRAP_FROM,
+    EXACT_UP_TO,
+    RESAMPLES,
+    Scale,
+    interval,
+    scale_of,
+    share,
+)
+from headwise_verdict.results.records import Outcome, OutcomeNames, environments_of
 from headwise_verdict.results.trend import trends
 
 # the baseline again under another name
@@ -54,7 +61,6 @@ def analyse_study(study: StudyFolder) -> Analysis:
     scales = scales_of(study, outcomes.values())
     arms = [on_their_scales(_arm(study, label, outcomes, compared), scales) for label in study.arms]
     results = [run.result for run in study.runs.values() if run.result]
-    origins = [result.model_dump(include={"commit", "versions", "hardware"}) for result in results]
     analysis = Analysis(
         primary=study.study.primary,
         outcomes=outcomes,
@@ -82,7 +88,7 @@ def analyse_study(study: StudyFolder) -> Analysis:
         ],
         cost_is_indicative=any(result.cost_is_indicative for result in results),
         statistics=_statistics_in_words(study),
-        environments=[EnvironmentRecord(**origin) for origin in distinct_environments(origins)],
+        environments=environments_of(results),
     )
     return analysis.model_copy(update={"answer": answer(analysis)})
 

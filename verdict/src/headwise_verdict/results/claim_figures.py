@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwise_verdict.results.critical_rates import by_seed
+from headwise_verdict.results.intervals import ENDLESS, Scale, scale_of
 from headwise_verdict.results.records import AxisRecord, ClaimTest, Outcome, OutcomeNames
-from headwise_verdict.results.scales import ENDLESS, Scale, scale_of
 from headwise_verdict.results.trend import slopes
 
 if TYPE_CHECKING:

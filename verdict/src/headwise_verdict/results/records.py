@@ -8,10 +8,14 @@ train − test, `heads/<statistic>/layer 3` or `heads/<statistic>/worst`, `rates
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from headwise_verdict.files.errors import StudyError
 
 # words of a label that say on which data an outcome is measured
 NAMES_A_SPLIT = re.compile(r"(?<![a-z])(test|val|valid|validation|dev|eval|evaluation|held.?out)(?![a-z])", re.I)
@@ -37,6 +41,15 @@ class OutcomeNames:
         """Return the name of an outcome in words: "test loss" for test/loss, "val loss" for test/val_loss."""
         evaluation, _, metric = name.partition("/")
         return label_on(words_of(evaluation), words_of(metric))
+
+
+# label, unit and better direction of outcomes of any task
+FIXED: dict[str, tuple[str, str, bool | None]] = {
+    OutcomeNames.DIVERGED: ("diverged runs", "%", False),
+    OutcomeNames.CRITICAL_RATE: ("critical learning rate (log10)", "decades", True),
+    OutcomeNames.STEPS_TO_GOAL: ("steps to the goal of the training loss", "steps", False),
+    OutcomeNames.SPIKES: ("spikes of the training loss in 1,000 steps", "", False),
+}
 
 
 def words_of(name: str) -> str:
@@ -328,29 +341,20 @@ class StudyRecord(StoredRecord):
         if whole is not None:
             # an outcome of a table, which is declared with its evaluation: "eval/loss"
             return Outcome(name=name, label=whole.label, unit=whole.unit, higher_is_better=whole.higher_is_better)
-        if name == OutcomeNames.DIVERGED:
-            return Outcome(name=name, label="diverged runs", unit="%", higher_is_better=False)
-        if name == OutcomeNames.CRITICAL_RATE:
-            words = "critical learning rate (log10)"
-            return Outcome(name=name, label=words, unit="decades", higher_is_better=True)
-        if name.startswith("cost/"):
-            return Outcome(name=name, label=words_of(name.removeprefix("cost/")), higher_is_better=False, kind="cost")
-        if name.startswith("heads/"):
-            return Outcome(name=name, label=words_of(name.removeprefix("heads/")), kind="heads")
-        if name.startswith("rates/"):
+        if name in FIXED:
+            label, unit, better = FIXED[name]
+            return Outcome(name=name, label=label, unit=unit, higher_is_better=better)
+        group, _, rest = name.partition("/")
+        if group == "rates":
             return Outcome(name=name, label=words_of_rate(name))
-        if name == OutcomeNames.STEPS_TO_GOAL:
-            words = "steps to the goal of the training loss"
-            return Outcome(name=name, label=words, unit="steps", higher_is_better=False)
-        if name == OutcomeNames.SPIKES:
-            return Outcome(name=name, label="spikes of the training loss in 1,000 steps", higher_is_better=False)
-        if name.startswith("watched/"):
-            return Outcome(name=name, label=words_of(name.removeprefix("watched/")), kind="watched")
-        if name.startswith("methods/"):
+        if group == "methods":
             words = "change of own parameters" + (" over their start" if name.endswith("relative") else "")
             return Outcome(name=name, label=words, kind="methods")
-        if name.startswith("alerts/"):
+        if group == "alerts":
             return Outcome(name=name, label=words_of(name), unit="steps", kind="alerts")
+        if group in ("cost", "heads", "watched"):
+            better = False if group == "cost" else None
+            return Outcome(name=name, label=words_of(rest), higher_is_better=better, kind=group)  # type: ignore[arg-type]
         evaluation, kind = self.parts(name)
         known = next((metric for metric in self.metrics if metric.name == kind), None)
         if known is None:
@@ -437,6 +441,17 @@ class RunResult(StoredRecord):
     hardware: dict[str, Any] | None = None
 
 
+def environments_of(results: Iterable[RunResult]) -> list[EnvironmentRecord]:
+    """Return the distinct commits, versions and hardware of results with their number of runs, most frequent first."""
+    distinct: dict[str, EnvironmentRecord] = {}
+    for result in results:
+        fields = result.model_dump(include={"commit", "versions", "hardware"})
+        key = json.dumps(fields, sort_keys=True)
+        known = distinct.get(key, EnvironmentRecord(**fields))
+        distinct[key] = known.model_copy(update={"runs": known.runs + 1})
+    return sorted(distinct.values(), key=lambda environment: -environment.runs)
+
+
 # the file of a run's folder that contains its attention maps
 MAPS = "maps.json"
 
@@ -455,3 +470,31 @@ class MapsRecord(StoredRecord):
     # number of tokens in the example; only the first of them are stored
     tokens: int
     layers: list[LayerMaps]
+
+
+# the name is any text, such as W&B's "eval/loss" or "val acc (top-1)"
+OUTCOME = re.compile(r"\s*(?P<name>\S.*?)\s*:(?P<direction>higher|lower)(?::(?P<unit>.*))?", re.DOTALL)
+
+
+def declared_outcomes(texts: Sequence[str]) -> list[MetricRecord]:
+    """Return the metrics in `accuracy:higher`, `eval/loss:lower:nats` or `accuracy:higher:%` (shares in [0, 1]).
+
+    Raises:
+        StudyError: if a text has no name or direction, or two have the same name.
+    """
+    metrics: dict[str, MetricRecord] = {}
+    for text in texts:
+        match = OUTCOME.fullmatch(text)
+        if match is None:
+            raise StudyError(
+                f"--outcome {text!r} does not say which direction is good. Write NAME:higher or NAME:lower, such as "
+                "accuracy:higher; a third part is the unit: accuracy:higher:% for shares in [0, 1]."
+            )
+        name, higher = match["name"], match["direction"] == "higher"
+        if name in metrics:
+            both = ", as higher and as lower" if metrics[name].higher_is_better != higher else ""
+            raise StudyError(f"--outcome {name} is given twice{both}. Give it once.")
+        metrics[name] = MetricRecord(
+            name=name, label=name.replace("_", " "), higher_is_better=higher, unit=(match["unit"] or "").strip()
+        )
+    return list(metrics.values())

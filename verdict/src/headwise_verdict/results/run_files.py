@@ -12,10 +12,9 @@ from pydantic import ValidationError
 from headwise_verdict.files.durable import clear_partials, read_json, write_json
 from headwise_verdict.files.ownership import REPORT, STUDY, claim, plain_folder, why_foreign
 from headwise_verdict.results.digests import CHECKPOINT, HEALTH, RESULT, broken_seal, damage, digests, sealed
-from headwise_verdict.results.environments import distinct_environments
 from headwise_verdict.results.folder import sealed_study, strangers
 from headwise_verdict.results.health_records import Line, read_health
-from headwise_verdict.results.records import MAPS, EnvironmentRecord, LayerMaps, MapsRecord, RunResult, StudyRecord
+from headwise_verdict.results.records import MAPS, LayerMaps, MapsRecord, RunResult, StudyRecord, environments_of
 
 
 @dataclass(frozen=True)
@@ -142,12 +141,9 @@ class StudyFiles:
 
         The most frequent one is the study's; without results it stays as `study` has it.
         """
-        origins = distinct_environments(
-            result.model_dump(include={"commit", "versions", "hardware"}) for result in results
-        )
-        changes: dict[str, Any] = {"environments": [EnvironmentRecord(**origin) for origin in origins]}
+        changes: dict[str, Any] = {"environments": (origins := environments_of(results))}
         if origins:
-            changes |= {name: origins[0][name] for name in ("commit", "versions", "hardware")}
+            changes |= origins[0].model_dump(include={"commit", "versions", "hardware"})
         described = sealed_study(study.model_copy(update=changes))
         write_json(self.folder / "study.json", described.model_dump(mode="json"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +24,11 @@ AGAIN = "Delete it and run the study again, which continues where it stopped."
 
 def checked_study(path: Path) -> StudyRecord:
     """Return the content of study.json; raise ValueError naming each missing or invalid entry."""
-    content = _dictionary(path, read_whole_json(path))
+    content = _dictionary(path)
     try:
         return _valid(StudyRecord, content)
     except ValidationError as error:
-        names = dict.fromkeys(name for problem in error.errors() for name in map(str, problem["loc"][:1]))
+        names = dict.fromkeys(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
         missing = [name for name in names if name not in content]
         invalid = [name for name in names if name in content]
         words = [f"lacks {', '.join(missing)}"] if missing else []
@@ -35,53 +36,31 @@ def checked_study(path: Path) -> StudyRecord:
         raise ValueError(f"{path} {' and '.join(words)}; run `headwise compare` on this folder again.") from error
 
 
-def checked_analysis(path: Path) -> Analysis:
-    """Return the content of analysis.json; raise ValueError, naming the command that rewrites it, if it is invalid."""
-    content = _dictionary(path, read_whole_json(path))
+def _checked(kind: type[R], wrong: str, path: Path) -> R:
+    """Return the content of a file; raise ValueError with its path and what is wrong if it is invalid."""
     try:
-        return _valid(Analysis, content)
+        return _valid(kind, _dictionary(path))
     except ValidationError as error:
-        raise ValueError(
-            f"{path} is not a valid analysis (see {_places(error)}). Write it again: run `headwise report` on the "
-            "folder of its study."
-        ) from error
+        raise ValueError(f"{path} {wrong.format(places=_places(error))}") from error
 
 
-def checked_findings(path: Path) -> FindingsRecord:
-    """Return the content of findings.json; raise ValueError if it is invalid."""
-    content = read_whole_json(path)
-    try:
-        return _valid(FindingsRecord, content)
-    except ValidationError as error:
-        place = f" (see {_places(error)})" if isinstance(content, dict) else ""
-        raise ValueError(f"{path} is not a valid record of findings{place}. Run the study again.") from error
-
-
-def checked_config(path: Path) -> CellRecord:
-    """Return the arm and seed in a run's config.json; raise ValueError if one is missing."""
-    try:
-        return _valid(CellRecord, _dictionary(path, read_whole_json(path)))
-    except ValidationError as error:
-        raise ValueError(f"{path} does not name an arm and a seed. {AGAIN}") from error
-
-
-def checked_result(path: Path) -> RunResult:
-    """Return the content of a run's result.json; raise ValueError if it is invalid."""
-    try:
-        return _valid(RunResult, _dictionary(path, read_whole_json(path)))
-    except ValidationError as error:
-        raise ValueError(
-            f"{path} contains no valid result: {_places(error)} is missing or invalid "
-            f"(a result has a status, finished or diverged, an arm, a seed and metrics). {AGAIN}"
-        ) from error
-
-
-def checked_maps(path: Path) -> MapsRecord:
-    """Return the content of a run's maps.json; raise ValueError if it is invalid."""
-    try:
-        return _valid(MapsRecord, _dictionary(path, read_whole_json(path)))
-    except ValidationError as error:
-        raise ValueError(f"{path} contains no valid attention maps (see {_places(error)}). {AGAIN}") from error
+# the readers of the other files, each of which takes its path
+checked_analysis = partial(
+    _checked,
+    Analysis,
+    "is not a valid analysis (see {places}). Write it again: run `headwise report` on the folder of its study.",
+)
+checked_findings = partial(
+    _checked, FindingsRecord, "is not a valid record of findings (see {places}). Run the study again."
+)
+checked_config = partial(_checked, CellRecord, f"does not name an arm and a seed. {AGAIN}")
+checked_result = partial(
+    _checked,
+    RunResult,
+    "contains no valid result: {places} is missing or invalid (a result has a status, finished or diverged, an arm, a "
+    f"seed and metrics). {AGAIN}",
+)
+checked_maps = partial(_checked, MapsRecord, f"contains no valid attention maps (see {{places}}). {AGAIN}")
 
 
 def read_epochs(path: Path) -> list[EpochLine]:
@@ -137,7 +116,8 @@ def read_whole_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from error
 
 
-def _dictionary(path: Path, content: Any) -> dict[str, Any]:
+def _dictionary(path: Path) -> dict[str, Any]:
+    content = read_whole_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} contains {json.dumps(content)[:40]} instead of a dictionary. {AGAIN}")
     return content
