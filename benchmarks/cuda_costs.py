@@ -4,7 +4,7 @@ make cuda-costs                            # count all, write benchmarks/cuda_co
 make cuda-costs ARGS="--only DropKey,watch"  # count some and print them
 make cuda-costs ARGS="--only watch --keep"  # count some, keep them in place of their rows, and write the page
 make cuda-costs ARGS=--page                # write docs/cuda_costs.md from the kept rows
-python benchmarks/cuda_costs.py --host     # on this CPU: what a step of one token costs, relative to plain
+python benchmarks/cuda_costs.py --host     # on this CPU: what a step of one token costs, relative to plain; kept
 python benchmarks/cuda_costs.py --measure  # on a GPU: measured steps next to the counted ones
 
 Counted, on fake tensors: operators that launch kernels, the bytes that they read and write, their matrix products, the
@@ -21,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,10 @@ from training_models import LAYERS, MODELS
 ROOT = Path(__file__).parents[1]
 
 KEPT, PAGE = ROOT / "benchmarks" / "cuda_costs.csv", ROOT / "docs" / "cuda_costs.md"
+# what `--host` measured, below a line that names the machine
+KEPT_HOST = ROOT / "benchmarks" / "host_costs.csv"
+# microseconds of the host a layer and method
+BUDGET_OF_HOST = 60
 COUNTED_LAYERS = 2
 # methods whose forms differ by their settings
 FORMS = (
@@ -43,11 +48,11 @@ FORMS = (
     "Disagreement(on='position', rows=16)",
     "GatedOutput(per='element', source='both', rank=16)",
 )
+# the step if one of the three bounds of an operator's time alone counted
+ALONE = ("by_kernels", "by_bytes", "by_products")
 COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens
 BUDGET, BUDGET_OF_PAIRS = 1.05, 1.3
-# of an H100, as cuda_counter.py has them: seconds of a kernel and of a byte, and of a product in attention's kernels
-KERNEL, BYTE, PRODUCT = 2e-6, 1 / 2.85e12, 1 / (0.45 * 500e12)
 OF_PAIRS = ("Decorrelation", "ReAttention", "DifferentialAttention")
 MEGABYTE = 1 << 20
 # of `--host`: channels, layers and steps
@@ -56,10 +61,10 @@ INTRODUCTION = """
 Written by `make cuda-costs`. Counted on fake tensors, without a device: eager, bf16, two layers, the second training
 step. Each figure is what the method adds to **one layer**: operators that launch kernels (in forward, in backward,
 after the step), the bytes that they read and write, and their matrix products. A kernel that serves all layers at once
-counts with a twelfth in each. The last column is the step of the whole model over the plain one, where an operator
-takes the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100; *mostly* says which of the
-three bounds what the method adds. The time in which Python launches kernels is left out. A test fails when a figure
-grows (`tests/kernels/test_cuda_costs.py`).
+counts with a twelfth in each. *step / plain* is the step of the whole model over the plain one, where an operator takes
+the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100. *By kernels*, *by bytes* and *by
+products* is the step if one of these three alone counted: what bounds a row. The time in which Python launches kernels
+is left out; the last table has it. A test fails when a figure grows (`tests/kernels/test_cuda_costs.py`).
 `benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB, operators on tensors of the CPU, and waits
 for the device.
 
@@ -79,7 +84,8 @@ ForgettingAttention, which widened queries and keys then and stood here with 1.0
 1.115. By estimate, padding them to the head size for flash attention would take as long as that saves.
 
 A full reading's products of rows, columns and pairs of heads alone make 1.19 (GPT-2) and 1.14 (ViT); most of the rest
-is some 230 small kernels a layer, sums over what those leave. With `every=50` a reading adds 0.7 % to training.
+is some 180 small kernels a layer, sums over what those leave. What follows from the mask alone is counted once for all
+layers where there is neither mask nor padding. With `every=50` a reading adds 0.6 % to training.
 
 What else bounds rows above the budget: GFSA attends twice, and the second map's products alone make 1.05 (GPT-2) and
 1.04 (ViT), to which it adds gradients of q, k and v and its mixture. ContraNorm's head is as wide as the model, whose
@@ -98,13 +104,14 @@ in place and read by products: their bytes bound it.
 
 Decorrelation multiplies each query's weights with each other's over all keys that both see, once for the value and once
 for the gradients: 275 GFLOP in a layer of GPT-2 small, counted at 0.7 of fused attention's rate. That alone takes 1.22
-of the plain step; Gram matrices of all heads, written and read twice, take most of the rest. It is 0.13 over its
-budget. The Gram matrices are symmetric: with half of them it would take about 1.37, by estimate. `rows=` and `probes=`
-need neither.
+of the plain step, and what it reads and writes, mostly Gram matrices of all heads, twice, alone 1.34. It is 0.13 over
+its budget. The Gram matrices are symmetric: with half of them it would take about 1.37, by estimate. `rows=` and
+`probes=` need neither.
 
-Columns that a causal call drops get lower logits by one more coordinate. A head of 64 then runs the tiles of 96 of
-flash attention, half as much work again: that bounds DropAttention and `DropKey(unit='column')`. By estimate, not
-by count, our own kernel would take 1.11, and keys gathered for it would save only the dropped share of that.
+Columns that a causal call drops get lower logits by one more coordinate. Its wider copies of q, k and v, and their
+gradients, alone make 1.047 (GPT-2); a head of 64 then runs the tiles of 96 of flash attention, half as much work again,
+1.026 alone. By estimate, not by count, our own kernel would take 1.11, and keys gathered for it would save only the
+dropped share of that.
 """.strip().splitlines()
 
 
@@ -168,6 +175,7 @@ def rows(counts: list[dict[str, Any]]) -> list[dict[str, Any]]:
             # of both layers together: what a method keeps or makes beyond the largest tensor of a plain layer
             "largest": round(c["largest"] / MEGABYTE, 1),
             "step": round(1 + LAYERS * added("seconds") / base["whole"], 3),
+            **{name: round(1 + LAYERS * added(name) / base["whole"], 3) for name in ALONE},
             "note": "",
         }
         found.append(row)
@@ -202,7 +210,7 @@ def kept() -> list[dict[str, Any]]:
 def write(found: list[dict[str, Any]]) -> None:
     """Write the kept rows."""
     with KEPT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ("model", "method", *COLUMNS, "note"), lineterminator="\n", restval="")
+        writer = csv.DictWriter(file, ("model", "method", *COLUMNS, *ALONE, "note"), lineterminator="\n", restval="")
         writer.writeheader()
         writer.writerows(
             {name: f"{value:g}" if isinstance(value, float) else value for name, value in row.items()} for row in found
@@ -227,28 +235,20 @@ def page(found: list[dict[str, Any]]) -> str:
             f"{len(within)} of {len(counted)} rows keep the budget of {BUDGET} ({BUDGET_OF_PAIRS} for "
             f"{', '.join(OF_PAIRS)}); **bold** rows do not.",
             "",
-            "| method | kernels: forward | backward | after the step | MiB | GFLOP | step / plain | mostly |",
-            "|---|---|---|---|---|---|---|---|",
+            "| method | kernels: forward | backward | after the step | MiB | GFLOP | step / plain | by kernels "
+            "| by bytes | by products |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         for row in sorted(counted, key=lambda row: -float(row["step"])):
             step = f"{float(row['step']):.3f}"
             step = step if float(row["step"]) <= budget(row["method"]) else f"**{step}**"
             cells = [f"{float(row[name]):g}" for name in ("forward", "backward", "after", "megabytes", "gigaflops")]
-            lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} | {step} | {mostly(row)} |")
+            cells += [step, *(f"{float(row[name]):.3f}" for name in ALONE)]
+            lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} |")
         lines += [f"- {shown(row['method'])}: {row['note']}" for row in of if row["note"]]
         lines.append("")
+    lines += page_of_host()
     return "\n".join(lines).replace("|\n- ", "|\n\n- ").rstrip() + "\n"
-
-
-def mostly(row: dict[str, Any]) -> str:
-    """Return which of kernels, bytes and products take most of what a method adds, by its counts."""
-    kernels = sum(float(row[phase]) for phase in ("forward", "backward", "after"))
-    seconds = {
-        "kernels": kernels * KERNEL,
-        "bytes": float(row["megabytes"]) * MEGABYTE * BYTE,
-        "products": float(row["gigaflops"]) * 1e9 * PRODUCT,
-    }
-    return max(seconds, key=lambda name: seconds[name])
 
 
 def shown(method: str) -> str:
@@ -261,8 +261,8 @@ def budget(method: str) -> float:
     return BUDGET_OF_PAIRS if method.partition("(")[0] in OF_PAIRS else BUDGET
 
 
-def host(names: list[str]) -> None:
-    """Print the processor time of a step of one token on the CPU, relative to plain: the time in which Python runs.
+def host(names: list[str]) -> list[dict[str, str]]:
+    """Return the processor time of a step of one token on the CPU, relative to plain, and print it.
 
     The layers are so narrow that their arithmetic takes next to nothing. The shortest of many steps counts: whatever
     else the machine does only makes others longer.
@@ -279,8 +279,8 @@ def host(names: list[str]) -> None:
     torch.set_num_threads(1)
     training_models.WIDTH = NARROW
     x = torch.randn(1, 1, NARROW)
-    print(f"{machine(1)}; forward, backward and what follows the step, {HOST_LAYERS} layers, one token")
-    print("| method | step / plain | µs a layer and step |\n|---|---|---|")
+    rows = [{"machine": machine(1)}]
+    print(rows[0]["machine"], flush=True)
 
     def fitted(name: str) -> Callable[[], None]:
         net = torch.nn.Sequential(*(training_models.Block(False) for _ in range(HOST_LAYERS)))
@@ -309,7 +309,44 @@ def host(names: list[str]) -> None:
                     times[key].append(time.process_time() - start)
         gc.collect()
         ours, theirs = min(times[name]), min(times["plain"])
-        print(f"| `{name}` | {ours / theirs:.2f} | {(ours - theirs) / HOST_LAYERS * 1e6:.0f} |", flush=True)
+        each = (ours - theirs) / HOST_LAYERS * 1e6
+        rows.append({"method": name, "step": f"{ours / theirs:.2f}", "microseconds": f"{each:.0f}"})
+        print(*rows[-1].values(), flush=True)
+    return rows
+
+
+def write_host(rows: list[dict[str, str]]) -> None:
+    """Keep what `host` returned."""
+    with KEPT_HOST.open("w", encoding="utf-8", newline="") as file:
+        file.write(f"# {rows[0]['machine']}\n")
+        writer = csv.DictWriter(file, ("method", "step", "microseconds"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[1:])
+
+
+def page_of_host() -> list[str]:
+    """Return the page's part on the time of the host."""
+    machine, *lines = KEPT_HOST.read_text(encoding="utf-8").splitlines()
+    rows = sorted(csv.DictReader(lines), key=lambda row: -float(row["step"]))
+    within = [row for row in rows if float(row["microseconds"]) <= BUDGET_OF_HOST]
+    return [
+        "## Time of the host",
+        "",
+        *textwrap.wrap(
+            "A bound from above for the time in which Python launches kernels, measured on a busy CPU "
+            f"({machine[2:]}): {HOST_LAYERS} layers of {NARROW} channels and one token, so that products "
+            "take next to nothing; forward, backward and what follows the step, the shortest of many steps beside "
+            "plain ones in the same loop. It contains what the CPU computes and a GPU would: decompositions of "
+            f"SpectralCap and NuclearDecay, draws, and gradients. {len(within)} of {len(rows)} rows keep the budget of "
+            f"{BUDGET_OF_HOST} µs for each layer.",
+            120,
+        ),
+        "",
+        "| method | step / plain | µs a layer |",
+        "|---|---|---|",
+        *(f"| `{row['method']}` | {row['step']} | {row['microseconds']} |" for row in rows),
+        "",
+    ]
 
 
 def measure(only: list[str]) -> None:
@@ -373,7 +410,10 @@ def main() -> None:
     names = options.only.split(",") if options.only else []
     chosen = [s for s in subjects() if not names or s.partition("(")[0] in names or s in names]
     if options.host:
-        host([subject for subject in chosen if subject != "watch"])
+        measured = host([subject for subject in chosen if subject != "watch"])
+        if not names:
+            write_host(measured)
+            PAGE.write_text(page(kept()), encoding="utf-8")
     elif options.measure:
         measure(chosen if names else [])
     elif options.check:

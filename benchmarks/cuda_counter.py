@@ -15,68 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "integration")]
-fused = F.scaled_dot_product_attention
-
-
-# Attention as one operator, as on CUDA; a CPU's build has no fused form for fake tensors. It must stand before headwise
-# is imported, which keeps the function.
-@torch.library.custom_op("costs::attention", mutates_args=())
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp."""
-    raise NotImplementedError
-
-
-@attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("costs::attention_backward", mutates_args=())
-def attention_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
-    raise NotImplementedError
-
-
-@attention_backward.register_fake
-def _(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, mask: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mask, ctx.causal = inputs
-    ctx.save_for_backward(q, k, v, *output, *([] if mask is None else [mask]))
-
-
-def _backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
-    q, k, v, o, lse, *mask = ctx.saved_tensors
-    return (*attention_backward(g, q, k, v, o, lse, mask[0] if mask else None, ctx.causal), None, None)
-
-
-attention.register_autograd(_backward, setup_context=_setup)
-
-
-def on_cuda(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """Attend by the operator above on the fake device, and by torch's elsewhere."""
-    if q.device.type != "cuda":
-        return fused(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return attention(q, k, v, attn_mask, is_causal)[0]
-
-
-F.scaled_dot_product_attention = on_cuda
-
+import cuda_attention  # noqa: E402, F401  (before headwise)
 from fake_cuda import FakeCuda, believe_in_cuda  # noqa: E402
 from training_models import LAYERS, MODELS  # noqa: E402
 
@@ -87,6 +31,8 @@ from headwise.attend.projections.chebyshev import BLOCK, steps_of  # noqa: E402
 from headwise.health.statistics import figures_by_kernels  # noqa: E402
 
 COUNTED_LAYERS = 2
+# the least time of all operators, and that by one of the three bounds alone
+TIMES = ("seconds", "by_kernels", "by_bytes", "by_products")
 # An H100: bytes a second that a copy reaches, the shortest kernel in seconds, and products a second by dtype.
 BANDWIDTH, SHORTEST, ATTENTION = 2.85e12, 2e-6, 500e12
 RATES = {torch.bfloat16: 600e12, torch.float16: 600e12, torch.float32: 55e12, torch.float64: 60e12}
@@ -187,7 +133,7 @@ class Counter(FakeCuda):
     def clear(self) -> None:
         """Begin again."""
         self.kernels = self.bytes = self.flops = self.on_cpu = self.largest = 0
-        self.seconds = 0.0
+        self.seconds = self.by_kernels = self.by_bytes = self.by_products = 0.0
         self.waits.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -231,16 +177,28 @@ class Counter(FakeCuda):
         if name == "head_overlap":
             kernels, flops, rate, during, apart, strip = _overlap(args[0], args[1], args[6], args[8])
             moved, self.largest = moved + during, max(self.largest, strip)
-        least = max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate) + apart / BANDWIDTH
         if name == "cut_singular_values":
-            moved, flops, least = _cuts(inputs)
+            # Their bytes are read from L2.
+            moved, flops, seconds = _cuts(inputs)
+            self._take(kernels, 0, seconds)
+        else:
+            self._take(kernels, moved, flops / rate, apart)
         self.kernels += kernels
         self.bytes += moved
         self.flops += flops
         self.largest = max(self.largest, *(x.numel() * x.element_size() for x in (*inputs, *outputs)))
         self.bytes += apart
-        self.seconds += least
         return out
+
+    def _take(self, kernels: int, moved: float, products: float, apart: float = 0) -> None:
+        """Add the least time of kernels: the largest of theirs, of their bytes and, in seconds, of their products.
+
+        Other bytes are moved `apart`, before or after.
+        """
+        alone = kernels * SHORTEST, moved / BANDWIDTH, products
+        self.by_kernels, self.by_products = self.by_kernels + alone[0], self.by_products + alone[2]
+        self.by_bytes += alone[1] + apart / BANDWIDTH
+        self.seconds += max(alone) + apart / BANDWIDTH
 
     def _add(self, launches: list[tuple[int, float, float, float]]) -> None:
         """Add kernels that follow each other: of each its launches, bytes, products and their rate."""
@@ -248,7 +206,7 @@ class Counter(FakeCuda):
             self.kernels += kernels
             self.bytes += int(moved)
             self.flops += flops
-            self.seconds += max(kernels * SHORTEST, moved / BANDWIDTH, flops / rate)
+            self._take(kernels, moved, flops / rate)
         self.largest = max(self.largest, STRIP)
 
 
@@ -423,11 +381,11 @@ def counted(net: nn.Module, model: str, fit: Callable[[nn.Module, Any], Any] | N
     kernels: dict[str, int] = {}
     total: dict[str, Any] = {}
     for _ in range(2):
-        total = dict.fromkeys(("bytes", "flops", "on_cpu", "largest", "waits"), 0) | {"seconds": 0.0}
+        total = dict.fromkeys(("bytes", "flops", "on_cpu", "largest", "waits"), 0) | dict.fromkeys(TIMES, 0.0)
 
         def ended(phase: str, total: dict[str, Any] = total) -> None:
             kernels[phase] = cuda.kernels
-            for name in ("bytes", "flops", "on_cpu", "seconds"):
+            for name in ("bytes", "flops", "on_cpu", *TIMES):
                 total[name] += getattr(cuda, name)
             total["largest"] = max(total["largest"], cuda.largest)
             total["waits"] += len(cuda.waits)

@@ -107,3 +107,20 @@ def test_factors_that_share_no_direction_have_norm_zero_and_finite_gradients():
     a, b = a.requires_grad_(), b.requires_grad_()
     total = gram_penalty([Weighted((a, b), torch.tensor(1.0))], norms_by_products, torch.float64)[0]
     assert total == 0 and all(torch.equal(g, torch.zeros_like(g)) for g in torch.autograd.grad(total, (a, b)))
+
+
+def test_whether_the_method_can_still_act_is_asked_once_in_a_step(monkeypatch):
+    net = model()
+    handle = headwise.regularize(net, NuclearDecay())
+    asked = []
+    refuse = NuclearDecay.refuse
+    monkeypatch.setattr(NuclearDecay, "refuse", lambda self, site: asked.append(site.name) or refuse(self, site))
+    net(ids())
+    handle.loss().backward()
+    handle.after_step()
+    assert asked == ["layers.0", "layers.1"]
+    # Without loss() after the last forward, after_step() asks.
+    net(ids())
+    net.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="can no longer act"):
+        handle.after_step()

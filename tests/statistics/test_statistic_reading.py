@@ -1,5 +1,6 @@
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import statistic_definitions
@@ -277,3 +278,31 @@ def test_every_statistic_says_what_it_is(name):
     first = (statistic.__doc__ or "").strip().splitlines()[0]
     assert first.split()[0].rstrip(".:,").endswith("s"), f"{first!r} does not begin with a verb"
     assert statistic.worse in ("high", "low", None)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_a_layer_counts_queries_and_keys_once_with_the_layer_before(name):
+    before, alone, together = (reading(name, seed) for seed in (1, 2, 2))
+    together.share_counts(before)
+    found = [read(before), read(alone), read(together)][1:]
+    for wanted, shared in zip(*(values(tallies).values() for tallies in found), strict=True):
+        assert torch.equal(wanted.nan_to_num(), shared.nan_to_num())
+    assert Queries.of(together) is Queries.of(before)
+    assert together.keys_unseen is before.keys_unseen
+    assert Queries.of(alone) is not Queries.of(before)
+
+
+def test_layers_with_masks_padding_or_another_order_count_by_themselves():
+    plain = reading("plain", 1)
+    for name in ("padded", "causal", "left padded"):
+        other = reading(name, 2)
+        other.share_counts(plain)
+        plain.share_counts(other)
+        assert other.counts is not plain.counts
+
+
+def test_later_tokens_of_a_call_find_its_counts():
+    here = reading("padded", 1)
+    queries = Queries.of(here)
+    assert Queries.of(here.with_tokens(final=here.stream)) is queries
+    assert Queries.of(replace(here, mask=None, real_queries=None)) is not queries

@@ -227,7 +227,9 @@ class Regularized:
         self._check_reached()
         self._forgotten.stepped = True
         self._replayed.stepped()
-        changed.check_followed(self.fitted)
+        # loss() has checked where it was read after the last forward.
+        if self.shared.fresh:
+            changed.check_followed(self.fitted)
         self.step += 1
         self._maxima.settle(self.fitted)
         pairs = [(m, state) for f in self.fitted for m, state in zip(f.methods, f.states, strict=True)]

@@ -55,7 +55,7 @@ class LogitBound(Statistic):
 
     def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
-        q = reading.query_norms.masked_fill(rows.queries.every_valid == 0, -torch.inf).amax(-1)
+        q = reading.query_norms.masked_fill(rows.queries.invalid, -torch.inf).amax(-1)
         keys = reading.key_norms
         if reading.self_attention and reading.queries == reading.keys and reading.real_queries is not None:
             keys = keys.masked_fill(~reading.real_queries[:, None], 0.0)

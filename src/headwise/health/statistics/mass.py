@@ -69,9 +69,8 @@ class SinkMass(Statistic):
     worse = "high"
 
     def tally(self, rows: RowFigures) -> Tally:
-        has_queries = rows.queries.valid.sum(-1) > 0
-        largest = rows.columns.amax(-1)
-        return Tally.over_samples(torch.where(has_queries, largest, torch.nan).float(), rows.queries.sampled)
+        largest = rows.columns.amax(-1).masked_fill(rows.queries.none_read, torch.nan)
+        return Tally.over_samples(largest.float(), rows.queries.sampled)
 
 
 PEAK = 0.9

@@ -1,6 +1,5 @@
 """The norms of queries, keys, values and the outputs of heads."""
 
-import torch
 from torch import Tensor
 
 from headwise.health.statistics.statistic import RowFigures, Statistic, Tally
@@ -19,8 +18,7 @@ class QueryNorm(Statistic):
     reduction = "mean over real queries with a key"
 
     def tally(self, rows: RowFigures) -> Tally:
-        valid = rows.queries.every_valid
-        norm = torch.where(valid > 0, rows.reading.query_norms, 0)
+        norm = rows.reading.query_norms.masked_fill(rows.queries.invalid, 0)
         return Tally(norm.sum((0, 2)), rows.queries.every_weight.expand(norm.shape[1]))
 
 
@@ -59,9 +57,9 @@ def _over_seen(rows: RowFigures, norms: Tensor) -> Tally:
     reading = rows.reading
     if norms.shape[1] < reading.heads:
         norms = norms.repeat_interleave(reading.heads // norms.shape[1], 1)
-    seen, count = reading.keys_seen
+    unseen, count = reading.keys_unseen
     # Keys that no query sees may hold any value.
-    return Tally(torch.where(seen, norms, 0).sum((0, 2)), count.expand(reading.heads))
+    return Tally(norms.masked_fill(unseen, 0).sum((0, 2)), count.expand(reading.heads))
 
 
 class OutputNorm(Statistic):
@@ -77,7 +75,7 @@ class OutputNorm(Statistic):
     requires = ("output", "the host does not show the output of each head")
 
     def tally(self, rows: RowFigures) -> Tally:
-        valid, output = rows.queries.every_valid, rows.reading.output
+        output = rows.reading.output
         assert output is not None
-        norm = torch.where(valid > 0, norms(output), 0)
+        norm = norms(output).masked_fill(rows.queries.invalid, 0)
         return Tally(norm.sum((0, 2)), rows.queries.every_weight.expand(norm.shape[1]))

@@ -1,6 +1,5 @@
 """The learned gates of the heads' output: their mean, and how often they are near 0 or near 1."""
 
-import torch
 from torch import Tensor
 
 from headwise.health.statistics.learned_sinks import CLOSED
@@ -59,5 +58,5 @@ class GateOpen(Statistic):
 
 def _mean(rows: RowFigures, gates: Tensor) -> Tally:
     """Return the mean of gates (B, H, T, 1|Dv) over channels and real queries."""
-    values = torch.where(rows.queries.every_valid > 0, gates.mean(-1), 0)
+    values = gates.mean(-1).masked_fill(rows.queries.invalid, 0)
     return Tally(values.sum((0, 2)), rows.queries.every_weight.expand(values.shape[1]))

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,6 +117,8 @@ class Reading:
     # What kernels have read of it and are asked for again: by "lse" the log-sum-exp of every row, and by the id of a
     # tensor of tokens its figures. A reading with other tensors has none of them.
     kept: dict[str | int, Tensor] = field(default_factory=dict, repr=False, init=False)
+    # What follows from the mask and the real queries alone, once it is known.
+    counts: "Counts" = field(default_factory=lambda: Counts(), repr=False, init=False)
 
     def __post_init__(self) -> None:
         for name in TENSORS:
@@ -246,11 +248,25 @@ class Reading:
         shape = (*mask.shape[:2], positions.shape[1], mask.shape[-1])
         return mask.gather(2, positions[:, None, :, None].expand(shape))
 
-    @cached_property
-    def keys_seen(self) -> tuple[Tensor, Tensor]:
-        """Return `seen_keys()` and the number of seen keys, (1|H,); cached, because several figures read them."""
-        seen = self.seen_keys().expand(self.batch, -1, -1)
-        return seen, seen.sum((0, 2)).float()
+    def with_tokens(self, **fields: Any) -> "Reading":
+        """Return the reading with other tokens of the residual stream, whose queries and keys count as before."""
+        changed = replace(self, **fields)
+        object.__setattr__(changed, "counts", self.counts)
+        return changed
+
+    def share_counts(self, before: "Reading") -> None:
+        """Count queries and keys together with a reading of as many, if neither has a mask or padding."""
+        tensors = (self.mask, self.real_queries, before.mask, before.real_queries)
+        if self.causal == before.causal and all(x is None for x in tensors):
+            object.__setattr__(self, "counts", before.counts)
+
+    @property
+    def keys_unseen(self) -> tuple[Tensor, Tensor]:
+        """Return which keys are not among `seen_keys()`, (B,1|H,N) bool, and the number of those that are, (1|H,)."""
+        if self.counts.keys is None:
+            seen = self.seen_keys().expand(self.batch, -1, -1)
+            self.counts.keys = ~seen, seen.sum((0, 2)).float()
+        return self.counts.keys
 
     def seen_keys(self, block: int = 1 << 22) -> Tensor:
         """Return which keys at least one real query may see, (B|1, H|1, N) bool, reading the mask in blocks of rows."""
@@ -320,6 +336,9 @@ class Queries:
     @classmethod
     def of(cls, reading: Reading, rows: int | None = None, generator: torch.Generator | None = None) -> "Queries":
         """Return all queries of a reading, or `rows` real ones per sample drawn without replacement."""
+        whole = rows is None or rows >= reading.queries
+        if whole and reading.counts.queries is not None:
+            return reading.counts.queries
         counts = reading.allowed_counts()
         counts = counts.expand(-1, -1, reading.queries)
         valid = (counts > 0).expand(reading.batch, -1, -1)
@@ -330,7 +349,8 @@ class Queries:
         every = valid.to(torch.float32)
         if rows is None or rows >= reading.queries:
             positions = torch.arange(reading.queries, device=real.device)[None]
-            return cls(positions, every, counts, population, population, counts, every, False)
+            reading.counts.queries = cls(positions, every, counts, population, population, counts, every, False)
+            return reading.counts.queries
         order = torch.rand(real.shape, generator=generator).to(real.device, non_blocking=True).masked_fill(~real, 2.0)
         positions = order.topk(rows, largest=False).indices.sort(-1).values
         index = positions[:, None]
@@ -348,13 +368,13 @@ class Queries:
         Sampled queries are weighted by the number of queries that they represent, so that the mean is unbiased; its
         variance is that of sampling without replacement within each sample of the batch.
         """
-        counted, weight = self._counted(least_keys - extra)
+        left_out, weight = self._left_out(least_keys - extra)
         if among is not None:
-            counted = counted & (among[self.positions][:, None] > 0)
+            left_out = left_out | (among[self.positions][:, None] == 0)
         # Queries without allowed keys may hold NaN or infinity.
-        values = torch.where(counted, values, 0).float()
+        values = values.masked_fill(left_out, 0).float()
         if not self.sampled:
-            weight = weight if among is None else counted.sum((0, 2)).float()
+            weight = weight if among is None else (~left_out).sum((0, 2)).float()
             return Tally(values.sum((0, 2)), weight.expand(values.shape[1]), None, False)
         every = self.every_valid * (self.every_count + extra >= least_keys)
         every = every if among is None else every * among
@@ -371,12 +391,22 @@ class Queries:
         spread = (self.population[:, None].square() * left_out * residual / drawn.clamp_min(1)).sum(0)
         return Tally(total, weight, spread.sqrt() * unit[0, :, 0], True)
 
-    def _counted(self, least: float) -> tuple[Tensor, Tensor]:
-        """Return which queries are valid and see at least so many keys, bool (B,1|H,R), and their number, (1|H,)."""
+    def _left_out(self, least: float) -> tuple[Tensor, Tensor]:
+        """Return which queries are not valid or see fewer keys, bool (B,1|H,R), and the number of others, (1|H,)."""
         if least not in self._known:
-            counted = (self.valid > 0) & (self.counts >= least)
-            self._known[least] = counted, counted.sum((0, 2)).float()
+            left_out = (self.valid == 0) | (self.counts < least)
+            self._known[least] = left_out, (~left_out).sum((0, 2)).float()
         return self._known[least]
+
+    @cached_property
+    def invalid(self) -> Tensor:
+        """Return which of all queries are padding or have no allowed key, bool (B,1|H,T)."""
+        return self.every_valid == 0
+
+    @cached_property
+    def none_read(self) -> Tensor:
+        """Return which samples have no query that is read, bool (B,1|H)."""
+        return self.valid.sum(-1) == 0
 
     @cached_property
     def every_weight(self) -> Tensor:
@@ -385,7 +415,15 @@ class Queries:
 
     def extremum(self, values: Tensor, kind: str, least_keys: float = 1, extra: int = 0) -> Tally:
         """Return the largest ("max") or smallest ("min") of `values` (B,H,R) over the queries that `mean` counts."""
-        counted, _ = self._counted(least_keys - extra)
+        left_out, _ = self._left_out(least_keys - extra)
         if kind == "max":
-            return Tally.extremum(torch.where(counted, values, -torch.inf).amax((0, 2)).float(), kind, self.sampled)
-        return Tally.extremum(torch.where(counted, values, torch.inf).amin((0, 2)).float(), kind, self.sampled)
+            return Tally.extremum(values.masked_fill(left_out, -torch.inf).amax((0, 2)).float(), kind, self.sampled)
+        return Tally.extremum(values.masked_fill(left_out, torch.inf).amin((0, 2)).float(), kind, self.sampled)
+
+
+@dataclass(eq=False)
+class Counts:
+    """What follows from the mask and the real queries of a reading: all queries, and `keys_unseen`."""
+
+    queries: Queries | None = None
+    keys: tuple[Tensor, Tensor] | None = None

@@ -163,9 +163,14 @@ class Recorder:
         with torch.no_grad():
             product = self.weights.product_norms(call) if FLOOR in self.names else None
             reading = reading_of(call, out, product, self._real_queries(call))
-            reading = self._with_stream(call, self._bounded(site, reading), around, stream)
+            reading = self._with_stream(call, reading, around, stream)
             if writes is not None:
                 reading = replace(reading, write_obstacles=writes.obstacles)
+            # The last change of the reading, whose norms the bound and figures share.
+            reading = self._bounded(site, reading)
+            if around is not None and around.final:
+                self._leaving[site.index] = call, reading
+            if writes is not None:
                 self._writing[site.index] = call, reading
             before = self._layer_before(call, reading)
             draw = self._draw(site)
@@ -181,7 +186,7 @@ class Recorder:
             return
         call, reading = self._leaving.pop(site.index)
         tokens, obstacle = tokens_of(call, stream)
-        reading = replace(reading, final=tokens, stream_obstacle=obstacle or None)
+        reading = reading.with_tokens(final=tokens, stream_obstacle=obstacle or None)
         self._take_later(site, reading, [name for name in FINAL if name in self.names])
 
     def take_write(self, site: Site, name: str, written: Tensor) -> None:
@@ -194,7 +199,7 @@ class Recorder:
         tokens, obstacle = tokens_of(call, written)
         obstacles = {**reading.write_obstacles, **({name: obstacle} if obstacle else {})}
         of_attention, of_mlp = (tokens if name == one else None for one in WRITES)
-        reading = replace(reading, attention_write=of_attention, mlp_write=of_mlp, write_obstacles=obstacles)
+        reading = reading.with_tokens(attention_write=of_attention, mlp_write=of_mlp, write_obstacles=obstacles)
         self._take_later(site, reading, [name])
 
     def _take_later(self, site: Site, reading: Reading, names: list[str]) -> None:
@@ -241,10 +246,7 @@ class Recorder:
         if around is None:
             return reading
         tokens, obstacle = (None, around.obstacle) if around.obstacle else tokens_of(call, stream)
-        reading = replace(reading, stream=tokens, stream_obstacle=obstacle or NOT_LAST)
-        if around.final:
-            self._leaving[call.site.index] = (call, reading)
-        return reading
+        return replace(reading, stream=tokens, stream_obstacle=obstacle or NOT_LAST)
 
     def _add(self, site: Site, tallies: dict[str, Tally]) -> None:
         known = self.tallies.setdefault(site.index, {})
@@ -302,8 +304,10 @@ class Recorder:
             self._before[stack] = (site.depth, reading)
         if before is None or depth != site.depth - 1 or before.q.device != reading.q.device:
             return None
-        same = (before.batch, before.queries, before.keys) == (reading.batch, reading.queries, reading.keys)
-        return before if same else None
+        if (before.batch, before.queries, before.keys) != (reading.batch, reading.queries, reading.keys):
+            return None
+        reading.share_counts(before)
+        return before
 
     def clear(self) -> None:
         """Discard the step's figures and release all tensors."""
