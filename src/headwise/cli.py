@@ -122,7 +122,7 @@ def report(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a table: treat these columns as settings, such as lr,width; all rows of an arm must agree in "
+            help="For a table: take these columns as settings, such as lr,width; all rows of an arm must agree in "
             "them. Default: those that an export marks."
         ),
     ] = None,
