@@ -129,3 +129,34 @@ def test_loggers_get_a_text_for_each_kind_and_not_for_each_reading():
     for alerts in (first, second, again):
         log.write(alerts, alerts[0]["step"])
     assert seen == [(45, "health/alert/logit_growth"), (55, "health/alert/entropy_collapse")]
+
+
+def test_a_logger_groups_what_the_report_groups_at_any_cadence():
+    seen = []
+
+    class Log:
+        def log(self, values, step):
+            seen.extend(text for name, text in values.items() if "/alert/" in name)
+
+    log = Metrics(Log())
+    _, watch = watched(every=100, closer=None, log=log, statistics=["max_logit"])
+    for step in (100, 200):
+        # readings of a run whose heads and loss go wrong one reading after the other
+        log.write(Judge(Thresholds()).alerts([figure("max_logit", 400.0, step, head=step)]), step)
+    log.write(Judge(Thresholds(), rules=OF_STEPS).alerts([figure("loss_spike", 9.0, 300, None, "model")]), 300)
+    assert len(seen) == 2 and "has followed the logit growth of step 100" in seen[1]
+    watch.remove()
+
+
+def test_waves_that_follow_a_spike_are_told_as_what_is_seen_and_have_no_number_of_places():
+    judge = Judge(Thresholds(), rules=OF_STEPS)
+    spike = judge.alerts([figure("loss_spike", 117.4, 71, None, "model")])
+    waves = judge.alerts([figure("loss_waves", 0.4, 110, None, "model")])
+    incidents = Incidents()
+    incidents.add(spike)
+    assert incidents.add(waves) == {
+        "sorted_batches": "loss in waves from step 110 has followed the loss spike of step 71"
+    }
+    report = str(Diagnosis(140, 7, tuple(incidents.all), judge.ill()))
+    assert "Beyond a limit now: loss in waves, loss spike." in report
+    assert "the loss is 117 standard deviations above the 50 steps before\n" in report

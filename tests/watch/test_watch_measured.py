@@ -69,7 +69,7 @@ def test_the_quality_of_an_alarm_reads_as_a_sentence(kept, found, words):
 def test_an_alert_that_was_not_measured_says_so(kept):
     judge = Judge(Thresholds())
     (alert,) = judge.alerts([figure("max_logit", 200.0)])
-    assert alert["measured"] == alerts.UNKNOWN and "not measured" in said([alert])
+    assert alert["measured"] == alerts.UNKNOWN and "Not measured" in said([alert])
 
 
 def test_the_only_reading_of_a_checkpoint_tells_of_sharp_heads_and_of_no_collapse():

@@ -11,10 +11,10 @@ from headwise.health.watching.losses import BEFORE, LOSS_WAVES, LossFigures, wav
 
 
 def textbook(values):
-    """The autocorrelation of neighbours about the least-squares line, times the spread, over the mean."""
+    """The autocorrelation of neighbours about the least-squares parabola, times the spread, over the mean."""
     steps = torch.arange(len(values), dtype=torch.float64)
     y = torch.tensor(values, dtype=torch.float64)
-    design = torch.stack([torch.ones_like(steps), steps], 1)
+    design = torch.stack([torch.ones_like(steps), steps, steps**2], 1)
     off = y - design @ torch.linalg.lstsq(design, y[:, None]).solution[:, 0]
     return float((off[1:] * off[:-1]).sum() / off.square().sum() * off.square().mean().sqrt() / y.mean())
 
@@ -37,6 +37,12 @@ def test_noise_a_fall_a_spike_and_a_loss_below_zero_are_no_waves():
     assert waves([4 * math.exp(-at / 20) + draw.gauss(0, 0.01) for at in range(50)]) == 0
     assert waves([2 + (8 * math.exp(-(at - 20) / 5) if at >= 20 else 0) for at in range(50)]) == 0
     assert waves([value - 9 for value in in_waves()]) == 0 == waves([2.0] * 50)
+
+
+def test_a_loss_that_falls_fast_and_bends_is_no_wave():
+    noise = torch.randn(50, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
+    learned_by_heart = (torch.exp(-0.05 * torch.arange(50)) * (1 + 0.15 * noise)).tolist()
+    assert 0 < waves(learned_by_heart) < 0.05
 
 
 def test_a_training_on_sorted_batches_is_named_within_fifty_steps_and_told_once():

@@ -137,7 +137,10 @@ class Judge:
 
 def _sentence(rule: Rule, finding: Finding, since: int | None) -> str:
     record = finding.record
-    when = "" if since is None else f" within {(steps := record['step'] - since)} step{'s' if steps != 1 else ''}"
+    when = ""
+    if since is not None and rule.says_since:
+        steps = record["step"] - since
+        when = f" within {steps} step{'s' if steps != 1 else ''}"
     place = record["site"] + ("" if record["head"] is None else f" head {record['head']}")
     verb, now = (rule.state, "") if since is None else (rule.verb, "now ")
     numbers = {"value": record["value"], "limit": finding.threshold, "percent": 100 * finding.threshold}

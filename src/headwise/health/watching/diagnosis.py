@@ -22,6 +22,10 @@ CAUSES = (
     "loss_spike",
     "not_finite",
 )
+# What is seen, where the kind names the cause: after a loss spike, the loss goes in waves whatever the batches are.
+SEEN = {"sorted_batches": "loss in waves"}
+# Kinds of the whole model, which have no number of places.
+OF_MODEL = ("loss_spike", "sorted_batches")
 # Alerts within this many steps of one another belong together, or within two readings if these are farther apart.
 TOGETHER = 50
 NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
@@ -132,7 +136,8 @@ class Diagnosis:
         return "\n".join(lines + [f"  step {alert['step']}: {alert['sentence']}" for alert in alerts])
 
     def _now(self) -> str:
-        still = [f"{named(kind)} in {count}" for kind, count in sorted(self.now.items(), key=lambda one: _rank(one[0]))]
+        kinds = sorted(self.now, key=_rank)
+        still = [named(kind) + ("" if kind in OF_MODEL else f" in {self.now[kind]}") for kind in kinds]
         return f"Beyond a limit now: {', '.join(still) or 'nothing; all have recovered'}."
 
     def _repr_html_(self) -> str:
@@ -144,7 +149,7 @@ class Diagnosis:
 
 def named(kind: str) -> str:
     """Return a kind of alert in words."""
-    return kind.replace("_", " ")
+    return SEEN.get(kind, kind.replace("_", " "))
 
 
 def _rank(kind: str) -> int:

@@ -94,7 +94,7 @@ class Metrics(Log):
                 "object that has one of them"
             )
         self.target, self.heads, self._logger = target, heads, logger
-        # As many texts as there are kinds of trouble, and not one for each head.
+        # As many texts as there are kinds of trouble, and not one for each head; a watch sets its own cadence.
         self.incidents = Incidents()
         # Whether to log six figures only; set by `logs_of` for a watch without named statistics.
         self.brief = False
@@ -149,13 +149,14 @@ class TensorBoard(Metrics):
         return f"TensorBoard({str(self.folder)!r})"
 
 
-def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
+def logs_of(given: Any, heads: bool = False, brief: bool = False, every: int = 1) -> list[Log]:
     """Return logs for one or several `Log` objects, loggers, or paths of files of JSON lines.
 
     Args:
         given: the value of `log=`: one object, an iterable of such values, or None.
         heads: log every head too, in all of them.
         brief: log six figures only.
+        every: the number of steps between readings, by which alerts are grouped.
 
     Raises:
         TypeError: if an object is none of these.
@@ -163,7 +164,7 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
     if given is None:
         return []
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
-        return [log for item in given for log in logs_of(item, heads, brief)]
+        return [log for item in given for log in logs_of(item, heads, brief, every)]
     if isinstance(given, str | os.PathLike):
         given = JsonLines(given)
     if not isinstance(given, Log):
@@ -175,7 +176,7 @@ def logs_of(given: Any, heads: bool = False, brief: bool = False) -> list[Log]:
             )
         given = Metrics(given, heads)
     if isinstance(given, Metrics):
-        given.heads, given.brief = given.heads or heads, brief
+        given.heads, given.brief, given.incidents = given.heads or heads, brief, Incidents(every)
     return [given]
 
 

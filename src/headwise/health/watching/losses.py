@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -80,14 +81,19 @@ RISES = 3
 def waves(values: Sequence[float]) -> float:
     """Return how much the losses of neighbouring steps move together, as a share of their mean.
 
-    It is the autocorrelation of neighbouring values times their standard deviation about a line, divided by their mean;
-    0 where they rise fewer than three times, or where the mean is not positive. Shuffled batches differ independently,
-    so that it is near 0; batches sorted by class make waves.
+    It is the autocorrelation of neighbouring values times their standard deviation about a parabola, divided by their
+    mean; 0 where they rise fewer than three times, or where the mean is not positive. Shuffled batches differ
+    independently, so that it is near 0; batches sorted by class make waves.
     """
     count, mean = len(values), math.fsum(values) / len(values)
     middle, width = (count - 1) / 2, (count**3 - count) / 12
-    slope = math.fsum((at - middle) * value for at, value in enumerate(values)) / width
-    off = [value - mean - slope * (at - middle) for at, value in enumerate(values)]
+    # A loss that falls fast bends: about a line that would be a wave.
+    line = [at - middle for at in range(count)]
+    bend = [at * at - width / count for at in line]
+    slope, curvature = (
+        math.fsum(map(operator.mul, form, values)) / math.fsum(at * at for at in form) for form in (line, bend)
+    )
+    off = [value - mean - slope * a - curvature * b for value, a, b in zip(values, line, bend, strict=True)]
     squares = math.fsum(value * value for value in off)
     spread = math.sqrt(squares / count)
     if mean <= 0 or spread == 0 or _rises(off, spread / 2) < RISES:

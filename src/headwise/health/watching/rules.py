@@ -103,6 +103,8 @@ class Rule(ABC):
     at_once: ClassVar[bool] = True
     # Whether a head raises one alert for each statistic, or a single one for all.
     per_statistic: ClassVar[bool] = True
+    # Whether the sentence says within how many steps of a healthy reading; some say so themselves.
+    says_since: ClassVar[bool] = True
     # Whether an audit, which reads once, applies the rule.
     in_audits: ClassVar[bool] = True
     # The name of the alert in an audit of a checkpoint, if it is another one there.
@@ -191,6 +193,7 @@ class LossSpike(Limit):
     """Rule for steps whose loss is far above those of the steps before."""
 
     alert, verb, state = "loss_spike", "rose to", "is"
+    says_since = False
     reads = (LOSS_SPIKE,)
     threshold = "loss_spike"
     says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"

@@ -140,7 +140,7 @@ def watch(
         raise ValueError(f"closer is the number of steps between closer readings and must be at least 1, got {closer}")
     if keep is not None and keep < 1:
         raise ValueError(f"keep is the number of steps to run again and must be at least 1, got {keep}")
-    names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None)
+    names, logs = names_with(statistics, loss), logs_of(log, log_heads, brief=statistics is None, every=every)
     cadence, limits = Cadence(every, closer), thresholds or Thresholds()
     watching = Watch(model, cadence, Careful(logs), on_alert, rows, where, names, limits, loss)
     if keep is not None:
@@ -267,7 +267,7 @@ class Watch:
     def _moved(self, what: str, record: Record) -> None:
         # Every process has its own loss, and all of them must read the same steps.
         if record["statistic"] == LOSS_SPIKE and record["value"] > MOVED and ranks() == 1:
-            self._cadence.moved(self.steps, f"{what} was {record['value']:.2g} standard deviations up")
+            self._cadence.moved(self.steps, f"{what} was {record['value']:.3g} standard deviations up")
 
     def _last_readings(self, count: int) -> list[Record]:
         steps = sorted({figure.step for figure in self._figures})[-count:]
