@@ -6,7 +6,15 @@ from contests import CONTESTANTS, TASK, filled, small_world
 from headwise_papers.league.brief_run import Figures, run_once
 from headwise_papers.league.code_digest import used
 from headwise_papers.league.contest import Contest, carry_out
-from headwise_papers.league.contest_files import Contestant, rates, read_contestants, read_small_worlds, why_refused
+from headwise_papers.league.contest_files import (
+    Contestant,
+    rate_at,
+    rates,
+    read_contestants,
+    read_small_worlds,
+    why_refused,
+)
+from headwise_papers.league.contest_page import page
 from headwise_papers.league.contest_tables import FURTHER, TUNED, advised, rows, suffices, tables
 from headwise_papers.league.rate_search import AGAIN, FINAL, TUNING, Chosen, Errors, search
 from headwise_papers.league.run_ledger import FILE, Ledger, Run
@@ -172,6 +180,7 @@ def test_targets_that_cannot_be_learned_end_a_world_at_its_premises(tmp_path):
     contest = Contest.of(world, CONTESTANTS, tmp_path / "w")
     carry_out(contest, None, told.append)
     assert contest.state == "failed" and "failed" in told[-1]
+    assert told[-1].endswith("Every run of the plain model diverged: check its targets and its loss")
     assert all(figures.diverged for figures in contest.ledger.runs.values())
 
 
@@ -221,8 +230,27 @@ def test_an_arm_that_a_world_does_not_take_is_refused_with_its_reason(tmp_path):
     world = small_world(tmp_path)
     assert "augmentation" in why_refused(shift, world.built()) and not why_refused(CONTESTANTS["decay"], world.built())
     contest = Contest.of(world, {"plain": CONTESTANTS["plain"], "augmentation": shift}, tmp_path / "w")
-    carry_out(contest, None, lambda text: None, lambda: True)
+    told = []
+    carry_out(contest, None, told.append, lambda: True)
+    # where the minutes are spent, what there is so far is told too
+    assert told == ["dots: not run, 0 runs"]
     assert contest.ledger.notes["augmentation"].startswith("refused: ")
+
+
+def test_a_contestant_that_changes_nothing_is_named_on_the_page(tmp_path):
+    def same_but_for_drop_head(run, split):
+        differs = run.arm.startswith("DropHead") and run.rate == rate_at(world, 0.25) and run.seed == TUNING[0]
+        return accuracy(Run("baseline", run.rate, run.seed, run.eased), split) - 0.01 * differs
+
+    world = small_world(tmp_path)
+    contest = filled(tmp_path / "w", world, same_but_for_drop_head)
+    assert contest.state == "complete"
+    assert [name for name in CONTESTANTS if contest.is_idle(name)] == ["decay"]
+    assert "these change nothing: decay in Dots." in page([contest])
+    # one of its two strengths is enough to differ
+    stronger = next(run for run in contest.ledger.runs if run.arm.endswith("0.3") and run.seed == TUNING[0])
+    contest.ledger.runs[stronger] = Figures(0.1, 0.1, 0.1, 0.1)
+    assert not contest.is_idle("decay")
 
 
 def test_a_contestant_whose_run_breaks_is_noted_and_the_others_go_on(tmp_path, monkeypatch):

@@ -9,8 +9,18 @@ from pathlib import Path
 
 from headwise.lab.experiments.task import Task
 from headwise_papers.league.brief_run import run_once
-from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, why_refused
-from headwise_papers.league.rate_search import AGAIN, FINAL, Chosen, Errors, finals, search, search_again, search_eased
+from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, rates, why_refused
+from headwise_papers.league.rate_search import (
+    AGAIN,
+    FINAL,
+    TUNING,
+    Chosen,
+    Errors,
+    finals,
+    search,
+    search_again,
+    search_eased,
+)
 from headwise_papers.league.run_ledger import Ledger, Run
 from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
 from headwise_papers.league.world_premises import Premise, needed, premises
@@ -18,6 +28,10 @@ from headwise_verdict.files.errors import StudyError, is_for_users
 
 # the move of the plain model that twice the search may make, in its spread between final seeds
 MOVE = 0.25
+IDLE = (
+    "each run of its search has the plain model's figures. A task that is Small writes plain_model in place of model, "
+    "and no loss of its own"
+)
 
 
 @dataclass
@@ -168,6 +182,25 @@ class Contest:
             return "failed"
         return "under way" if not told or self._next() is not None else "complete"
 
+    def is_idle(self, name: str) -> bool:
+        """Return whether each run of a contestant's search, all its arms among them, has the plain model's figures.
+
+        Its setting then changes nothing in this task, for example because the task writes its own `model` or `loss`.
+        """
+        runs, arms = self.ledger.runs, self.contestants[name].arms
+        own = [run for run in runs if run.arm in arms and run.seed in TUNING and not run.eased]
+        pairs = [(runs[run], runs.get(Run("baseline", run.rate, run.seed))) for run in own]
+        searched = (
+            name != PLAIN and {run.arm for run in own} == set(arms) and len(own) >= len(TUNING) * len(rates(self.world))
+        )
+        return searched and all(b and (a.train, a.validation) == (b.train, b.validation) for a, b in pairs)
+
+    def diverged(self) -> bool:
+        """Return whether every run of the plain model so far has diverged."""
+        return bool(self.ledger.runs) and all(
+            one.diverged for run, one in self.ledger.runs.items() if run.arm == "baseline"
+        )
+
     def final_errors(self, arm: str, rate: float) -> list[float]:
         """Return the test errors of an arm at a rate, by final seed."""
         found = [self.errors.of(Run(arm, rate, seed), "test") for seed in FINAL]
@@ -215,7 +248,7 @@ def carry_out(
     done = 0
     for run in contest.left():
         if is_over():
-            return
+            break
         try:
             figures = run_once(
                 eased if run.eased else own, run.arm, run.rate, run.seed, reads_test=run.seed in FINAL, device=device
@@ -229,10 +262,13 @@ def carry_out(
             tell(f"{contest.world.name}: {name} {contest.ledger.notes[name]}")
             continue
         contest.ledger.add(run, figures)
+        if run.seed == FINAL[0] and contest.is_idle(name := contest.contestant_of(run)):
+            tell(f"{contest.world.name}: {name} changes nothing here: {IDLE}")
         done += 1
         if done % 25 == 0:
             tell(f"{contest.world.name}: {len(contest.ledger.runs)} runs, now {contest.contestant_of(run)}")
-    tell(f"{contest.world.name}: {contest.state}, {len(contest.ledger.runs)} runs")
+    all_lost = ". Every run of the plain model diverged: check its targets and its loss" if contest.diverged() else ""
+    tell(f"{contest.world.name}: {contest.state}, {len(contest.ledger.runs)} runs{all_lost}")
 
 
 def _facts(task: Task) -> dict[str, float]:

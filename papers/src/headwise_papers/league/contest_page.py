@@ -309,6 +309,10 @@ def _noted(complete: Sequence[Contest]) -> str:
     parts = []
     if notes:
         parts.append("Left out: " + "; ".join(one.rstrip(".") for one in notes) + ".")
+    if idle := [f"{name} in {one.world.title}" for one in complete for name in one.contestants if one.is_idle(name)]:
+        parts.append(
+            f"No run of the search differs from the plain model's, so these change nothing: {', '.join(idle)}."
+        )
     if edges:
         parts.append(f"Best rate at an end of the searched ones, three beyond the grid: {', '.join(edges)}.")
     return "\n\n".join(parts)
