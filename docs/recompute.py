@@ -829,8 +829,6 @@ def alarms_mismatches(folder: Path) -> tuple[int, list[str]]:
                 faults += 1
                 inside = [step for step in alerts if int(run["onset"]) <= step <= int(run["shows"])]
                 leads += [int(run["shows"]) - min(inside)] if inside else []
-        ends = [stats.chi2.ppf(q, 2 * false + more) / 2 for q, more in ((0.025, 0), (0.975, 2))]
-        rate = 1000 * np.nan_to_num(np.array([false, *ends])) / steps
         again = {
             "faults": faults,
             "caught": len(leads),
@@ -839,10 +837,37 @@ def alarms_mismatches(folder: Path) -> tuple[int, list[str]]:
             "healthy_steps": steps,
         }
         checks = {name: figures[name] == value for name, value in again.items()}
-        checks["per_1000"] = bool(np.allclose(rate, figures["per_1000"]))
+        checks["per_1000"] = bool(np.allclose(_per_1000(false, steps), figures["per_1000"]))
         count += len(checks)
         wrong += [f"{folder.name}: {name} of {rule} as shipped" for name, right in checks.items() if not right]
     return count, wrong
+
+
+def _per_1000(false: int, steps: int) -> np.ndarray:
+    """Return false alarms in 1,000 steps with Garwood's interval."""
+    ends = [stats.chi2.ppf(q, 2 * false + more) / 2 for q, more in ((0.025, 0), (0.975, 2))]
+    return 1000 * np.nan_to_num(np.array([false, *ends])) / steps
+
+
+def elsewhere_mismatches(folder: Path) -> tuple[int, list[str]]:
+    """Compare the false alarms in other trainings with ones from the alerts of every run."""
+    if not (folder / "elsewhere.csv").is_file():
+        return 0, []
+    stored = json.loads((folder / "elsewhere.json").read_text(encoding="utf-8"))
+    with (folder / "elsewhere.csv").open(encoding="utf-8", newline="") as stream:
+        healthy = [run for run in csv.DictReader(stream) if run["onset"] == "0"]
+    steps, wrong = sum(int(run["steps"]) for run in healthy), []
+    for rule, figures in stored.items():
+        found = [
+            {one.split(":")[1] for one in run["alerts"].split() if rule in (one.split(":")[0], "any rule")}
+            for run in healthy
+        ]
+        false = sum(map(len, found))
+        again = {"false_alarms": false, "healthy_steps": steps}
+        checks = {name: figures[name] == value for name, value in again.items()}
+        checks["per_1000"] = bool(np.allclose(_per_1000(false, steps), figures["per_1000"]))
+        wrong += [f"{folder.name}: {name} of {rule} elsewhere" for name, right in checks.items() if not right]
+    return 3 * len(stored), wrong
 
 
 CHECKS = (
@@ -873,8 +898,9 @@ def main() -> None:
                 count, mismatched = check(path.parent)
                 total, wrong = total + count, wrong + mismatched
     if not options.studies or "alarms" in options.studies:
-        count, mismatched = alarms_mismatches(options.results / "alarms")
-        total, wrong = total + count, wrong + mismatched
+        for alarms in (alarms_mismatches, elsewhere_mismatches):
+            count, mismatched = alarms(options.results / "alarms")
+            total, wrong = total + count, wrong + mismatched
     if not options.studies:
         count, mismatched = league_mismatches(options.results.parent / "league")
         total, wrong = total + count, wrong + mismatched

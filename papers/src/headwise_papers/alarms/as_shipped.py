@@ -335,7 +335,8 @@ NOT_SHOWN = (
     "compatible with up to {upper:.1f} (Garwood's interval). None in {needed:,} would show it, on runs that no limit "
     "was fixed by. The dense study, which reads every 8 steps, was not run again with the newest faults: it takes an "
     "hour. So its table of signals says nothing on them, and `mask_lost` and `sorted_batches` are scored on this page "
-    "alone."
+    "alone. The figures of `sorted_batches` are of its rule before [a repair](elsewhere.md) on 29 November 2026. Other "
+    "trainings and faults: [the alarms elsewhere](elsewhere.md)."
 )
 
 

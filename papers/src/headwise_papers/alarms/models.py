@@ -130,8 +130,8 @@ class Family(ABC):
     sizes: tuple[Size, ...]
     rate: float
     batch_size: int
-    # whether its queries see earlier tokens alone, and whether its examples have classes
-    causal = has_classes = False
+    # whether its queries see earlier tokens alone, whether its examples have classes, and its model dropout
+    causal = has_classes = has_dropout = False
 
     def __init__(self, data: Path | None) -> None:
         self.folder = data
