@@ -80,6 +80,7 @@ PARTS = (
     Part("readings", 60, "benchmarks/readings_on_cuda.py"),
     Part("steps", 90, "benchmarks/steps_on_cuda.py"),
     Part("steps-float32", 60, "benchmarks/steps_on_cuda.py --dtype float32"),
+    Part("steps-compiled", 120, "benchmarks/steps_on_cuda.py --compile"),
     Part("costs", 120, "benchmarks/cuda_costs.py --measure"),
     study("blog-cifar10", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
     study("blog-cifar100", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),

@@ -1,6 +1,7 @@
-"""Training steps of the blog's model on a GPU: kernel by kernel and as CUDA graphs, and several runs at once.
+"""Training steps of the blog's model on a GPU: kernel by kernel, as CUDA graphs and compiled, and several runs at once.
 
 python benchmarks/steps_on_cuda.py             # each of the blog's arms: ms a step of both loops, and equal losses
+python benchmarks/steps_on_cuda.py --compile   # the plain model and DropHead: the same, compiled instead of captured
 python benchmarks/steps_on_cuda.py --jobs 4    # 1, 2 and 4 processes on one device, with and without CUDA graphs
 """
 
@@ -16,6 +17,7 @@ from accelerate import Accelerator
 from headwise_papers.blog_cifar10 import STUDY
 
 from headwise.lab.experiments.arm import read_arm
+from headwise.lab.training.compiled_forward import CompiledForward
 from headwise.lab.training.fit import fit
 from headwise.lab.training.optimizer import LearningRate, build_optimizer
 from headwise.lab.training.step_graphs import StepGraphs
@@ -56,19 +58,21 @@ def epochs(training: Training, device: torch.device, count: int) -> tuple[float,
     return took / (IMAGES // 256) * 1e3, losses
 
 
-def arms(device: torch.device, dtype: str) -> None:
-    """Print both loops for each arm."""
-    for arm in STUDY.arms:
+def arms(names: tuple[str, ...], device: torch.device, dtype: str, how: str = "captured") -> None:
+    """Print the plain loop and the other, captured or compiled, for each arm."""
+    for arm in names:
         found = {}
-        for graphs in (False, True):
-            training = training_of(arm, device, graphs, dtype)
+        for other in (False, True):
+            training = training_of(arm, device, other and how == "captured", dtype)
+            if other and how == "compiled":
+                training.compiled = CompiledForward()
             try:
-                found[graphs] = epochs(training, device, 2)
+                found[other] = epochs(training, device, 2)
                 told = training.graphs.told() if training.graphs else ""
             except Exception as error:
-                found[graphs], told = (float("nan"), [0.0]), f"{type(error).__name__}: {str(error)[:300]}"
+                found[other], told = (float("nan"), [0.0]), f"{type(error).__name__}: {str(error)[:300]}"
         apart = max(abs(a - b) / abs(a) for a, b in zip(found[False][1], found[True][1], strict=False))
-        times = f"{found[False][0]:6.2f} ms a step, {found[True][0]:6.2f} captured"
+        times = f"{found[False][0]:6.2f} ms a step, {found[True][0]:6.2f} {how}"
         print(f"{arm:45} {times}, losses differ by {apart:.0e}; {told}", flush=True)
 
 
@@ -85,6 +89,7 @@ def jobs(most: int, dtype: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=0, help="the most processes at once")
+    parser.add_argument("--compile", action="store_true", help="compiled steps instead of captured ones")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -95,8 +100,10 @@ def main() -> None:
         print(epochs(training, device, 12)[0])
     elif options.jobs:
         jobs(options.jobs, options.dtype)
+    elif options.compile:
+        arms(("baseline", "DropHead(p=0.2)"), device, options.dtype, "compiled")
     else:
-        arms(device, options.dtype)
+        arms(STUDY.arms, device, options.dtype)
 
 
 if __name__ == "__main__":

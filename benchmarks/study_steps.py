@@ -5,6 +5,7 @@ python benchmarks/study_steps.py                    # count all, write benchmark
 python benchmarks/study_steps.py --only sigma-vit   # count some and print them
 python benchmarks/study_steps.py --page             # write the table in docs/gpu.md from the kept rows
 python benchmarks/study_steps.py --host             # on this CPU: processor time of a step of one example
+python benchmarks/study_steps.py --host --compile   # and of a compiled one, with their ratio
 """
 
 from __future__ import annotations
@@ -218,9 +219,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     return "\n".join([before + MARKS[0], *lines, MARKS[1]]) + rest.split(MARKS[1])[1]
 
 
-def host() -> None:
+def host(asked: list[tuple[str, str]], *, also_compiled: bool) -> None:
     """Print the processor time of a step of one example of each study, on this CPU with one thread."""
-    import time
     from contextlib import nullcontext
 
     import dry_study
@@ -228,7 +228,7 @@ def host() -> None:
     from timing import machine
 
     from headwise.lab.training.batches import take
-    from headwise.lab.training.train import _step
+    from headwise.lab.training.compiled_forward import CompiledForward
 
     torch.set_num_threads(1)
     dry_study.pretend()
@@ -236,31 +236,50 @@ def host() -> None:
         f"{machine(1)}; processor time of a step of one example, "
         f"forward, backward and optimizer, the shortest of {ROUNDS}"
     )
-    for name, scale in studies():
+    for name, scale in asked:
         training, train, _ = prepared(name, scale, torch.device("cpu"), nullcontext())
-        one, index, seconds = take(train, slice(0, 2)), torch.zeros(1, dtype=torch.long), []
+        one = take(train, slice(0, 2))
         training.model.train()
-        draws = torch.Generator().manual_seed(0)
-        for at in range(ROUNDS):
-            start = time.process_time()
-            _step(training, one, (index,), [training.task.draw(1, draws)], at + 1)
-            seconds.append(time.process_time() - start)
-        print(f"{name:16} {1e3 * min(seconds):6.1f} ms")
+        plain = seconds_of_a_step(training, one)
+        line = f"{name:16} {1e3 * plain:6.1f} ms"
+        if also_compiled:
+            training.compiled = CompiledForward()
+            seconds = seconds_of_a_step(training, one)
+            line += f"; compiled {1e3 * seconds:6.1f} ms, {seconds / plain:.2f} of it"
+        print(line, flush=True)
+
+
+def seconds_of_a_step(training: Any, examples: Any) -> float:
+    """Return the shortest processor time of a step on the first example."""
+    import time
+
+    import torch
+
+    from headwise.lab.training.train import _step
+
+    draws, index, seconds = torch.Generator().manual_seed(0), torch.zeros(1, dtype=torch.long), []
+    for at in range(ROUNDS):
+        start = time.process_time()
+        _step(training, examples, (index,), [training.task.draw(1, draws)], at + 1)
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="count these studies alone and print them")
+    parser.add_argument("--only", default="", help="these studies alone; what is counted is printed")
     parser.add_argument("--page", action="store_true", help="write the page from the kept rows")
     parser.add_argument("--host", action="store_true", help="time steps of one example here")
+    parser.add_argument("--compile", action="store_true", help="time compiled steps too")
     parser.add_argument("--counted-here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    asked = [one for one in studies() if not options.only or one[0] in options.only.split(",")]
     if options.counted_here:
         counted_here()
     elif options.host:
-        host()
+        host(asked, also_compiled=options.compile)
     elif options.only:
-        for row in count([one for one in studies() if one[0] in options.only.split(",")]):
+        for row in count(asked):
             print(json.dumps(row, indent=1))
     else:
         if not options.page:

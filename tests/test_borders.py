@@ -626,6 +626,24 @@ def test_a_marked_function_is_a_constant_of_a_graph():
     assert compiled(zero).item() == zlib.crc32(b"DropHead")
 
 
+@canary("compile_errors")
+def test_what_cannot_be_compiled_raises_a_known_error():
+    def run(x):
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(borders.compile_errors()) as told:
+        torch.compile(run, backend="eager", fullgraph=True)(torch.ones(1))
+    assert isinstance(told.value, borders.compile_errors()[0])
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        twice = torch.compile(lambda x, n: x + n, backend="eager", fullgraph=True, dynamic=False)
+        twice(torch.ones(1), 1)
+        with pytest.raises(borders.compile_errors()[1]):
+            twice(torch.ones(1), 2)
+    torch.compiler.reset()
+
+
 @canary("uncompiled")
 def test_the_function_inside_a_wrapper_is_found():
     def plain(x):

@@ -229,6 +229,17 @@ def constant_in_graphs(function: Function) -> Function:
     return function
 
 
+def compile_errors() -> tuple[type[Exception], ...]:
+    """Return the errors by which torch.compile says that it cannot compile a function.
+
+    They have no public names, and importing them imports the compiler. Gone: an ImportError or AttributeError when one
+    is handled.
+    """
+    from torch._dynamo import exc
+
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+
+
 def uncompiled(function: Any) -> Any:
     """Return the function inside the wrapper that `torch.compile` or `torch.compiler.disable` puts around it.
 

@@ -60,8 +60,8 @@ def test_help_takes_less_computing_than_importing_torch():
 
 
 OPTIONS = {
-    "compare": "--arguments --data --device --engine --epochs --graphs --help --jobs --json --method --no-rehearsal "
-    "--out --outcome --plan --processes --ray-address --require-pairs "
+    "compare": "--arguments --compile --data --device --engine --epochs --graphs --help --jobs --json --method "
+    "--no-rehearsal --out --outcome --plan --processes --ray-address --require-pairs "
     "--scale --script --seeds --set --slurm --sweep --task --test-size --timeout --train-size --tune --watch",
     "report": "--arm --baseline --export --help --json --out --outcome --seed-column --settings",
     "league": "--data --device --help --json --minutes --out --page --plan --premises --source --worlds",
@@ -102,6 +102,12 @@ def test_the_command_line_does_not_grow():
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),
         (["compare", "--graphs", "maybe"], "--graphs 'maybe' is not known. Choices: auto, on, off"),
         (["compare", "--graphs", "on", "--device", "cpu"], "--graphs on: CUDA graphs need a CUDA device"),
+        (["compare", "--compile", "maybe"], "--compile 'maybe' is not known. Choices: off, step"),
+        (
+            ["compare", "--compile", "step", "--graphs", "on"],
+            "--graphs on --compile step: a compiled step is not captured",
+        ),
+        (["compare", "--compile", "step", "--script", "python a.py"], "--compile step: a script takes its own steps"),
         (["compare", "--ray-address", "auto"], "--ray-address auto needs --engine ray"),
         (["compare", "--slurm", "partition=a"], "--slurm partition=a needs --engine slurm"),
         (

@@ -13,6 +13,7 @@ import headwise
 from headwise.attend import HeldKeys
 from headwise.attend.core.method import REGISTRY
 from headwise.lab.training.batches import make_batch
+from headwise.lab.training.compiled_forward import CompiledForward
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import WARM, Obstacles, StepGraphs, captures
 from headwise.lab.training.train import Training, train_epoch
@@ -21,7 +22,7 @@ from headwise_verdict.files.errors import StudyError
 EPOCHS = 6
 
 
-def train(method, captured, *, before=lambda handle: None, watched=False, scheduled=False, **settings):
+def train(method, captured, *, before=lambda handle: None, watched=False, scheduled=False, compiled=False, **settings):
     """Train for a few epochs; return the losses, the parameters, and the training."""
     task = Tiny(epochs=EPOCHS, **settings)
     torch.manual_seed(0)
@@ -39,6 +40,8 @@ def train(method, captured, *, before=lambda handle: None, watched=False, schedu
     training.clock.memory.peak = 1
     if scheduled:
         training.rates = LearningRate(task, optimizer, 5 * EPOCHS)
+    if compiled:
+        training.compiled = CompiledForward("aot_eager")
     if watched:
         training.watch = headwise.watch(model, every=4, on_alert=None)
     if captured:

@@ -57,6 +57,7 @@ def choose_study(request: Request) -> Study:
         "seeds": request.seeds or study.seeds,
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "device": _device_of_jobs(request) if request.engine == "slurm" else choose_device(request.device),
+        "compile": request.compile,
         "watch": request.watch or study.watch,
     }
     return study.model_copy(update=update)

@@ -70,9 +70,10 @@ def other_study(folder: Path, study: Study, trials: int) -> str | None:
 
 
 def _changed_settings(known: dict[str, Any], study: Study) -> str:
-    before, now = known.get("settings"), study.task.model_dump(mode="json")
-    if not isinstance(before, dict):
+    settings, off = known.get("settings"), {"compile": "off"}
+    if not isinstance(settings, dict):
         return ""
+    before, now = off | settings, off | study.computing | study.task.model_dump(mode="json")
     changed = [f"{name} {before[name]}" for name, value in now.items() if name in before and before[name] != value]
     return f" ({', '.join(changed[:3])})" if changed else ""
 
@@ -242,8 +243,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
     parts = phases_in_words(study.task) if isinstance(study.task, Task) else ""
     if parts:
         shared = {name: value for name, value in shared.items() if name not in ("epochs", "steps")} | {"phases": parts}
-    computing = study.model_dump(include={"threads", "processes", "device"})
-    return shared | computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
+    return shared | study.computing | {"seeds": study.seeds, "trials_per_arm": comparison.trials}
 
 
 def phases_in_words(task: Task) -> str:

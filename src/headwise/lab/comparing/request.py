@@ -18,6 +18,8 @@ from headwise_verdict.files import argument, option
 ENGINES = ("local", "ray", "slurm")
 # whether training steps are captured as CUDA graphs
 GRAPHS = ("auto", "on", "off")
+# what torch.compile compiles
+COMPILED = ("off", "step")
 
 
 def is_of_file(study: str) -> bool:
@@ -122,6 +124,7 @@ class Request:
     )
     device: str | None = option(None, help="Train on cpu or cuda. Default: cuda if available.")
     graphs: str = option("auto", help="Capture training steps as CUDA graphs: auto, on or off. A CPU has none.")
+    compile: str = option("off", help="Compile training steps by torch.compile: off or step.")
     data: Path | None = option(None, envvar="HEADWISE_DATA", help="Read the data set from this folder.")
     watch: bool = option(False, "--watch", help="Record the health of every head in each run.")
     out: Path | None = option(None, help="Write results into this folder. Default: results/STUDY.")
@@ -161,6 +164,12 @@ def check(request: Request) -> None:
         raise StudyError(f"--graphs {request.graphs!r} is not known. Choices: {', '.join(GRAPHS)}.")
     if request.graphs == "on" and request.script is not None:
         raise StudyError("--graphs on: a script takes its own steps. Leave --graphs out.")
+    if request.compile not in COMPILED:
+        raise StudyError(f"--compile {request.compile!r} is not known. Choices: {', '.join(COMPILED)}.")
+    if request.compile != "off" and request.graphs == "on":
+        raise StudyError(f"--graphs on --compile {request.compile}: a compiled step is not captured. Leave one out.")
+    if request.compile != "off" and request.script is not None:
+        raise StudyError(f"--compile {request.compile}: a script takes its own steps. Leave --compile out.")
     if request.ray_address is not None and request.engine != "ray":
         raise StudyError(f"--ray-address {request.ray_address} needs --engine ray.")
     if request.slurm and request.engine != "slurm":
@@ -259,6 +268,7 @@ def refuse_unused(request: Request) -> None:
         f"--engine {request.engine}": request.engine != "local",
         "--watch": request.watch,
         "--graphs": request.graphs != "auto",
+        "--compile": request.compile != "off",
         **{f"--{name.replace('_', '-')}": value for name, value in request.changes.items()},
     }
     given = [name for name, value in unused.items() if value]

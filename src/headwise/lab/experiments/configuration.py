@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 # names that scripts use for their learning rate, the most frequent first
 RATES = ("lr", "learning_rate", "learning-rate", "optimizer.lr", "optim.lr", "optimizer.learning_rate")
@@ -38,6 +38,14 @@ class RunConfiguration(BaseModel):
     threads: int = 1
     processes: int = 1
     device: str = "cpu"
+    # what torch.compile compiles: nothing, or forward, loss and backward of a training step
+    compile: Literal["off", "step"] = "off"
+
+    @model_serializer(mode="wrap")
+    def _leave_out_off(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `compile` where it is off, so that runs keep the identity that they had before it was a field."""
+        fields: dict[str, Any] = rest(self)
+        return {name: value for name, value in fields.items() if (name, value) != ("compile", "off")}
 
     @property
     def draws(self) -> int:

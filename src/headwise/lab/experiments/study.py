@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
 
@@ -135,6 +135,7 @@ class Study(BaseModel):
     threads: int = Field(default=1, ge=1)
     processes: int = Field(default=1, ge=1)
     device: str = "cpu"
+    compile: Literal["off", "step"] = "off"
     # whether every run records the health of its heads
     watch: bool = False
     # in the unit of the primary metric; a difference within it counts as none
@@ -191,7 +192,7 @@ class Study(BaseModel):
             "settings": self.task.model_dump(mode="json"),
             "arms": sorted(self.arms),
             "trials": trials,
-            **self.model_dump(include={"threads", "processes", "device"}),
+            **self.computing,
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -212,11 +213,15 @@ class Study(BaseModel):
             arm=arm,
             methods=read.resolved(),
             seed=seed,
-            threads=self.threads,
-            processes=self.processes,
-            device=self.device,
+            **self.computing,
             **changes,
         )
+
+    @property
+    def computing(self) -> dict[str, Any]:
+        """Return how runs compute, without what is off."""
+        compiled = {"compile": self.compile} if self.compile != "off" else {}
+        return self.model_dump(include={"threads", "processes", "device"}) | compiled
 
     @property
     def _source(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def compare(
     data: str | Path | None = None,
     device: str | None = None,
     graphs: str = "auto",
+    compile: str = "off",
     arguments: str | None = None,
     timeout: float | None = None,
     require_pairs: bool = False,
@@ -54,8 +55,8 @@ def compare(
         seeds: number of seeds; None means that of the study, else 10.
         out: the folder of the results; None means `results/NAME`.
         outcome: for a script, the outcomes that it records, such as "accuracy:higher"; the first decides.
-        sweeps, settings, trials, engine, watch, data, device, graphs, arguments, timeout, require_pairs: as on the
-            command line.
+        sweeps, settings, trials, engine, watch, data, device, graphs, compile, arguments, timeout, require_pairs: as
+            on the command line.
         jobs: number of runs at a time. A single one runs in this process. More run in other processes, which import the
             file of this program, so that the call must be under `if __name__ == "__main__"`.
         silent: print nothing.
@@ -89,6 +90,7 @@ def compare(
         engine=engine,
         device=device,
         graphs=graphs,
+        compile=compile,
         data=None if data is None else Path(data),
         watch=watch,
         out=None if out is None else Path(out),

@@ -24,6 +24,7 @@ from headwise.lab.training.batches import (
     size,
     take,
 )
+from headwise.lab.training.measuring import is_read
 from headwise.lab.training.phases import RunPart
 from headwise.lab.training.task_code import at_fault
 from headwise.lab.training.train import Training
@@ -81,8 +82,8 @@ def explained(task: Task, evaluation: Evaluation, examples: Examples) -> Iterato
 
 def _counted(training: Training, evaluation: Evaluation, model: Any, examples: Examples) -> Sums:
     """Return the sums over one batch, by a captured graph where the training has some and no reading is due."""
-    task, watch = training.task, training.watch
-    if training.evaluation_graphs is None or (watch is not None and watch.steps % watch.every == 0):
+    task = training.task
+    if training.evaluation_graphs is None or is_read(training.watch):
         return count_batch(task, evaluation, model, examples)
     batch = make_batch(task, examples, None, evaluation.batch)
     return training.evaluation_graphs.sums(

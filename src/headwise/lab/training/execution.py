@@ -29,6 +29,7 @@ from headwise.lab.training.checkpoint import (
     save_checkpoint,
     stands,
 )
+from headwise.lab.training.compiled_forward import compiled
 from headwise.lab.training.course import Course
 from headwise.lab.training.evaluation_graphs import EvaluationGraphs
 from headwise.lab.training.fit import fit, moved, parameters_of, starts_of
@@ -316,6 +317,7 @@ def prepare(
     optimizer = build_optimizer(task, model, example, device, added)
     training = Training(task, model, optimizer, accelerator, configuration.draws, regularized, lengths=lengths)
     training.starts = starts
+    training.compiled = compiled(configuration.compile, task, lengths, accelerator.num_processes)
     if task.loss_goal is not None:
         training.course = Course(task.loss_goal, task.divergence_smoothing)
     training.rates = LearningRate(task, optimizer, steps)
@@ -330,7 +332,8 @@ def prepare(
     training.model = accelerator.prepare(model)
     if captures(order.graphs, task, accelerator.device, accelerator.num_processes):
         fitted = [] if regularized is None else regularized.fitted
-        training.graphs = StepGraphs(optimizer, accelerator.device, fitted)
+        if training.compiled is None:
+            training.graphs = StepGraphs(optimizer, accelerator.device, fitted)
         training.evaluation_graphs = EvaluationGraphs(accelerator.device, fitted)
     return training
 

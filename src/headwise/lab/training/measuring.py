@@ -136,11 +136,15 @@ class Clock:
     apart: dict[str, Any] = field(default_factory=lambda: {"steps": 0, "seconds": 0.0})
 
 
+def is_read(watch: Any | None) -> bool:
+    """Return whether the watch of a run reads the step that comes next."""
+    return watch is not None and watch.steps % watch.every == 0
+
+
 @contextmanager
-def counted(clock: Clock, watch: Any | None, device: torch.device, step: int) -> Iterator[bool]:
-    """Time step `step` of the run apart from the others if it also takes a reading or a measurement: then give True."""
-    read = watch is not None and watch.steps % watch.every == 0
-    if not read and not clock.memory.is_due(step):
+def counted(clock: Clock, watch: Any | None, device: torch.device, step: int, compiles: bool = False) -> Iterator[bool]:
+    """Time step `step` of the run apart from the others if it also compiles, reads or measures: then give True."""
+    if not compiles and not is_read(watch) and not clock.memory.is_due(step):
         yield False
         return
     start = now(device)

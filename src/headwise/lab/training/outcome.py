@@ -163,7 +163,7 @@ def describe_result(
             metrics |= head_rates(order.files.health, training.task.head_rates)
         metrics |= watched_outcomes(order.files.health, training.task, divergence)
     metrics |= _costs(order, training, history, splits, finished=divergence is None)
-    graphs = {"steps": training.graphs, "evaluations": training.evaluation_graphs}
+    ways = {"steps": training.compiled or training.graphs, "evaluations": training.evaluation_graphs}
     hardware = (order.environment.get("hardware") or {}) | device_hardware(training.accelerator.device)
     return order.ended(
         metrics,
@@ -171,7 +171,7 @@ def describe_result(
         steps=training.step,
         epochs=len(history),
         phases=list(dict.fromkeys(line.phase for line in history)),
-        hardware=hardware | {name: one.told() for name, one in graphs.items() if one is not None},
+        hardware=hardware | {name: one.told() for name, one in ways.items() if one is not None},
     )
 
 

@@ -13,6 +13,7 @@ from headwise.lab.experiments.configuration import BASELINE, RunConfiguration
 from headwise.lab.experiments.evaluation import Evaluation
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import epoch_steps, first_batch, lengths_of, make_batch, move, size
+from headwise.lab.training.compiled_forward import CompiledForward, compiled
 from headwise.lab.training.evaluate import count_batch, explained, finished, made_in
 from headwise.lab.training.fit import fit, parameters_of
 from headwise.lab.training.job import Order, Rehearsal
@@ -84,9 +85,9 @@ def try_arm(part: RunPart, configuration: RunConfiguration, device: torch.device
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cost: dict[str, Any] = {"parameters": parameters, "steps": steps, "seconds": None}
         if trains:
-            cost["seconds"] = _step_seconds(
-                part, model, handle, move(first_batch(task, train, task.batch_size), device), example, added
-            )
+            batch = move(first_batch(task, train, task.batch_size), device)
+            forward = compiled(configuration.compile, task, lengths_of(task, batch), configuration.processes)
+            cost["seconds"] = _step_seconds(part, model, handle, batch, example, added, forward)
         if handle is not None:
             handle.remove(discard=True)
     return {"arm": configuration.arm, **reach, **cost}
@@ -103,7 +104,13 @@ def _steps(part: RunPart, configuration: RunConfiguration, train: Any = None) ->
 
 
 def _step_seconds(
-    part: RunPart, model: nn.Module, handle: Any, examples: Any, example: Any, added: list[nn.Parameter]
+    part: RunPart,
+    model: nn.Module,
+    handle: Any,
+    examples: Any,
+    example: Any,
+    added: list[nn.Parameter],
+    forward: CompiledForward | None,
 ) -> float:
     """Train two steps on one batch and return the seconds of the second; the first is a warm-up."""
     task = part.task
@@ -113,7 +120,7 @@ def _step_seconds(
     seconds = 0.0
     for _ in range(2):
         start = now(device)
-        bare_step(task, model, handle, optimizer, examples, torch.Generator().manual_seed(0))
+        bare_step(task, model, handle, optimizer, examples, torch.Generator().manual_seed(0), forward)
         seconds = now(device) - start
     return seconds * task.accumulation
 

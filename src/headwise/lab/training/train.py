@@ -24,15 +24,15 @@ from headwise.lab.training.batches import (
     draw_epoch,
     make_batch,
     place,
-    run_model,
     size,
     take,
     training_batches,
 )
+from headwise.lab.training.compiled_forward import CompiledForward, forward_and_loss
 from headwise.lab.training.course import Course
 from headwise.lab.training.divergence import Smoothed
 from headwise.lab.training.evaluation_graphs import EvaluationGraphs
-from headwise.lab.training.measuring import Clock, counted
+from headwise.lab.training.measuring import Clock, counted, is_read
 from headwise.lab.training.optimizer import LearningRate
 from headwise.lab.training.step_graphs import StepGraphs
 from headwise_verdict import StudyError
@@ -46,10 +46,11 @@ def bare_step(
     optimizer: torch.optim.Optimizer,
     examples: Examples,
     generator: torch.Generator,
+    compiled: CompiledForward | None = None,
 ) -> None:
     """Train one step on one batch; `handle` is the methods' handle, or None."""
     batch = make_batch(task, examples, generator)
-    loss = task.loss(run_model(model, batch.inputs), batch.targets)
+    _, loss = (compiled or forward_and_loss)(task, model, batch.inputs, batch.targets)
     (loss if handle is None else loss + handle.loss()).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -71,6 +72,7 @@ class Training:
     seed: int
     regularized: Any | None = None
     watch: Any | None = None
+    compiled: CompiledForward | None = None
     # captured steps and evaluations, on a CUDA device
     graphs: StepGraphs | None = None
     evaluation_graphs: EvaluationGraphs | None = None
@@ -122,11 +124,13 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     start, done = time.perf_counter(), 0
     training.clock.apart = {"steps": 0, "seconds": 0.0}
     for done, (group, draws) in enumerate(zip(steps, drawn, strict=True), 1):
-        with counted(training.clock, training.watch, training.accelerator.device, training.step + done) as measures:
-            loss, metric, weight = _step(training, examples, group, draws, training.step + done, measures)
-        for slot, number in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
+        compiles = _compiles(training, sizes[done - 1])
+        device, number = training.accelerator.device, training.step + done
+        with counted(training.clock, training.watch, device, number, compiles) as measures:
+            loss, metric, weight = _step(training, examples, group, draws, number, measures)
+        for slot, value in zip(measured[:, done - 1], (loss, metric, weight), strict=True):
             # assigning a Python number would copy it to the device and wait for it
-            slot.copy_(number) if isinstance(number, Tensor) else slot.fill_(number)
+            slot.copy_(value) if isinstance(value, Tensor) else slot.fill_(value)
         if (now := time.perf_counter()) - training.reported > 0.5:
             training.reported = now
             tell(done, *measured[:2, done - 1].tolist())
@@ -147,6 +151,11 @@ def train_epoch(training: Training, examples: Examples, epoch: int, tell: Callab
     if valid < done:
         seconds, apart = seconds * valid / done, Apart()
     return Epoch(mean_loss, mean_metric if has_mean_metric(training.task) else None, seconds, valid, apart, divergence)
+
+
+def _compiles(training: Training, sizes: list[int]) -> bool:
+    """Return whether the next step, on batches of these sizes, has to be compiled first; a step that is read is not."""
+    return training.compiled is not None and not is_read(training.watch) and training.compiled.is_first(sizes)
 
 
 def _diverged(training: Training, smoothed: Smoothed, losses: Tensor) -> Divergence | None:
@@ -223,8 +232,9 @@ def _backward(training: Training, batch: Batch, share: Tensor | float, *, last: 
     task, regularized, accelerator = training.task, training.regularized, training.accelerator
     # synchronize gradients with the other processes once a step
     with nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.model):
-        output = run_model(training.model, batch.inputs)
-        loss = task.loss(output, batch.targets)
+        # a watch reads what a graph does not show
+        forward = None if is_read(training.watch) else training.compiled
+        output, loss = (forward or forward_and_loss)(task, training.model, batch.inputs, batch.targets)
         if not loss.requires_grad:
             raise StudyError(
                 f"{type(task).__name__}.loss returned {describe(loss)} that has no gradient, so that nothing would be "
