@@ -144,7 +144,14 @@ def test_compiled_code_is_kept_in_the_users_cache_unless_a_folder_is_set(tmp_pat
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     CompiledForward("eager")
-    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == tmp_path / "headwise" / "compiled"
+    here = Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
+    assert here.parent == tmp_path / "headwise" / "compiled"
+    # code for one instruction set gives wrong numbers with another
+    monkeypatch.setattr(compiled_forward, "hardware", lambda: {"processor": "another (AVX2)"})
+    CompiledForward("eager")
+    other = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert other != here
+    assert other.parent == here.parent
 
 
 class Blog(Task):
@@ -163,6 +170,7 @@ class Blog(Task):
 
 @pytest.mark.slow
 @pytest.mark.grid
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_gives_the_numbers_of_the_plain_loop_and_reads_its_cache_in_the_next_run():
     found = []

@@ -9,6 +9,7 @@ never for several, because which of two graphs serves a batch would else depend 
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.borders import compile_errors
+from headwise.files.provenance import hardware
 from headwise.lab.experiments.task import Task
 from headwise.lab.training.batches import run_model
 from headwise_verdict import StudyError
@@ -27,7 +29,7 @@ from headwise_verdict.files import data_folder
 
 # of a task, its model, inputs and targets, to the output and the loss
 Forward = Callable[[Task, nn.Module, Any, Any], tuple[Any, Tensor]]
-# the folder of compiled code inside the user's cache
+# the folder of compiled code inside the user's cache, with one for each kind of processor
 FOLDER = "compiled"
 # a line of a trace
 PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
@@ -100,9 +102,11 @@ def compiled(choice: str, task: Task, lengths: Tensor | None, processes: int) ->
 
 def _keep_code() -> None:
     """Let torch keep compiled code in the user's cache, where later runs and arms find it, unless a folder is set."""
+    # torch does not tell apart what it compiled for several instruction sets, and a home may serve several machines
+    kind = hashlib.sha256(hardware()["processor"].encode()).hexdigest()[:8]
     # RuntimeError: there is no home directory; torch then keeps it among temporary files
     with suppress(RuntimeError):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_folder(None) / FOLDER))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(data_folder(None) / FOLDER / kind))
 
 
 def _reason(error: Exception) -> str:
