@@ -22,6 +22,7 @@ from headwise.lab.training import compiled_forward, rehearsal
 from headwise.lab.training.compiled_forward import CompiledForward, compiled
 from headwise.lab.training.train import Training, train_epoch
 from headwise.study import Task
+from headwise_verdict.files.durable import read_lines
 from headwise_verdict.files.errors import StudyError
 
 BAD = PLACE.replace("tiny_task.py", "tasks_that_do_not_compile.py")
@@ -104,6 +105,8 @@ def test_a_compiled_study_is_recorded_goes_on_where_it_stopped_and_mixes_with_no
     assert lines == expected
     apart = "cost/peak_memory_bytes"
     assert figures["metrics"] | {apart: 0} == others["metrics"] | {apart: 0}
+    # of five steps, two compile, in the second epoch again as another process does, and one measures memory
+    assert [line["apart"]["steps"] for line in read_lines(order.files.metrics)] == [3, 2, 0]
     with pytest.raises(StudyError, match=r"holds the study tiny with other settings \(compile off\)"):
         carry(of_compiled, tmp_path / "plain")
     with pytest.raises(StudyError, match=r"holds the study tiny with other settings \(compile step\)"):
