@@ -40,6 +40,7 @@ GUIDES = {
         ],
     ),
     "add_a_host": ("hosts", []),
+    "add_a_section": ("reporting", []),
     "add_a_study": (
         "headwise_papers",
         [
@@ -155,7 +156,8 @@ def test_a_guide_works_and_touches_one_room(guide, tmp_path):
     reinstall(tmp_path / "papers")
     assert {Path(path).parts[-2] for path in written if "src/" in path} == {room}
     assert re.search(
-        rf"`(papers/)?src/(headwise/\w+/)?{room}/", (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+        rf"`(papers/|verdict/)?src/(headwise\w*/)?(\w+/)?{room}/",
+        (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8"),
     )
     (tmp_path / "followed.py").write_text(
         f"import headwise\nassert headwise.__file__.startswith({str(tmp_path)!r})\n{code}"

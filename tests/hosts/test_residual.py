@@ -12,7 +12,7 @@ from small_models import _bert, _ids
 from torch import nn
 
 import headwise
-from headwise import FeatScale
+from headwise import BranchDrop, ContraNorm, FeatScale, LayerScale
 from headwise.attend.hosts.layers.branch_walk import last_before_sum, obstacle
 from headwise.attend.projections import finding
 
@@ -461,3 +461,58 @@ def test_what_acts_on_the_branch_needs_the_output_projection_alone(monkeypatch):
         optimizer.step()
         handle.after_step()
     assert out.isfinite().all() and not probed
+
+
+class TimeFirst(nn.Module):
+    """Takes and returns (T, B, C), as fairseq's layers do, whose output projection runs on (T, B, C) too."""
+
+    def __init__(self, dim=16, heads=4):
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 1, 3, 0, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).permute(2, 0, 1, 3).flatten(2))
+
+
+class BatchFirst(TimeFirst):
+    """The same weights and numbers for (B, T, C)."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class InABlock(nn.Module):
+    def __init__(self, attn):
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x):
+        return x + self.attn(x)
+
+
+@pytest.mark.parametrize(
+    "method", [FeatScale(), ContraNorm(strength=1.0), BranchDrop(p=0.5)], ids=lambda m: type(m).__name__
+)
+def test_a_branch_whose_tokens_come_before_samples_is_edited_as_samples(method):
+    torch.manual_seed(0)
+    time, batch = InABlock(TimeFirst()), InABlock(BatchFirst())
+    batch.load_state_dict(time.state_dict())
+    x = torch.randn(5, 3, 16)
+    plain = time(x)
+    headwise.regularize(time, method, example=x)
+    for parameter in headwise.regularize(batch, method).parameters():
+        parameter.data.normal_()
+    time.load_state_dict(batch.state_dict())
+    wanted = batch(x.transpose(0, 1)).transpose(0, 1)
+    assert not torch.allclose(wanted, plain, atol=1e-3)
+    torch.testing.assert_close(time(x), wanted)
+
+
+def test_tokens_before_samples_that_might_be_windows_are_refused():
+    model = InABlock(TimeFirst())
+    headwise.regularize(model, LayerScale())
+    with pytest.raises(RuntimeError, match=r"attn returns \(3, 6, 16\) from 6 rows of 3 queries: .* pass example="):
+        model(torch.randn(3, 6, 16))
+    model(torch.randn(4, 6, 16))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.computation import attention
 from headwise.attend.attention.matrix import edited_logits
-from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, shapes_seen
+from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, leaves_time_first, shapes_seen
 from headwise.attend.core import Call, Method, MethodState, Packed, SharedState, Site, shared_state
 from headwise.attend.core.acting import Acting
 from headwise.attend.core.call import KernelsRan
@@ -219,7 +219,7 @@ class FittedLayer:
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
-            self.called.put((*sizes, *mask))
+            self.called.put((q.shape[0] if packed is None else 0, *sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
             learn_causal(self.site, self.methods)
 
@@ -374,19 +374,25 @@ class FittedLayer:
         training = self.site.module.training
         packed: Packed | None = self.packing.look()
         packed = packed if packed is not None and packed.holds(y) else None
-        rows, samples = y, y if packed is None else packed.unpack(y)
+        given, samples = y, y if packed is None else packed.unpack(y)
         y = samples
         if editing := self._acting[training].branch:
-            call = self._branch_call(y, training)
+            of_call: tuple[Any, ...] = self.called.take() or (y.shape[0], y.shape[1], y.shape[1], None, False, False)
+            rows, *called = of_call
+            turned = packed is None and leaves_time_first(self.site, y, rows, called[0])
+            y = y.transpose(0, 1) if turned else y
+            call = self._branch_call(y, training, *called)
             for method in editing:
                 y = method.branch(y, call)
+            y = y.transpose(0, 1) if turned else y
         if packed is None:
             return y
-        return rows if y is samples else packed.pack(y)
+        return given if y is samples else packed.pack(y)
 
-    def _branch_call(self, y: Tensor, training: bool) -> Call:
+    def _branch_call(
+        self, y: Tensor, training: bool, queries: int, keys: int, mask: Tensor | None, causal: bool, cross: bool
+    ) -> Call:
         """Return a call with one head and the mask of the attention call that produced y (B, T, C)."""
-        queries, keys, mask, causal, cross = self.called.take() or (y.shape[1], y.shape[1], None, False, False)
         if self.site.pooled or queries > keys:
             # The keys are not the tokens of the output.
             keys, mask, causal = queries, None, False

@@ -25,6 +25,23 @@ def shapes_seen(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | No
     return seen
 
 
+def leaves_time_first(site: Site, y: Tensor, rows: int, queries: int) -> bool:
+    """Return whether the branch y of a layer is (T, B, C), as in fairseq, by the (B, T) of the call that made it.
+
+    Raises:
+        RuntimeError: if y may as well be (B, T, C) in windows of as many tokens as the batch has samples.
+    """
+    if y.dim() != 3 or y.shape[0] == rows or y.shape[:2] != (queries, rows) or site.windowed or site.pooled:
+        return False
+    if site.row_order == "" and rows % queries == 0:
+        raise RuntimeError(
+            f"{site.name} returns {tuple(y.shape)} from {rows} rows of {queries} queries: either tokens come before "
+            "samples, or it attends in windows; pass example=batch (with two or more different samples) to "
+            "regularize(), so that the order is seen, or leave the layer out with where="
+        )
+    return True
+
+
 def check_heads(site: Site, methods: Sequence[Method], q: Tensor, bare: bool, armed: bool) -> None:
     """Raise RuntimeError if a call does not have the expected number of heads.
 

@@ -260,7 +260,8 @@ class Method:
             """Make the parameters and reparametrizations of one site.
 
             Register them with `state.parameter`, `state.buffer` or `state.module`. Anything stored elsewhere is missing
-            from state dicts, does not move between devices, and stays after `remove()`.
+            from state dicts, does not move between devices, and stays after `remove()`. Stages read parameters and
+            buffers with `call.state(self).tensor(name)`.
             """
             ...
 
@@ -306,7 +307,8 @@ class Method:
         def scores(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
             """Return q and k whose products are the edited logits, or None where this is not exact.
 
-            The fast form of `logits`. If the two disagree, results depend on the size of the call.
+            The fast form of `logits`. If the two disagree, results depend on the size of the call. A float mask is
+            added afterwards, whereas `logits` gets the sum.
             """
             ...
 

@@ -137,7 +137,8 @@ class Probe:
             capture.again(self.site.module, self.call)
         if not calls:
             raise Unclear(
-                "computes attention itself: neither F.scaled_dot_product_attention nor transformers' interface ran"
+                "computes attention itself: neither F.scaled_dot_product_attention nor transformers' interface ran; "
+                "name its projections q_proj, k_proj, v_proj and out_proj, or call F.scaled_dot_product_attention"
             )
         if len(calls) > 1:
             raise Unclear(f"calls attention {len(calls)} times in one pass")
