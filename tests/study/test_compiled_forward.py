@@ -183,14 +183,14 @@ def test_inductor_gives_the_numbers_of_the_plain_loop_and_reads_its_cache_in_the
         torch.manual_seed(0)
         model, examples = task.model(), task.data("train")
         handle = headwise.regularize(model, headwise.DropHead(p=0.3), example=examples[0][:2], seed=3)
-        training = Training(task, model, torch.optim.AdamW(model.parameters()), Accelerator(cpu=True), 0, handle)
+        # not Adam: gradients that are zero but for rounding, as those of keys' biases, would move by the whole rate
+        training = Training(task, model, torch.optim.SGD(model.parameters(), lr=0.05), Accelerator(cpu=True), 0, handle)
         training.clock.memory.peak = 1
         training.compiled = CompiledForward() if which else None
         losses = torch.tensor([train_epoch(training, examples, epoch, lambda *_: None).loss for epoch in (1, 2)])
         found.append((losses, [parameter.detach() for parameter in model.parameters()]))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
-    # Adam divides by the roots of squares, which near 0 makes more of a rounding
-    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=2e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-5)
     # the second compiled run has each bit of the first
     assert torch.equal(found[1][0], found[2][0])
     assert all(map(torch.equal, found[1][1], found[2][1]))

@@ -29,8 +29,8 @@ from headwise_verdict.files.errors import StudyError, is_for_users
 # the move of the plain model that twice the search may make, in its spread between final seeds
 MOVE = 0.25
 IDLE = (
-    "each run of its search has the plain model's figures. A task that is Small writes plain_model in place of model, "
-    "and no loss of its own"
+    "each run of its search has the plain model's figures. A task that is Small overrides plain_model "
+    "instead of model, and does not override loss"
 )
 
 

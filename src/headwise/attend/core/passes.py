@@ -119,7 +119,7 @@ class Pass:
     first_runs: list[Region] = field(default_factory=list)
 
 
-# Compiled graphs hold a number, because holding the layer would keep it alive. Numbers are never reused.
+# Compiled graphs read a number, because holding the layer would keep it alive. Numbers are never reused.
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
 
@@ -128,7 +128,8 @@ class Passes:
     """The counter of the passes through one layer.
 
     Attributes:
-        token: a tensor that compiled graphs seem to write, which keeps the order of their passes.
+        token: the number as a tensor, () int64, which compiled graphs read, and seem to write, which keeps the order of
+            their passes.
         number: the key by which compiled graphs look up this object.
         draws: what the keys of draws follow: "counter", or "torch", a number of torch's generator for each pass of a
             layer with a method that draws.
@@ -144,7 +145,6 @@ class Passes:
 
     def __init__(self, site: Site, methods: list[Any], seed: int, draws: str = "counter") -> None:
         self.site, self.methods, self.seed, self.draws = site, methods, seed, draws
-        self.token = torch.zeros((), dtype=torch.int64)
         self._made = 0
         self._prefix: tuple[Any, int] = (None, 0)
         self._enroll()
@@ -167,6 +167,8 @@ class Passes:
 
     def _enroll(self) -> None:
         self.number = next(_numbers)
+        # Compiled graphs take it as data: as a constant it would keep another model from finding the code in the cache.
+        self.token = torch.tensor(self.number, device="cpu")
         _by_number[self.number] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Passes:
@@ -188,7 +190,7 @@ class Passes:
         if torch.compiler.is_compiling():
             # A graph can neither detect a recompute nor read the counter as a number; the operator does both when it
             # runs.
-            token = compiled_token(self.token, self.number)
+            token = compiled_token(self.token)
             return Pass(token[0], token[1])
         return self._open(counted)
 
@@ -361,10 +363,10 @@ class HeldKeys:
 
 
 @torch.library.custom_op("headwise::token", mutates_args={"token"})
-def compiled_token(token: Tensor, number: int) -> Tensor:
+def compiled_token(token: Tensor) -> Tensor:
     """Return (key, again) of a pass each time a compiled graph runs; the graph itself holds no state."""
     # By number: a graph that holds the layer would keep its model alive and could not serve a copy of it.
-    passes = _by_number[number]
+    passes = _by_number[int(token)]
     first, repeated, _ = regions()
     if in_backward() and repeated is None:
         raise RuntimeError(COMPILED.format(site=passes.site.name, method=passes.repeated_methods()))
@@ -374,4 +376,4 @@ def compiled_token(token: Tensor, number: int) -> Tensor:
     return torch.tensor([int(passes._count(first)), 0], dtype=torch.int64)
 
 
-compiled_token.register_fake(lambda token, number: torch.empty(2, dtype=torch.int64))
+compiled_token.register_fake(lambda token: torch.empty(2, dtype=torch.int64))
