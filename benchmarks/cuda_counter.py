@@ -111,12 +111,13 @@ SAVED = {
     "attend_with_lse_backward": 1,
     "attend_with_sinks_backward": 1,
     "attend_dropped_backward": 1,
-    "attend_edited_backward": 2,
+    "attend_edited_backward": 1,
 }
 # where other operators say whether they are causal; the default is after q, k, v and a mask
 CAUSAL_AT = {
     "attend_with_sinks": 5,
     "attend_with_sinks_backward": 3,
+    "attend_edited": 5,
     "read_rows": 9,
     "read_columns": 8,
     "read_products": 10,
@@ -245,7 +246,7 @@ def _products(name: str, args: Any, inputs: list[Tensor], outputs: list[Tensor])
         _, count, share = OWN[name]
         place = SAVED.get(name)
         q, k, v = (inputs if place is None else args[place])[:3]
-        if name in CAUSAL_AT:
+        if name.startswith("read_"):
             v = k
         causal = args[CAUSAL_AT.get(name, 4 if place is None else place + 2)]
         return count * q[..., 0].numel() * k.shape[2] * (q.shape[-1] + v.shape[-1]) * (

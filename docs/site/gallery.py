@@ -20,7 +20,7 @@ import keep_results  # noqa: E402
 
 from headwise_verdict.files.ownership import claim, owned  # noqa: E402
 from headwise_verdict.pages.shell import page  # noqa: E402
-from headwise_verdict.reporting.difference_section import axis_sections, difference_sections  # noqa: E402
+from headwise_verdict.reporting.difference_section import axis_sections, forest_section, panels_section  # noqa: E402
 from headwise_verdict.reporting.export import figures_in, svg  # noqa: E402
 from headwise_verdict.reporting.rebuild import findings_page  # noqa: E402
 from headwise_verdict.results.analysis_record import KINDS_IN_WORDS, ClaimsRecord  # noqa: E402
@@ -76,7 +76,8 @@ def specifications(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     analysis = analysis.model_copy(update=fewer)
     # single runs are not kept: the points of seeds along an axis are omitted
     study: Any = SimpleNamespace(seeds=[])
-    return list(figures_in(page("", [*difference_sections(analysis), *axis_sections(study, analysis)])))
+    sections = [*forest_section(analysis), *panels_section(analysis), *axis_sections(study, analysis)]
+    return list(figures_in(page("", sections)))
 
 
 def figures_of(name: str, up: str) -> str:

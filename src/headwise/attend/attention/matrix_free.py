@@ -237,8 +237,13 @@ def collect(call: Call, active: Sequence[Method]) -> Edits | None:
 
 def _alone(method: Method, active: Sequence[Method]) -> bool:
     """Return whether no other method edits logits after this one, or edits or reads weights."""
-    later = active[list(active).index(method) + 1 :]
-    return not (any(m.overrides("logits") for m in later) or any(m.overrides("weights") or _reads(m) for m in active))
+    # Not by index(): torch.compile cannot compare methods by their fields.
+    later = False
+    for other in active:
+        if other.overrides("weights") or _reads(other) or (later and other.overrides("logits")):
+            return False
+        later = later or other is method
+    return True
 
 
 def _collect_logits(edits: Edits, method: Method, call: Call, active: Sequence[Method]) -> bool:
