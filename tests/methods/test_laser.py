@@ -134,7 +134,7 @@ def test_values_that_other_layers_read_are_plain():
 
 
 def test_sinks_are_refused():
-    with pytest.raises(ValueError, match=r"LASER: the sinks of .* take weight and give no value"):
+    with pytest.raises(ValueError, match=r"LASER: the sinks of .* have no values"):
         attend_with([AttentionSink(), LASER()], *qkv())
 
 
