@@ -514,8 +514,9 @@ def test_the_processor_is_told_with_the_instruction_set_that_torch_takes():
 
 
 VERBS = set(
-    "Add Allow Assume Audit Call Capture Change Compare Compile Count Describe Exit Judge Keep Kill List Pass Print Read "
-    "Record Repeat Replay Report Request Retry Run Set Show Start Stop Take Test Time Train Try Tune Use Write".split()
+    "Add Allow Assume Audit Call Capture Change Compare Compile Count Describe Exit Judge Keep Kill List Pass Print "
+    "Read Record Repeat Replay Report Request Retry Run Set Show Start Stop Take Test Time Train Try Tune Use "
+    "Write".split()
 )
 
 
