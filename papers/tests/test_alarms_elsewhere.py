@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import pytest
 import torch
 from headwise_papers.alarms import elsewhere_page, script_faults, scripts
-from headwise_papers.alarms.elsewhere import Training, carry_out, trainings
+from headwise_papers.alarms.elsewhere import Training, carry_out, main, trainings
 from headwise_papers.alarms.models import Digits, Shakespeare, Size
 from headwise_papers.alarms.other_models import LONGEST, Sentences
 from headwise_papers.alarms.scripts import Script
 
 import headwise
+from headwise_verdict.files.ownership import claim
 
 TINY, ONSET, STEPS = Size(8, 1), 3, 6
 
@@ -140,3 +142,13 @@ def test_a_run_is_watched_as_shipped_and_written(monkeypatch):
     assert settings == {"on_alert": None} and watch.every == 50 and watch.removed
     assert run["steps"] == 12 and len(run["losses"]) == 12 and len(run["evaluated"]) == 2
     json.dumps(run, allow_nan=False)
+
+
+def test_a_page_that_is_the_users_is_not_overwritten(tmp_path, monkeypatch, capsys):
+    claim(tmp_path, ("study.json",))
+    (tmp_path / elsewhere_page.PAGE).write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["elsewhere", "--out", str(tmp_path), "--page"])
+    with pytest.raises(SystemExit):
+        main()
+    assert elsewhere_page.PAGE in capsys.readouterr().err
+    assert (tmp_path / elsewhere_page.PAGE).read_text() == "mine"

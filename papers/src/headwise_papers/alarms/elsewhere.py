@@ -26,6 +26,8 @@ from headwise_papers.alarms.other_models import OTHERS, Sentences
 from headwise_papers.alarms.script_faults import FAULTS, HalfSorted, PaddingLeaks, Sorted
 from headwise_papers.alarms.scripts import Script
 from headwise_verdict.files.durable import write_bytes, write_json
+from headwise_verdict.files.errors import StudyError
+from headwise_verdict.files.ownership import claim
 
 # the first seed of healthy trainings as in the study, of unlike ones, and of trainings with faults: all are fresh
 AS_BEFORE, UNLIKE, FAULTY = 2000, 3000, 4000
@@ -151,6 +153,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--page", action="store_true", help="run nothing, and write the page of the runs there are")
     options = parser.parse_args()
+    try:
+        claim(options.out, (PAGE, FIGURES, ROWS))
+    except StudyError as error:
+        parser.error(str(error))
     say = lambda text: print(text, file=sys.stderr, flush=True)
     write = partial(write_run, data=options.data)
     planned = list(trainings())
