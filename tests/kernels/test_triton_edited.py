@@ -19,7 +19,7 @@ SOME = (
 
 def rounding(case):
     """Return the error that the dtype allows; products of sharp logits lose what softmax cancels."""
-    return 2e-2 if "bf16" in case else 2e-3 if "fp16" in case else 5e-4 if "large" in case else 5e-6
+    return 2e-2 if "bf16" in case else 2e-3 if "fp16" in case else 5e-4 if "large" in case else 1e-5
 
 
 @pytest.mark.parametrize("which", part_of_grid(("some", "all"), ("some",)))

@@ -22,7 +22,7 @@ def test_values_figures_and_gradients_are_those_of_a_batch_norm_behind_a_convolu
     assert len(found) == (len(SOME) if which == "some" else 23)
     for line in found:
         # Weights and their gradients are stored in half precision.
-        bound = 2e-2 if "bf16" in line["case"] else 4e-3 if "fp16" in line["case"] else 5e-6
+        bound = 2e-2 if "bf16" in line["case"] else 4e-3 if "fp16" in line["case"] else 1e-5
         # false for nan too
         assert all(error <= bound for error in line["errors"]), line
 
@@ -31,7 +31,7 @@ def test_the_method_runs_on_the_kernels_and_says_so():
     found = lines(SCRIPT, "method", TRITON_INTERPRET="1")
     assert {line["kind"] for line in found} >= {"plain", "causal", "padded", "cross", "grouped", "sinks"}
     for line in found:
-        assert line["error"] < 5e-6 and line["launched"] == 1 and line["told"], line
+        assert line["error"] < 1e-5 and line["launched"] == 1 and line["told"], line
 
 
 def test_a_compiled_graph_has_the_gradients_of_an_eager_call():

@@ -115,5 +115,5 @@ def test_a_claim_on_what_is_not_read_is_refused():
     assert canonical_claims(study("watched/sharpness/last"))
     with pytest.raises(StudyError, match="no run records the outcome watched/sharpness/first"):
         canonical_claims(study("watched/sharpness/first"))
-    with pytest.raises(StudyError, match="one of watched runs"):
+    with pytest.raises(StudyError, match="only watched runs have the outcome"):
         canonical_claims(study("watched/sharpness/last", watch=False))
