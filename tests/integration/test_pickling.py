@@ -38,6 +38,6 @@ def test_a_regularized_model_works_in_another_process(host, tmp_path):
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps((net, args, kwargs, want)))
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr

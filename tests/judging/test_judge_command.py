@@ -73,7 +73,7 @@ def test_each_answer_has_its_exit_code(table, capsys, candidate, options, code, 
 
 def test_the_command_line_ends_with_the_code_and_prints_json(table):
     command = [sys.executable, "-m", "headwise", "judge", str(table), "--metric", METRIC, "--candidate", "same"]
-    done = subprocess.run([*command, "--baseline", "main", "--json"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--baseline", "main", "--json"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 3, done.stderr
     record = json.loads(done.stdout)
     assert record["schema"] == "headwise.judge/1" and record["answer"] == "go on" and record["exit_code"] == 3
@@ -105,9 +105,9 @@ def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):
 )
 def test_an_error_has_an_exit_code_that_is_no_answer(table, options, told):
     command = [sys.executable, "-m", "headwise", "judge", str(table), "--baseline", "main", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 5 and done.stdout == "" and told in done.stderr, done
-    helped = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=120)
+    helped = subprocess.run([*command[:4], "--help"], capture_output=True, text=True, timeout=300)
     assert helped.returncode == 0 and "5 an error" in helped.stdout
 
 
@@ -130,7 +130,7 @@ def test_judging_a_table_imports_neither_torch_nor_numpy(table):
         f"run(Request(Path({str(table)!r}), {METRIC!r}, 'new', 'main'))\n"
         "print([name for name in ('torch', 'numpy', 'scipy', 'pydantic') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 

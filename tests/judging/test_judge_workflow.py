@@ -19,7 +19,7 @@ print(random.Random(seed).gauss(3, 0.1) + {shift} + random.Random(f"{shift} {{se
 
 def shell(folder, *command, **variables):
     environment = os.environ | {"PATH": f"{folder.parent / 'bin'}:{os.environ['PATH']}"} | variables
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(("shift", "answer", "code"), [(-0.1, "accept", 0), (0.1, "reject", 1)])

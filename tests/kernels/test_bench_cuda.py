@@ -37,7 +37,7 @@ def test_the_benchmark_of_fits_runs_whole():
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(shelf.__all__)

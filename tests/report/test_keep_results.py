@@ -24,7 +24,7 @@ sys.path.insert(0, str(COMMAND.parent))
 
 def keep(folder, kept, *more):
     command = [sys.executable, str(COMMAND), str(folder), str(kept), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_a_study_is_kept_with_its_figures_and_how_to_repeat_it(tmp_path):

@@ -36,6 +36,8 @@ for step in range(begin + 1, asked.steps + 1):
         os.kill(os.getpid(), signal.SIGKILL)
     if wrong == "slow":
         time.sleep(0.2)
+    while "HOLD" in os.environ and step == 2:
+        time.sleep(0.2)
     if wrong == "spawns" and step == 2:
         Path("child").write_text(
             str(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"]))

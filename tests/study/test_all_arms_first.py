@@ -99,7 +99,7 @@ def test_a_mistake_in_model_is_told_once_in_one_sentence(tmp_path, place):
         "3",
     )
     done = headwise(*command, "--jobs", "2", "--out", str(tmp_path / "out"))
-    _, said = done.communicate(timeout=120)
+    _, said = done.communicate(timeout=300)
     assert done.returncode == 1
     assert said.count("name 'no_such_name' is not defined") == 1, said
     assert "the same in" in said and "other run" in said

@@ -40,7 +40,7 @@ def test_help_starts_without_the_heavy_libraries():
         "import sys; sys.argv = ['headwise', '--help']\nfrom headwise.cli import main\n"
         f"try: main()\nfinally: print('imported:', [name for name in {heavy!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "imported: []" in done.stdout, done.stdout + done.stderr
 
 
@@ -50,7 +50,7 @@ def test_help_takes_less_computing_than_importing_torch():
     def seconds(*arguments):
         code = f"import resource, subprocess, sys; subprocess.run([sys.executable, *{arguments!r}], stdout=-3);"
         code += "use = resource.getrusage(resource.RUSAGE_CHILDREN); print(use.ru_utime + use.ru_stime)"
-        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout)
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300).stdout)
 
     # the least of three: other work on the machine slows each
     ours, torch = (

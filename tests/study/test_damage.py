@@ -86,7 +86,7 @@ def test_a_report_leaves_a_damaged_run_out_by_name(tmp_path, name, harm):
 def test_the_command_names_the_damaged_run(tmp_path):
     folder = damaged(tiny_study(methods=(ARM,), epochs=1), tmp_path, "metrics.jsonl", empty)
     command = [sys.executable, "-m", "headwise.cli", "report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert f"note: {ARM}, seed 0, is damaged and left out: in runs/{folder.name}, metrics.jsonl" in done.stderr
 

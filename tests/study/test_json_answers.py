@@ -162,7 +162,7 @@ def test_what_child_processes_print_is_no_part_of_the_object(tmp_path):
         "    show({'answer': 1})\n"
         "print('after')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == '{"answer": 1}\nafter\n'
     assert all(text in done.stderr for text in ("ours", "of a child", "of C"))
 

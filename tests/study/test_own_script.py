@@ -45,7 +45,7 @@ def test_it_is_killed_and_resumed_on_slurm_and_its_numbers_give_its_report(tmp_p
     assert not list(out.glob("runs/*/result.json"))
 
     process = headwise(*command, "--jobs", "2", "--no-rehearsal")
-    said, errors = process.communicate(timeout=120)
+    said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, said + errors
     assert len(list(out.glob("runs/*/told/2.json"))) == 2
     assert all("going on from epoch" in path.read_text() for path in out.glob("runs/*/output.log"))

@@ -30,7 +30,7 @@ def test_a_cluster_carries_out_a_script(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     script = Path(__file__).with_name("ray_with_a_script.py")
     command = [sys.executable, str(script), str(tmp_path / "ray")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(path.read_text()) for path in tmp_path.glob("ray/runs/*/result.json")]
     assert figures(found) == figures(carry_script(tmp_path / "local"))

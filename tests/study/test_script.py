@@ -298,26 +298,21 @@ def test_a_killed_run_goes_on_and_ends_with_the_numbers_of_one_never_interrupted
 
 
 def test_a_study_that_is_stopped_ends_its_script_and_goes_on_where_it_was(tmp_path):
-    command = [
-        "compare",
-        "--script",
-        f"{COMMAND} --wrong slow --steps 12",
-        "--method",
-        ARM,
-        "--outcome",
-        "accuracy:higher",
-    ]
+    script = f"{COMMAND} --steps 12"
+    command = ["compare", "--script", script, "--method", ARM, "--outcome", "accuracy:higher"]
     command += ["--seeds", "1", "--no-rehearsal", "--out", str(tmp_path / "out")]
-    process = headwise(*command)
-    started = wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")))[0].parents[1]
-    # the other run, at the same time, may not have started its script yet
-    number = wait_for(lambda: json.loads((started / "told" / "1.json").read_text()).get("process"))
+    # no script goes beyond its second step, however late the signal comes
+    process = headwise(*command, env=os.environ | {"HOLD": "1"})
+    wait_for(lambda: list(tmp_path.glob("out/runs/*/own/step.txt")) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    (told,) = tmp_path.glob("out/runs/*/told/1.json")
+    # the number is written after the script has started
+    number = wait_for(lambda: json.loads(told.read_text()).get("process"))
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 143 and "stopped; nothing is lost" in said, said
     assert not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
-    results = carry_script(tmp_path / "out", f"{COMMAND} --wrong slow --steps 12")
-    cut, _ = results
+    cut, _ = carry_script(tmp_path / "out", script)
     assert cut["steps"] == 12 and len(list(tmp_path.glob("out/runs/*/told/2.json"))) == 1
 
 

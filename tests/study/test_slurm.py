@@ -160,7 +160,7 @@ def test_ctrl_c_cancels_the_jobs_and_their_runs_can_go_on(tmp_path):
     family = psutil.Process(stopped.pid).children(recursive=True)
     assert len(family) >= 2
     stopped.send_signal(signal.SIGINT)
-    _, said = stopped.communicate(timeout=60)
+    _, said = stopped.communicate(timeout=300)
     assert stopped.returncode == 130 and f"The same command resumes from {out}" in said, said
     wait_for(lambda: not psutil.wait_procs(family, timeout=0)[1])
     study = tiny_study("Slow", methods=(ARM,)).model_copy(update={"name": "Slow"})

@@ -89,9 +89,9 @@ def test_workers_that_are_stopped_while_they_work_leave_no_semaphore(tmp_path):
     out = tmp_path / "out"
     command = ("compare", "--task", f"{PLACE}:FailingBeside", "--method", OTHER, "--jobs", "2", "--seeds", "1")
     stopped = headwise(*command, "--out", str(out), env=ENVIRONMENT)
-    wait_for(lambda: lines(out) >= 2, seconds=120)
+    wait_for(lambda: lines(out) >= 2)
     stopped.send_signal(signal.SIGINT)
-    _, said = stopped.communicate(timeout=120)
+    _, said = stopped.communicate(timeout=300)
     assert stopped.returncode == 130 and "semaphore" not in said and len(said.strip().splitlines()) == 1, said
 
 
@@ -102,6 +102,6 @@ def test_a_failure_ends_the_other_workers_in_order(tmp_path):
     command = ("compare", "--task", f"{PLACE}:FailingBeside", *failing, "--jobs", "2", "--seeds", "1")
     # its task waits for another run
     failed = headwise(*command, "--no-rehearsal", "--out", str(out), env=ENVIRONMENT)
-    _, said = failed.communicate(timeout=200)
+    _, said = failed.communicate(timeout=300)
     assert failed.returncode == 1 and "is full" in said, said
     assert "semaphore" not in said

@@ -207,13 +207,13 @@ if __name__ == "__main__":
 @pytest.mark.grid
 def test_the_command_runs_the_steps_again_and_shows_the_readings(tmp_path):
     (tmp_path / "training.py").write_text(textwrap.dedent(SCRIPT))
-    subprocess.run([sys.executable, "training.py"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "training.py"], cwd=tmp_path, check=True, timeout=300)
     file = next((tmp_path / "replays").iterdir())
     command = [sys.executable, "-m", "headwise", "replay", str(file)]
-    ran = subprocess.run([*command, "training.py:build"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([*command, "training.py:build"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert (
         "the largest logit of" in ran.stdout and "the same bits" in ran.stdout and "loss then | loss now" in ran.stdout
     )
-    wrong = subprocess.run([*command, "training.py:buidl"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    wrong = subprocess.run([*command, "training.py:buidl"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 1 and "has no function 'buidl'. Did you mean 'build'?" in wrong.stderr
