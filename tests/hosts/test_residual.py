@@ -495,11 +495,12 @@ class InABlock(nn.Module):
 @pytest.mark.parametrize(
     "method", [FeatScale(), ContraNorm(strength=1.0), BranchDrop(p=0.5)], ids=lambda m: type(m).__name__
 )
-def test_a_branch_whose_tokens_come_before_samples_is_edited_as_samples(method):
+@pytest.mark.parametrize("tokens", [5, 3])
+def test_a_branch_whose_tokens_come_before_samples_is_edited_as_samples(method, tokens):
     torch.manual_seed(0)
     time, batch = InABlock(TimeFirst()), InABlock(BatchFirst())
     batch.load_state_dict(time.state_dict())
-    x = torch.randn(5, 3, 16)
+    x = torch.randn(tokens, 3, 16)
     plain = time(x)
     headwise.regularize(time, method, example=x)
     for parameter in headwise.regularize(batch, method).parameters():

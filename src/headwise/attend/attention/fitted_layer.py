@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.attend.attention.computation import attention
 from headwise.attend.attention.matrix import edited_logits
-from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, leaves_time_first, shapes_seen
+from headwise.attend.attention.seen_in_calls import check_heads, learn_causal, leaves_time_first, order_of, shapes_seen
 from headwise.attend.core import Call, Method, MethodState, Packed, SharedState, Site, shared_state
 from headwise.attend.core.acting import Acting
 from headwise.attend.core.call import KernelsRan
@@ -219,7 +219,7 @@ class FittedLayer:
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
-            self.called.put((q.shape[0] if packed is None else 0, *sizes, *mask))
+            self.called.put((order_of(q) if packed is None else (0, False), *sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
             learn_causal(self.site, self.methods)
 
@@ -377,9 +377,9 @@ class FittedLayer:
         given, samples = y, y if packed is None else packed.unpack(y)
         y = samples
         if editing := self._acting[training].branch:
-            of_call: tuple[Any, ...] = self.called.take() or (y.shape[0], y.shape[1], y.shape[1], None, False, False)
-            rows, *called = of_call
-            turned = packed is None and leaves_time_first(self.site, y, rows, called[0])
+            unseen = (y.shape[0], False), y.shape[1], y.shape[1], None, False, False
+            order, *called = self.called.take() or unseen
+            turned = packed is None and leaves_time_first(self.site, y, *order, called[0])
             y = y.transpose(0, 1) if turned else y
             call = self._branch_call(y, training, *called)
             for method in editing:

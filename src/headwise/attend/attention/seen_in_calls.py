@@ -25,14 +25,28 @@ def shapes_seen(site: Site, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | No
     return seen
 
 
-def leaves_time_first(site: Site, y: Tensor, rows: int, queries: int) -> bool:
+def order_of(q: Tensor) -> tuple[int, bool]:
+    """Return the rows of q (B, H, T, D) and whether its tokens lie farther apart than its rows.
+
+    Projections of (T, B, C) are views of this kind, or come from elementwise operations, which keep the order. Strides
+    of 0 are of learned queries that all samples share.
+    """
+    rows, _, tokens, _ = q.stride()
+    return q.shape[0], 0 < rows < tokens
+
+
+def leaves_time_first(site: Site, y: Tensor, rows: int, farther: bool, queries: int) -> bool:
     """Return whether the branch y of a layer is (T, B, C), as in fairseq, by the (B, T) of the call that made it.
+
+    Where there are as many tokens as samples, only `farther`, the order in memory, tells (see `order_of`).
 
     Raises:
         RuntimeError: if y may as well be (B, T, C) in windows of as many tokens as the batch has samples.
     """
-    if y.dim() != 3 or y.shape[0] == rows or y.shape[:2] != (queries, rows) or site.windowed or site.pooled:
+    if y.dim() != 3 or y.shape[:2] != (queries, rows) or site.windowed or site.pooled:
         return False
+    if rows == queries:
+        return farther
     if site.row_order == "" and rows % queries == 0:
         raise RuntimeError(
             f"{site.name} returns {tuple(y.shape)} from {rows} rows of {queries} queries: either tokens come before "
