@@ -219,7 +219,7 @@ class FittedLayer:
         if self.needs("branch"):
             mask = settings.get("mask"), bool(settings.get("causal")), bool(settings.get("cross"))
             sizes = (q.shape[2], k.shape[2]) if packed is None else (packed.longest, packed.longest)
-            self.called.put((order_of(q) if packed is None else (0, False), *sizes, *mask))
+            self.called.put((*(order_of(q) if packed is None else (0, False)), *sizes, *mask))
         if settings.get("causal") and self.site.causal is None:
             learn_causal(self.site, self.methods)
 
@@ -377,9 +377,10 @@ class FittedLayer:
         given, samples = y, y if packed is None else packed.unpack(y)
         y = samples
         if editing := self._acting[training].branch:
-            unseen = (y.shape[0], False), y.shape[1], y.shape[1], None, False, False
-            order, *called = self.called.take() or unseen
-            turned = packed is None and leaves_time_first(self.site, y, *order, called[0])
+            rows, queries = y.shape[:2]
+            of_call: tuple[Any, ...] = self.called.take() or (rows, False, queries, queries, None, False, False)
+            rows, farther, *called = of_call
+            turned = packed is None and leaves_time_first(self.site, y, rows, farther, called[0])
             y = y.transpose(0, 1) if turned else y
             call = self._branch_call(y, training, *called)
             for method in editing:
