@@ -1,6 +1,7 @@
 """The command line: fast to start, an exact list of options, clear errors, a table at the end."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from small_studies import PLACE, orders, tiny_study
+
+from headwise_verdict.files import is_for_users
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,11 +126,16 @@ def test_the_command_line_does_not_grow():
     ],
 )
 def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
-    done = headwise(*arguments)
-    import re
+    done = here(*arguments)
+    assert done.exit_code == 1 and is_for_users(done.exception) and re.search(message, str(done.exception)), done
+    # no study was announced, and no arm tried
+    assert done.stdout == ""
 
-    assert done.returncode == 1 and re.search(message, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+
+def test_a_refusal_is_one_line_without_a_traceback():
+    done = headwise("compare", "--graphs", "on", "--device", "cpu")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done
+    assert done.stderr.startswith("error: --graphs on: CUDA graphs need a CUDA device")
 
 
 @pytest.mark.parametrize(

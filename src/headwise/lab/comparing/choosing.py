@@ -60,7 +60,20 @@ def choose_study(request: Request) -> Study:
         "compile": request.compile,
         "watch": request.watch or study.watch,
     }
-    return study.model_copy(update=update)
+    chosen = study.model_copy(update=update)
+    if request.graphs == "on":
+        _refuse_uncaptured(chosen)
+    return chosen
+
+
+def _refuse_uncaptured(study: Study) -> None:
+    """Raise StudyError if no step can be captured as a CUDA graph, before any run is tried."""
+    import torch
+
+    from headwise.lab.training.step_graphs import captures
+
+    assert isinstance(study.task, Task)
+    captures("on", study.task, torch.device(study.device), study.processes)
 
 
 def find_study(request: Request) -> Study:
