@@ -29,6 +29,23 @@ def headwise(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
+@pytest.fixture
+def here(monkeypatch, capfd):
+    """The command in this process, which has imported its parts already."""
+    from headwise import cli
+
+    monkeypatch.setattr(cli, "end_on_stops", lambda: None)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return subprocess.CompletedProcess(arguments, ended.value.code or 0, *capfd.readouterr())
+
+    return run
+
+
 def problems(answer):
     """Return what a validator of the shipped schema finds, for this object and for one with an unknown field."""
     name = re.fullmatch(r"headwise\.(\w+)/\d+", answer["schema"])[1]
@@ -69,7 +86,7 @@ def test_a_report_prints_the_verdict_of_every_arm(tmp_path):
     assert answer["across"] == []
 
 
-def test_missing_runs_and_several_folders_are_in_the_object(tmp_path):
+def test_missing_runs_and_several_folders_are_in_the_object(tmp_path, here):
     missing = {("A()", 3)}
     folders = [
         write_study(
@@ -81,7 +98,7 @@ def test_missing_runs_and_several_folders_are_in_the_object(tmp_path):
     assert problems(answer) == []
     assert [study["complete"] for study in answer["studies"]] == [True, False]
     assert answer["studies"][1]["missing"] == [{"arm": "A()", "seed": 3}]
-    done = headwise("report", *folders, "--json")
+    done = here("report", *folders, "--json")
     together = json.loads(done.stdout)
     assert problems(together) == [] and [one["arm"] for one in together["across"]] == ["A()"]
     assert 0 < together["across"][0]["low"] < together["across"][0]["high"] and together["across"][0]["studies"] == 2
@@ -93,21 +110,21 @@ def _reported(folder):
     return write(folder).is_file()
 
 
-def test_findings_are_an_answer_without_arms(tmp_path):
+def test_findings_are_an_answer_without_arms(tmp_path, here):
     (tmp_path / "findings.json").write_text(json.dumps({"name": "x", "paragraphs": ["Yes.", "More."]}))
-    answer = json.loads(headwise("report", tmp_path, "--json").stdout)
+    answer = json.loads(here("report", tmp_path, "--json").stdout)
     assert problems(answer) == [] and answer["studies"][0]["arms"] == []
     assert answer["studies"][0]["answer"] == "Yes." and answer["studies"][0]["outcome"] is None
 
 
-def test_a_table_of_numbers_is_answered_as_a_study(tmp_path):
+def test_a_table_of_numbers_is_answered_as_a_study(tmp_path, here):
     rows = [
         f"{arm},{seed},{0.5 + seed / 100 + (arm == 'new') * (0.1 + seed / 1000)}"
         for arm in ("old", "new")
         for seed in range(7)
     ]
     (tmp_path / "runs.csv").write_text("\n".join(["arm,seed,acc", *rows, "new,9,0.7"]) + "\n")
-    done = headwise("report", tmp_path / "runs.csv", "--outcome", "acc:higher", "--baseline", "old", "--json")
+    done = here("report", tmp_path / "runs.csv", "--outcome", "acc:higher", "--baseline", "old", "--json")
     answer = json.loads(done.stdout)
     assert done.returncode == 0 and problems(answer) == []
     assert answer["studies"][0]["arms"][1]["verdict"] == "better"
@@ -125,12 +142,13 @@ def test_a_table_of_numbers_is_answered_as_a_study(tmp_path):
         (("compare", "--jsn"), 2, "No such option"),
     ],
 )
-def test_an_error_leaves_standard_output_empty(tmp_path, arguments, code, told):
-    done = headwise(*arguments, cwd=tmp_path)
+def test_an_error_leaves_standard_output_empty(tmp_path, monkeypatch, here, arguments, code, told):
+    monkeypatch.chdir(tmp_path)
+    done = here(*arguments)
     assert (done.returncode, done.stdout) == (code, "") and told in done.stderr, done
 
 
-def test_a_comparison_prints_progress_on_standard_error_and_one_object(tmp_path):
+def test_a_comparison_prints_progress_on_standard_error_and_one_object(tmp_path, here):
     options = (
         "--task",
         TASK,
@@ -151,7 +169,7 @@ def test_a_comparison_prints_progress_on_standard_error_and_one_object(tmp_path)
     assert done.stdout.count("\n") == 1 and problems(answer) == []
     assert "[4/4]" in done.stderr and "report: " in done.stderr
     assert [arm["verdict"] for arm in answer["studies"][0]["arms"]] == [None, "undecided"]
-    assert answer == json.loads(headwise("report", tmp_path, "--json").stdout)
+    assert answer == json.loads(here("report", tmp_path, "--json").stdout)
 
 
 def test_what_child_processes_print_is_no_part_of_the_object(tmp_path):
@@ -167,9 +185,9 @@ def test_what_child_processes_print_is_no_part_of_the_object(tmp_path):
     assert all(text in done.stderr for text in ("ours", "of a child", "of C"))
 
 
-def test_a_league_prints_how_far_its_worlds_are_and_their_tables():
+def test_a_league_prints_how_far_its_worlds_are_and_their_tables(here):
     kept = ROOT / "docs" / "league" / "second"
-    done = headwise("league", "--plan", "--out", kept, "--json")
+    done = here("league", "--plan", "--out", kept, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1 and problems(answer) == [] and "short-pairs: complete" in done.stderr
