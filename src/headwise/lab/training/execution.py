@@ -295,11 +295,7 @@ def prepare(
     configuration, device, task, phase = order.configuration, torch.device(order.device), part.task, part.phase
     later = (phase.name,) if part.number else ()
     torch.manual_seed(derive(configuration.draws, "weights", *later))
-    model = build_model(task).to(accelerator.device)
-    if phase.folder is not None:
-        carry_over(phase, model, read_start(phase.folder), str(phase.folder))
-    elif before is not None and not before.fitted and phase.start == "previous":
-        carry_over(phase, model, before.weights, f"phase {before.phase!r}")
+    model = _plain_model(part, accelerator, before)
     check_first_batch(task, model, train, last=part.following is None)
     look_ahead(model)
     arm = read_arm(configuration.arm, task)
@@ -331,11 +327,26 @@ def prepare(
         training.watch = watch_run(order, training, model, train, steps)
     training.model = accelerator.prepare(model)
     if captures(order.graphs, task, accelerator.device, accelerator.num_processes):
-        fitted = [] if regularized is None else regularized.fitted
-        if training.compiled is None:
-            training.graphs = StepGraphs(optimizer, accelerator.device, fitted)
-        training.evaluation_graphs = EvaluationGraphs(accelerator.device, fitted)
+        _capture(training)
     return training
+
+
+def _plain_model(part: RunPart, accelerator: Accelerator, before: Carried | None) -> nn.Module:
+    """Return the model of a phase without methods, with the weights from which it starts."""
+    phase, model = part.phase, build_model(part.task).to(accelerator.device)
+    if phase.folder is not None:
+        carry_over(phase, model, read_start(phase.folder), str(phase.folder))
+    elif before is not None and not before.fitted and phase.start == "previous":
+        carry_over(phase, model, before.weights, f"phase {before.phase!r}")
+    return model
+
+
+def _capture(training: Training) -> None:
+    """Let the steps and evaluations of a phase run as CUDA graphs; compiled steps are captured by the compiler."""
+    fitted = [] if training.regularized is None else training.regularized.fitted
+    if training.compiled is None:
+        training.graphs = StepGraphs(training.optimizer, training.accelerator.device, fitted)
+    training.evaluation_graphs = EvaluationGraphs(training.accelerator.device, fitted)
 
 
 def leave(training: Training, part: RunPart) -> Carried:
