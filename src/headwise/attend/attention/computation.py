@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headwise.attend.attention.matrix import on_matrix
-from headwise.attend.attention.matrix_free import MatrixFreeReadings, read_without_matrix, sink_share, without_matrix
+from headwise.attend.attention.matrix_free import read_without_matrix, without_matrix
+from headwise.attend.attention.matrix_free_readings import MatrixFreeReadings, sink_share
 from headwise.attend.attention.softmax import fused
 from headwise.attend.core import Call, Method
 from headwise.attend.core.acting import Acting

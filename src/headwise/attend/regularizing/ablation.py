@@ -56,6 +56,15 @@ class Ablation:
         return f"Ablation({self.layer!r}, heads={list(self.heads)})"
 
 
+def refuse_held(ablations: Sequence[Ablation]) -> None:
+    """Raise RuntimeError if an ablation is in force, before its handle goes."""
+    if held := next((one for one in ablations if one.holds), None):
+        raise RuntimeError(
+            f"{held!r} is in force, and would end with the handle: remove() it first, and take the heads out with "
+            "headwise.compress(model, idle=...)"
+        )
+
+
 class Off:
     """The gate of a layer that makes the output of some heads zero.
 

@@ -18,13 +18,13 @@ from headwise.attend.regularizing import (
     ablation,
     changed,
     learned_parameters,
+    loop_checks,
     penalties,
     saving,
     transformers_trainer,
 )
 from headwise.attend.regularizing.coverage import Coverage, coverage
 from headwise.attend.regularizing.handle_place import HANDLE, kept_handle
-from headwise.attend.regularizing.loop_checks import Forgotten, Replayed
 from headwise.attend.regularizing.plan import Plan, attach, detach, fold_methods
 from headwise.attend.regularizing.step_maxima import StepMaxima
 from headwise.attend.regularizing.training_state import Strengths, check_progress, load_progress, progress
@@ -98,8 +98,8 @@ class Regularized:
         self._initial = learned_parameters.fingerprints(model, [m for f in self.fitted for m in f.methods])
         # By name, because sharding replaces the parameter objects.
         self.brought = [name for name, parameter in model.named_parameters() if id(parameter) not in before]
-        self._forgotten = Forgotten(self)
-        self._replayed = Replayed(self.methods, followed=draws == "torch")
+        self._forgotten = loop_checks.Forgotten(self)
+        self._replayed = loop_checks.Replayed(self.methods, followed=draws == "torch")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularized:
         twin = object.__new__(Regularized)
@@ -109,7 +109,7 @@ class Regularized:
         for name, value in self.__dict__.items():
             if name not in ("methods", "_forgotten"):
                 setattr(twin, name, copy.deepcopy(value, memo))
-        twin._forgotten = Forgotten(twin)
+        twin._forgotten = loop_checks.Forgotten(twin)
         return twin
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -130,18 +130,10 @@ class Regularized:
                 self._replayed.before((*args, *kwargs.values()), differentiates=self.shared.differentiates)
         self.shared.begin(module, args, kwargs)
         if self.shared.uneven and module.training:
-            self._refuse_uneven()
+            loop_checks.refuse_uneven(self.methods)
         if not torch.compiler.is_compiling() and any(m.overrides("forward_begins") for m in self.methods):
             begun = [m.forward_begins(fits) for m, fits in penalties.by_method(self.fitted)]
             self.shared.forward.now().endings = [ending for ending in begun if ending is not None]
-
-    def _refuse_uneven(self) -> None:
-        """Raise RuntimeError if a method exchanges numbers with processes that may have no batch left."""
-        if method := next((m for m in self.methods if m.overrides("exchange")), None):
-            raise RuntimeError(
-                f"{method!r} needs numbers of all processes after each step, and in join() some have no batch left: "
-                "leave join() out and give every process as many batches, with DistributedSampler(drop_last=True)"
-            )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep the state that their recomputation needs.
@@ -183,7 +175,7 @@ class Regularized:
         shared = self.shared
         before, shared.penalties = shared.penalties, Penalties()
         self._maxima.put_aside(self.fitted)
-        replayed, self._replayed = self._replayed, Replayed((), followed=True)
+        replayed, self._replayed = self._replayed, loop_checks.Replayed((), followed=True)
         seen, forgotten = (shared.fresh, self.seen_training), (self._forgotten.read, self._forgotten.unread)
         try:
             yield
@@ -207,7 +199,8 @@ class Regularized:
             self._check_reached()
         entries = self.shared.penalties.take()
         self._forgotten.read, self._forgotten.unread = True, 0
-        total = penalties.joint_mean(entries, self._device(), alone=self.shared.uneven)
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        total = penalties.joint_mean(entries, device, alone=self.shared.uneven)
         if self.shared.fresh:
             changed.check_followed(self.fitted)
             note_into(self._together)
@@ -256,7 +249,7 @@ class Regularized:
         self._alive()
         self._strengths.set(self.methods, method, changes)
         self._strengths.write(self.fitted, self.step)
-        self._watch_loop()
+        self._forgotten.listen_again()
 
     def ablate(self, layer: int | str, head: int | Sequence[int]) -> ablation.Ablation:
         """Make the output of heads zero before the output projection, in training and evaluation, until it is removed.
@@ -297,19 +290,8 @@ class Regularized:
 
     def idle(self) -> str:
         """Return a message about the methods that did nothing in this training so far; empty if all acted."""
-        never = [m for m in self.methods if not self._was_reached(m)]
-        if never:
-            names = " and ".join(map(repr, never))
-            return (
-                f"no training forward reached the layers of {names}: train the model that was regularized, in "
-                "training mode"
-            )
-        return self._forgotten.so_far()
-
-    def _was_reached(self, method: Method) -> bool:
         # a checked first step has reached every layer
-        layers = [f for f in self.fitted if any(m is method for m in f.methods)]
-        return (self.checked and self.step > 0) or any(f.reached for f in layers)
+        return self._forgotten.idle(reached=self.checked and self.step > 0)
 
     def _check_reached(self) -> None:
         if self.fitted:
@@ -322,10 +304,6 @@ class Regularized:
                 "this model is no longer regularized, since remove() or fold() was called: call regularize() again, or "
                 "save it like any other model"
             )
-
-    def _device(self) -> torch.device:
-        first = next(self.model.parameters(), None)
-        return first.device if first is not None else torch.device("cpu")
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the methods added, for an optimizer that was made before them."""
@@ -349,12 +327,7 @@ class Regularized:
         self.checked = bool(self.step)
         if self.order is not None:
             self.order.load(state.get("order"))
-        self._watch_loop()
-
-    def _watch_loop(self) -> None:
-        """Check the training loop again: a strength that was just set may need after_step()."""
-        if not self._forgotten.stepped:
-            self._forgotten.listen()
+        self._forgotten.listen_again()
 
     def report(self) -> Coverage:
         """Return for every attention-like module whether it is regularized, read, skipped, not applicable or
@@ -389,11 +362,7 @@ class Regularized:
             RuntimeError: if heads are ablated, or the methods were removed before.
         """
         self._alive()
-        if held := next((one for one in self._ablations if one.holds), None):
-            raise RuntimeError(
-                f"{held!r} is in force, and would end with the handle: remove() it first, and take the heads out with "
-                "headwise.compress(model, idle=...)"
-            )
+        ablation.refuse_held(self._ablations)
         remaining = fold_methods(self.fitted)
         detach([f for f in self.fitted if not any(f is k for k in remaining)], fold=True)
         self.fitted = remaining

@@ -45,6 +45,13 @@ UNTRAINED = (
     "regularize(), or call optimizer.add_param_group({{'params': regularized.parameters(), 'weight_decay': 0.0}}); to "
     "keep them fixed, set requires_grad to False"
 )
+UNREACHED = (
+    "no training forward reached the layers of {methods}: train the model that was regularized, in training mode"
+)
+UNEVEN = (
+    "{method!r} needs numbers of all processes after each step, and in join() some have no batch left: leave join() "
+    "out and give every process as many batches, with DistributedSampler(drop_last=True)"
+)
 DROPPED = (
     "the penalties of {count} training forwards were never read and are dropped ({methods}): call regularized.loss() "
     "in each step, and run forwards that train nothing in eval mode or under torch.no_grad()"
@@ -156,6 +163,11 @@ class Forgotten:
         if self._penalizing() or self._stepping() or self.handle.brought:
             self.steps.listen()
 
+    def listen_again(self) -> None:
+        """Watch the next steps if after_step() was never called: a strength that was just set may need it."""
+        if not self.stepped:
+            self.listen()
+
     def stop(self) -> None:
         """Stop watching optimizer steps."""
         self.steps.stop()
@@ -176,8 +188,16 @@ class Forgotten:
             raise RuntimeError("\n".join(problems))
         self.stop()
 
-    def so_far(self) -> str:
-        """Return a message about the missing calls after any number of steps; empty if none is missing."""
+    def idle(self, *, reached: bool) -> str:
+        """Return a message about methods that did nothing after any number of steps; empty if all acted.
+
+        Args:
+            reached: whether forwards are known to reach every layer.
+        """
+        acted = [m for f in self.handle.fitted if f.reached for m in f.methods]
+        never = [m for m in self.handle.methods if not reached and not any(m is other for other in acted)]
+        if never:
+            return UNREACHED.format(methods=_joined(never))
         return "; ".join(self._uncalled())
 
     def _uncalled(self) -> list[str]:
@@ -230,6 +250,12 @@ def _trains_beside(name: str, parameters: dict[str, nn.Parameter], trained: set[
 
 def _joined(methods: Iterable[Method]) -> str:
     return " and ".join(map(repr, methods))
+
+
+def refuse_uneven(methods: Sequence[Method]) -> None:
+    """Raise RuntimeError if a method exchanges numbers with processes that may have no batch left."""
+    if method := next((m for m in methods if m.overrides("exchange")), None):
+        raise RuntimeError(UNEVEN.format(method=method))
 
 
 class Replayed:

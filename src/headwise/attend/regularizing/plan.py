@@ -81,8 +81,7 @@ def plan(
     if attention not in (None, "headwise"):
         raise ValueError(
             'attention must be None, which keeps the kernel that the model was loaded with, or "headwise", got '
-            f"{attention!r}; to choose a "
-            "kernel, load the model with attn_implementation="
+            f"{attention!r}; to choose a kernel, load the model with attn_implementation="
         )
     _check_arguments(model, methods, allow_none)
     # A deep copy of a watched model carries unused fitted layers: remove them.
@@ -113,47 +112,34 @@ def plan(
             problems += _assign(draft, site, site.name in named)
     if not draft.chosen and not problems:
         problems.append(_nothing_left(draft, methods))
-    # A method that acts nowhere is a mistake, which a training would not show.
-    for method in methods:
-        if draft.chosen and not any(m is method for _, ms in draft.chosen for m in ms):
-            refused = {r for f in reachable if wanted(f.site) for r in [refusal(method, f.site)] if r is not None}
-            reason = "; ".join(sorted(refused))
-            problems.append(f"{method!r} applies to none of the chosen sites: {reason}")
-        # On the first layer, whose own values are carried, such a method is the identity.
-        elif draft.chosen and method.carries and not _above_first(draft, method):
-            reasons = [reason for _, reason in draft.reasons.values() if type(method).__name__ in reason]
-            above = f"applies to no layer above it: {reasons[0]}" if reasons else "no layer above it was chosen"
-            problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
+    if draft.chosen:
+        problems += _without_effect(draft, [f.site for f in reachable if wanted(f.site)])
     if problems:
         raise ValueError("\n".join(problems))
     _add_readers(draft, reachable)
     return draft
 
 
+def _without_effect(draft: Plan, wanted: list[Site]) -> list[str]:
+    """Return a message for each method that acts nowhere: a mistake, which a training would not show."""
+    problems = []
+    for method in draft.methods:
+        if not any(m is method for _, ms in draft.chosen for m in ms):
+            refused = {reason for site in wanted if (reason := refusal(method, site)) is not None}
+            problems.append(f"{method!r} applies to none of the chosen sites: {'; '.join(sorted(refused))}")
+        # On the first layer, whose own values are carried, such a method is the identity.
+        elif method.carries and not _above_first(draft, method):
+            reasons = [reason for _, reason in draft.reasons.values() if type(method).__name__ in reason]
+            above = f"applies to no layer above it: {reasons[0]}" if reasons else "no layer above it was chosen"
+            problems.append(f"{method!r} changes nothing on the first self attention of a stack, and {above}")
+    return problems
+
+
 def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"regularize() takes a torch module first, got {type(model).__name__}")
     for method in methods:
-        if not isinstance(method, Method):
-            if isinstance(method, list | tuple):
-                raise TypeError(
-                    "regularize() takes methods one by one: put a star before the list, regularize(model, *methods)"
-                )
-            remedy = "a method"
-            if isinstance(method, type) and issubclass(method, Method):
-                remedy = f"{method.__name__}() with parentheses"
-            elif isinstance(method, str):
-                remedy = f"*headwise.parse({method!r})"
-            raise TypeError(f"regularize() takes methods, got {method!r}; pass {remedy}")
-        # Two settings of one class may be meant; the same setting twice is a slip.
-        if sum(m == method for m in methods) > 1:
-            raise ValueError(f"{method!r} is given twice")
-        earlier = _lost_before(method, methods)
-        if earlier is not None:
-            raise ValueError(
-                f"{method!r} computes its own logits, so that the changes of {earlier!r} before it would be lost: put "
-                f"{earlier!r} after it"
-            )
+        _check_method(method, methods)
     refusing = next((m for m in methods if m.negative == "refuses"), None)
     making = next((m for m in methods if m.negative == "makes"), None)
     if refusing is not None and making is not None:
@@ -162,6 +148,34 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         )
     if not methods and not allow_none:
         raise ValueError("regularize() needs at least one method, such as headwise.DropHead(p=0.2)")
+    _check_free(model)
+
+
+def _check_method(method: Any, methods: list[Method]) -> None:
+    """Raise TypeError for what is no method, and ValueError for one that its place among the others makes useless."""
+    if isinstance(method, list | tuple):
+        raise TypeError(
+            "regularize() takes methods one by one: put a star before the list, regularize(model, *methods)"
+        )
+    if not isinstance(method, Method):
+        remedy = "a method"
+        if isinstance(method, type) and issubclass(method, Method):
+            remedy = f"{method.__name__}() with parentheses"
+        elif isinstance(method, str):
+            remedy = f"*headwise.parse({method!r})"
+        raise TypeError(f"regularize() takes methods, got {method!r}; pass {remedy}")
+    # Two settings of one class may be meant; the same setting twice is a slip.
+    if sum(m == method for m in methods) > 1:
+        raise ValueError(f"{method!r} is given twice")
+    if (earlier := _lost_before(method, methods)) is not None:
+        raise ValueError(
+            f"{method!r} computes its own logits, so that the changes of {earlier!r} before it would be lost: put "
+            f"{earlier!r} after it"
+        )
+
+
+def _check_free(model: nn.Module) -> None:
+    """Raise ValueError if the model, or a part of it, is regularized or watched already."""
     # A deep copy that failed half-way leaves sites without a module until it is garbage-collected.
     whole_models = {
         vars(f.site).get("module"): vars(f.site).get("model") for f in FittedLayer.live() if not f.shared.bare
@@ -170,14 +184,13 @@ def _check_arguments(model: Any, methods: list[Method], allow_none: bool) -> Non
         if (whole := whole_models.get(module)) is not None and whole not in model.modules():
             raise ValueError(
                 f"{name or 'this module'} is part of a model that is regularized already with "
-                f"{whole.__dict__.get(HANDLE)!r}; call remove() on "
-                "its handle first, or choose layers with where= on the whole model"
+                f"{whole.__dict__.get(HANDLE)!r}; call remove() on its handle first, or choose layers with where= on "
+                "the whole model"
             )
         if HANDLE in module.__dict__:
-            handle = module.__dict__[HANDLE]
             raise ValueError(
-                f"{name or 'the model'} is regularized already with {handle!r}; call remove() on "
-                "its handle (headwise.handle(model)) first, or give all methods in one call"
+                f"{name or 'the model'} is regularized already with {module.__dict__[HANDLE]!r}; call remove() on its "
+                "handle (headwise.handle(model)) first, or give all methods in one call"
             )
     watched = next((b.site for b in FittedLayer.bare_in(model).values() if b.observer is not None), None)
     if watched is not None:

@@ -84,7 +84,6 @@ def routed(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention for the keys "headwise" and "headwise|..." of transformers' attention interface."""
     adapter, fitted = _adapter_of(module)
-    is_causal, softcap, s_aux, position_bias = [kwargs.get(term) for term in TERMS]
 
     def host(q: Tensor, k: Tensor, v: Tensor, dropout: float = dropout) -> tuple[Tensor, Tensor | None]:
         function = adapter.original()
@@ -102,34 +101,23 @@ def routed(
     if _paged(adapter, kwargs):
         _refuse_acting(adapter, fitted)
         return host(query, key, value)
-    if plain:
-        _refuse_unknown(adapter, kwargs)
-    elif adapter.site.kernel != adapter.implementation:
-        # The implementation was changed after the methods were fitted.
-        adapter.site.kernel = adapter.implementation
-    _refuse_changed(adapter, module)
+    _refuse_unknown(adapter, kwargs)
+    _follow_kernel(adapter, module)
     if fitted.idle(module.training):
         # Returned without transposing it twice, which may change what compiled code fuses.
         return host(query, key, value)
-    packed = _packed(adapter, fitted, query, attention_mask, kwargs)
-    mask, causal = masking(adapter, query, key, attention_mask, is_causal, position_bias, kwargs, packed)
-    q, k, v = _expanded(query, key, value)
-    if packed is None:
-        in_order = newest_last(fitted, adapter.cache, q, k, v, mask, causal)
-        _refuse_reordered(adapter, plain, k, in_order[0])
-        k, v, mask = in_order
+    q, k, v, mask, causal, packed = _inputs(adapter, fitted, (query, key, value), attention_mask, kwargs)
     settings = {
         "mask": mask,
         "causal": causal,
         "scale": scaling,
         # The eager functions apply no dropout in evaluation, whatever its argument is.
         "dropout": dropout if module.training or not eager else 0.0,
-        "softcap": softcap,
-        "sinks": s_aux,
+        "softcap": kwargs.get("softcap"),
+        "sinks": kwargs.get("s_aux"),
         "samples": fitted.samples_in(q.shape[0]) if packed is None else None,
     }
-    unknown = not torch.compiler.is_compiling() and adapter.verified != adapter.implementation
-    if unknown and (eager or (not plain and reads(adapter, fitted))):
+    if _unverified(adapter, fitted, eager):
         with torch.no_grad():
             # Detached: flex attention checks requires_grad of its inputs even under no_grad.
             theirs = host(query.detach(), key.detach(), value.detach(), 0.0)[0].transpose(1, 2)
@@ -149,6 +137,25 @@ def routed(
     return out.transpose(1, 2).contiguous(), weights
 
 
+def _inputs(
+    adapter: ModuleAdapter,
+    fitted: FittedLayer,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Any,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool, Packed | None]:
+    """Return q, k, v, the mask and whether causality must be added to it, and how rows pack several sequences."""
+    packed = _packed(adapter, fitted, given[0], mask, kwargs)
+    causal, bias = kwargs.get("is_causal"), kwargs.get("position_bias")
+    seen, causal = masking(adapter, given[0], given[1], mask, causal, bias, kwargs, packed)
+    q, k, v = _expanded(*given)
+    if packed is None:
+        ordered, v, seen = newest_last(fitted, adapter.cache, q, k, v, seen, causal)
+        _refuse_reordered(adapter, k, ordered)
+        k = ordered
+    return q, k, v, seen, causal, packed
+
+
 @contextmanager
 def _as_host_expects(adapter: ModuleAdapter, module: nn.Module, repeated: bool) -> Iterator[None]:
     """Set the attributes of the module that the host's function reads: its shared config, and a group size of 1 if the
@@ -163,6 +170,12 @@ def _as_host_expects(adapter: ModuleAdapter, module: nn.Module, repeated: bool) 
         module.config = own
         if repeated and groups is not None:
             module.num_key_value_groups = groups
+
+
+def _unverified(adapter: ModuleAdapter, fitted: FittedLayer, eager: bool) -> bool:
+    """Return whether the host's own attention is still to be compared with the core's, which takes its place."""
+    known = torch.compiler.is_compiling() or adapter.verified == adapter.implementation
+    return not known and (eager or (not adapter.plain and reads(adapter, fitted)))
 
 
 def reads(adapter: ModuleAdapter, fitted: FittedLayer) -> bool:
@@ -196,9 +209,14 @@ def _acts_outside(method: Any) -> bool:
     return any(map(method.overrides, ("hidden", "branch"))) or ("hidden" in method.shapes and method.learns)
 
 
-def _refuse_changed(adapter: ModuleAdapter, module: nn.Module) -> None:
-    """Raise RuntimeError if a module prepares its call for flash kernels and was fitted for others, or the reverse."""
+def _follow_kernel(adapter: ModuleAdapter, module: nn.Module) -> None:
+    """Note the kernel of this call, which may have changed after the methods were fitted.
+
+    Raises RuntimeError if a module prepares its call for flash kernels and was fitted for others, or the reverse.
+    """
     now = adapter.implementation
+    if not adapter.plain and adapter.site.kernel != now:
+        adapter.site.kernel = now
     if is_flash(adapter.asked) == is_flash(now) or "is_flash_attention_requested" not in names_used(
         type(module).forward
     ):
@@ -229,8 +247,8 @@ def _refuse_acting(adapter: ModuleAdapter, fitted: FittedLayer) -> None:
         )
 
 
-def _refuse_reordered(adapter: ModuleAdapter, plain: bool, k: Tensor, ordered: Tensor) -> None:
-    if not plain and ordered is not k:
+def _refuse_reordered(adapter: ModuleAdapter, k: Tensor, ordered: Tensor) -> None:
+    if not adapter.plain and ordered is not k:
         raise RuntimeError(
             f"{adapter.site.name} attends by {adapter.implementation!r} over a static cache, whose keys are not in "
             f"the order that methods need: use a growing cache (cache_implementation=None), {SET_SDPA}, or {LEAVE_OUT}"
@@ -248,6 +266,9 @@ def _adapter_of(module: nn.Module) -> tuple[ModuleAdapter, FittedLayer]:
 
 
 def _refuse_unknown(adapter: ModuleAdapter, kwargs: dict[str, Any]) -> None:
+    """Raise RuntimeError for keywords that transformers' own attention might read; kernels read theirs themselves."""
+    if not adapter.plain:
+        return
     unknown = [k for k, x in kwargs.items() if k not in IGNORED and k not in TERMS and x is not None]
     if unknown:
         raise RuntimeError(
@@ -375,28 +396,15 @@ def verify(
         if call.queries > COMPARED:
             rows = slice((call.queries - COMPARED) // 2, (call.queries + COMPARED) // 2)
             call, theirs = call.block(rows), theirs[:, :, rows]
-        weights = normalize(logits(call, call.q, k), call.sinks, empty=call.mask is not None)
-        ours = (weights.to(v.dtype) @ v).float()
-        allowed = call.allowed()
-        difference = (ours - theirs).abs()
-        if allowed is not None:
-            # A row without keys may have any result in the host, even nan.
-            difference = difference.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
         # Kernels skip padded queries, and packed rows have no result for them.
-        real = call.real_queries_at_hand()
-        if real is not None and (packed is not None or kernel):
-            difference = difference.masked_fill(~real[:, None, :, None], 0.0)
-        largest = float(difference.max())
+        largest = _difference(call, theirs, skips=packed is not None or kernel)
         exact = q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type) and not kernel
         # A missing term (a bias, a cap, a gate) changes the output by its own size. Rounding is below the bound: sums
         # in another order in fp32, and the 8 bits of bfloat16 to which the host rounds between its steps.
         bound = (1e-3 if exact else 5e-2) * max(0.0 if kernel else 1.0, float(theirs.abs().max()))
     if not largest <= bound:
-        kind = (
-            "its own eager attention"
-            if adapter.implementation == "eager" and not kernel
-            else f"an attention {adapter.implementation!r}"
-        )
+        own = adapter.implementation == "eager" and not kernel
+        kind = "its own eager attention" if own else f"an attention {adapter.implementation!r}"
         # Without a mask, a function must separate the sequences of a row itself.
         across = "a function that looks across the sequences of a packed row needs use_cache=False and a mask function"
         hint = f"{across} (AttentionMaskInterface.register); else " if packed is not None and kernel else ""
@@ -404,3 +412,19 @@ def verify(
             f"{adapter.site.name} ({type(adapter.site.module).__name__}) has {kind} that does more than its keywords "
             f"tell: it differs by {largest:.2g} from softmax(scale·QKᵀ + mask)·V: {hint}{LOAD_SDPA}, or {LEAVE_OUT}"
         )
+
+
+def _difference(call: Call, theirs: Tensor, *, skips: bool) -> float:
+    """Return by how much a host's result (B, H, T, Dv) differs from the core's at most.
+
+    A row without keys is left out, as it may have any result in the host, even nan; with `skips` padded queries too.
+    """
+    weights = normalize(logits(call, call.q, call.k), call.sinks, empty=call.mask is not None)
+    difference = ((weights.to(call.v.dtype) @ call.v).float() - theirs).abs()
+    allowed = call.allowed()
+    if allowed is not None:
+        difference = difference.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    real = call.real_queries_at_hand() if skips else None
+    if real is not None:
+        difference = difference.masked_fill(~real[:, None, :, None], 0.0)
+    return float(difference.max())
