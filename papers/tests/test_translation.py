@@ -13,6 +13,7 @@ from headwise_papers.tasks.translator import Translator, greedy
 from made_up_data import write_multi30k
 from small_studies import carry
 
+import headwise
 from headwise.lab.experiments.arm import read_arm
 from headwise.lab.training.phases import carry_over
 from headwise.study import Phase, Study, StudyError
@@ -123,6 +124,27 @@ def test_a_token_sees_neither_what_follows_nor_padding(norm):
     padded = torch.cat([source, torch.full((1, 4), PAD)], 1)
     torch.testing.assert_close(model(padded, target), whole, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model(source, target, model(source)), whole, atol=1e-5, rtol=1e-5)
+
+
+def entropies(model, *batches):
+    """Return the mean entropy of each layer and head over the tokens of several batches of one step."""
+    watch = headwise.watch(model, every=1, closer=None, on_alert=None, statistics=["attention_entropy"])
+    for source, target in batches:
+        model(source, target)
+    watch.step()
+    found = {(record["site"], record["head"]): record["value"] for record in watch.records()}
+    watch.remove()
+    return found
+
+
+def test_what_is_behind_a_sentence_counts_in_no_entropy_of_the_decoder():
+    model, lengths = translator(), (6, 3)
+    source, target = torch.randint(3, 20, (2, 6)), torch.randint(3, 20, (2, 6))
+    target[:, 0], target[1, 3], target[1, 4:], source[1, 4:] = BEGIN, END, PAD, PAD
+    alone = [(source[at : at + 1, : (6, 4)[at]], target[at : at + 1, : lengths[at]]) for at in (0, 1)]
+    found = entropies(model, (source, target))
+    assert len(found) == 6 * 2
+    assert found == pytest.approx(entropies(model, *alone), rel=1e-4)
 
 
 class Script(torch.nn.Module):

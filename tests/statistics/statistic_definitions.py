@@ -77,10 +77,8 @@ def logit_bound(whole, previous):
         for h in range(r.heads):
             q = r.q[b, h].double().norm(dim=-1)[whole.real[b, h]].max()
             k = r.k[b, h * r.k.shape[1] // r.heads].double().norm(dim=-1)
-            if r.self_attention and r.queries == r.keys and r.real_queries is not None:
-                k = k[r.real_queries.expand(r.batch, -1)[b]]
-            k = k.max()
-            bounds[b, h] = q * k * r.scale
+            seen = whole.allowed[b, h][whole.real[b, h]].any(0)
+            bounds[b, h] = q * k[seen].max() * r.scale
     return bounds.amax(0)
 
 
@@ -194,15 +192,17 @@ def attention_distance(whole, previous):
 
 
 def later_keys(whole, previous):
-    """One query after the other: which of the keys behind it may it see?"""
+    """One query after the other: which of the real keys behind it may it see?"""
     r = whole.reading
+    # Keys that some real query of some head sees.
+    real = (whole.allowed & whole.real[..., None]).any(2).any(1)
     means = []
     for h in range(r.heads):
         shares = [
-            whole.allowed[b, h, i, i + 1 :].double().mean()
+            whole.allowed[b, h, i, i + 1 :][real[b, i + 1 :]].double().mean()
             for b in range(r.batch)
             for i in range(r.keys - 1)
-            if whole.real[b, h, i]
+            if whole.real[b, h, i] and real[b, i + 1 :].any()
         ]
         means.append(torch.stack(shares).mean())
     return torch.stack(means).amax()[None]

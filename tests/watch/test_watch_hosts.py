@@ -69,3 +69,32 @@ def test_a_model_in_fp64_gives_the_figures_of_one_in_fp32():
     assert found[torch.float32].keys() == found[torch.float64].keys() and len(found[torch.float64]) > 50
     for key, value in found[torch.float64].items():
         assert found[torch.float32][key] == pytest.approx(value, rel=1e-3, abs=1e-4), key
+
+
+def figures(model, *calls):
+    watch = headwise.watch(model, every=1, closer=None, on_alert=None)
+    for call in calls:
+        model(*call[:2], **call[2])
+    watch.step()
+    found = {(r["site"], r["statistic"], r["head"]): r["value"] for r in watch.records()}
+    watch.remove()
+    return found
+
+
+def test_padding_counts_in_no_figure_of_an_encoder_or_a_decoder_that_masks_it():
+    torch.manual_seed(0)
+    model = torch.nn.Transformer(16, 4, 2, 2, 32, 0.0, batch_first=True)
+    source, target, causal = torch.randn(3, 8, 16), torch.randn(3, 9, 16), torch.ones(9, 9, dtype=torch.bool).triu(1)
+    sources, targets = (6, 8, 4), (9, 5, 7)
+    unread, unwritten = (
+        torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
+        for x, lengths in ((source, sources), (target, targets))
+    )
+    masks = {"src_key_padding_mask": unread, "memory_key_padding_mask": unread, "tgt_key_padding_mask": unwritten}
+    alone = [
+        (source[at : at + 1, :read], target[at : at + 1, :written], {"tgt_mask": causal[:written, :written]})
+        for at, (read, written) in enumerate(zip(sources, targets, strict=True))
+    ]
+    found = figures(model, (source, target, {"tgt_mask": causal, **masks}))
+    assert {"later_keys", "logit_bound", "attention_entropy", "sink_mass"} <= {name for _, name, _ in found}
+    assert found == pytest.approx(figures(model, *alone), rel=1e-3, abs=1e-5, nan_ok=True)

@@ -84,12 +84,14 @@ class DecoderLayer(nn.Module):
         self.sum2 = Residual(dim, norm, scale, dropout, layer_drop)
         self.sum3 = Residual(dim, norm, scale, dropout, layer_drop)
 
-    def forward(self, x: Tensor, causal: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
+    def forward(self, x: Tensor, causal: Tensor, ended: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
         """Return (B, T, D) from (B, T, D) and the memory (B, S, D).
 
-        `causal` (T, T) is True at positions to hide, `padding` (B, S) at padding of the memory.
+        `causal` (T, T) is True at positions to hide, `ended` (B, T) behind a sentence, `padding` (B, S) at padding of
+        the memory.
         """
-        x = self.sum1(x, lambda y: self.self_attn(y, y, y, attn_mask=causal, need_weights=False)[0])
+        masks = {"attn_mask": causal, "key_padding_mask": ended, "need_weights": False}
+        x = self.sum1(x, lambda y: self.self_attn(y, y, y, **masks)[0])
         cross = self.multihead_attn
         x = self.sum2(x, lambda y: cross(y, memory, memory, key_padding_mask=padding, need_weights=False)[0])
         return self.sum3(x, self.mlp)

@@ -64,9 +64,11 @@ class Translator(nn.Module):
     def write(self, target: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
         """Return the logits (B, T, vocabulary) of the token after each prefix."""
         hidden = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
+        # No earlier token sees what is behind a sentence: the mask tells statistics and penalties not to count it.
+        ended = (target == END) | (target == PAD)
         x = self.embed(target)
         for layer in self.decoder:
-            x = layer(x, hidden, memory, padding)
+            x = layer(x, hidden, ended, memory, padding)
         return nn.functional.linear(self.norm2(x), self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ BLOCK = 1 << 22
 
 
 class LaterKeys(Statistic):
-    """Averages (visible keys j > i) / (all keys j > i) over real queries i, and takes the largest mean of a head.
+    """Averages (visible keys j > i) / (real keys j > i) over real queries i, and takes the largest mean of a head.
+
+    A real key is one that some real query may see, so that padding changes no share.
 
     0 under a causal mask (Vaswani et al. 2017, arXiv 1706.03762), 1 without any mask. It is read from the mask of the
     call alone: a layer that shifts its tokens, or a target that leaks in by the batch, is not seen.
@@ -34,15 +36,18 @@ class LaterKeys(Statistic):
                 (reading.heads,), float(reading.queries > 1), device=reading.q.device, dtype=torch.float32
             )
             return Tally(counted * float(not reading.causal), counted, None, False)
-        earlier = torch.arange(reading.queries, device=reading.q.device) < reading.keys - 1
-        return rows.queries.mean(_shares(rows), among=earlier.float())
+        real = (~reading.keys_unseen[0]).any(1).long()
+        # Of each query, the real keys after it.
+        later = real.flip(-1).cumsum(-1).flip(-1) - real
+        at_hand = later.gather(1, rows.queries.positions.expand(reading.batch, -1))
+        return rows.queries.mean(_seen(rows) / at_hand.clamp_min(1)[:, None], among=later)
 
     def finish(self, tally: Tally) -> Tensor:
         return tally.value().amax(-1, keepdim=True)
 
 
-def _shares(rows: RowFigures) -> Tensor:
-    """Return the share of later keys that each read query may see, (B,H,R), reading the mask in blocks of rows."""
+def _seen(rows: RowFigures) -> Tensor:
+    """Return how many later keys each read query may see, (B,H,R), reading the mask in blocks of rows."""
     reading, positions = rows.reading, rows.queries.positions
     mask = reading.mask
     assert mask is not None
@@ -54,6 +59,5 @@ def _shares(rows: RowFigures) -> Tensor:
         consecutive = None if rows.queries.sampled else slice(start, start + size)
         allowed = reading.allowed(slice(None), block, consecutive)
         assert allowed is not None
-        later = keys > block[:, None, :, None]
-        parts.append((allowed & later).sum(-1) / later.sum(-1).clamp_min(1))
+        parts.append((allowed & (keys > block[:, None, :, None])).sum(-1))
     return torch.cat(parts, -1).expand(reading.batch, reading.heads, -1)

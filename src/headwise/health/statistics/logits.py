@@ -44,8 +44,8 @@ class MinLogit(Statistic):
 class LogitBound(Statistic):
     """Computes scale · max‖q‖ · max‖k‖ over the real queries and keys of each sample.
 
-    By Cauchy and Schwarz, no logit exceeds it before a bias is added. Padded keys are left out in self attention only.
-    It reads O(T·d) numbers, so it is always computed from all queries.
+    By Cauchy and Schwarz, no logit exceeds it before a bias is added. A key that no real query may see is left out. It
+    reads O(T·d) numbers, so it is always computed from all queries.
     """
 
     name = "logit_bound"
@@ -56,9 +56,8 @@ class LogitBound(Statistic):
     def tally(self, rows: RowFigures) -> Tally:
         reading = rows.reading
         q = reading.query_norms.masked_fill(rows.queries.invalid, -torch.inf).amax(-1)
-        keys = reading.key_norms
-        if reading.self_attention and reading.queries == reading.keys and reading.real_queries is not None:
-            keys = keys.masked_fill(~reading.real_queries[:, None], 0.0)
-        k = keys.amax(-1).repeat_interleave(reading.heads // reading.k.shape[1], 1)
-        bound = torch.where(q >= 0, q * k * abs(reading.factor), -torch.inf)
+        keys = reading.key_norms.repeat_interleave(reading.heads // reading.k.shape[1], 1)
+        if reading.mask is not None or reading.real_queries is not None:
+            keys = keys.masked_fill(reading.keys_unseen[0], 0.0)
+        bound = torch.where(q >= 0, q * keys.amax(-1) * abs(reading.factor), -torch.inf)
         return Tally.extremum(bound.amax(0), "max", False)

@@ -47,11 +47,11 @@ class ImageToTextMass(Statistic):
 
 
 def _text(rows: RowFigures) -> Tensor:
-    """Return 1 for text queries and 0 for image queries, (T,)."""
+    """Return 1 for text queries and 0 for image queries, (1,T)."""
     reading = rows.reading
     assert reading.text is not None
     # Computed on the device, without a copy.
-    position = torch.arange(reading.queries, device=reading.q.device)
+    position = torch.arange(reading.queries, device=reading.q.device)[None]
     return ((position >= reading.text.start) & (position < reading.text.stop)).float()
 
 

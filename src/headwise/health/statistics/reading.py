@@ -363,21 +363,23 @@ class Queries:
     def mean(self, values: Tensor, least_keys: float = 1, extra: int = 0, among: Tensor | None = None) -> Tally:
         """Return the mean of `values` (B,H,R) over real queries with at least `least_keys` columns.
 
-        Columns are the allowed keys and `extra` others. `among` (T,) is 1 for the queries that count, None for all.
+        Columns are the allowed keys and `extra` others. `among` (B|1,T) is 0 for queries that do not count.
 
         Sampled queries are weighted by the number of queries that they represent, so that the mean is unbiased; its
         variance is that of sampling without replacement within each sample of the batch.
         """
         left_out, weight = self._left_out(least_keys - extra)
         if among is not None:
-            left_out = left_out | (among[self.positions][:, None] == 0)
+            others = among == 0
+            here = others.expand(len(values), -1).gather(1, self.positions.expand(len(values), -1))
+            left_out = left_out | here[:, None]
         # Queries without allowed keys may hold NaN or infinity.
         values = values.masked_fill(left_out, 0).float()
         if not self.sampled:
             weight = weight if among is None else (~left_out).sum((0, 2)).float()
             return Tally(values.sum((0, 2)), weight.expand(values.shape[1]), None, False)
         every = self.every_valid * (self.every_count + extra >= least_keys)
-        every = every if among is None else every * among
+        every = every if among is None else every.masked_fill(others[:, None], 0)
         weight = every.sum((0, 2)).expand(values.shape[1]).clone()
         share = self.population / self.drawn.clamp_min(1)
         total = (values.sum(-1) * share[:, None]).sum(0)

@@ -143,7 +143,7 @@ class RowFigures:
     def mean(self, values: Tensor, least: int = 1, among: Tensor | None = None) -> Tally:
         """Return the mean of `values` (B,H,R) over real queries whose softmax has at least `least` columns.
 
-        `among` (T,) is 1 for the queries that count, None for all.
+        `among` (B|1,T) is 0 for queries that do not count.
         """
         return self.queries.mean(values, least, self.columns_of_softmax, among)
 
