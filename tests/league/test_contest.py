@@ -1,11 +1,13 @@
 """A contest searches all alike, compares with the best plain model there is, and stops where nothing can be learned."""
 
+import re
+
 import pytest
 import torch
 from contests import CONTESTANTS, TASK, filled, small_world
 from headwise_papers.league.brief_run import Figures, run_once
 from headwise_papers.league.code_digest import used
-from headwise_papers.league.contest import Contest, carry_out
+from headwise_papers.league.contest import Contest, Progress, carry_out
 from headwise_papers.league.contest_files import (
     Contestant,
     rate_at,
@@ -197,6 +199,25 @@ def test_a_contest_resumes_from_any_line_and_makes_no_run_twice(tmp_path):
     assert len(again.ledger.runs) == 4 and path.read_text().startswith(whole)
     carry_out(again, None, made.append, lambda: len(again.ledger.runs) >= 6)
     assert len(path.read_text().splitlines()) == 7
+
+
+def test_what_is_told_of_the_runs_left_is_near_and_ends_at_none(tmp_path):
+    contest, lines, left = filled(tmp_path / "w", small_world(tmp_path), accuracy), [], []
+    runs = list(contest.ledger.runs.items())
+    contest.ledger.runs.clear()
+    told = contest.runs_left()
+    assert 0.7 * len(runs) < told < 1.3 * len(runs)
+    progress = Progress(contest, lines.append)
+    for run, figures in runs:
+        progress.next(run)
+        left.append(len(contest.ledger.runs) + contest.runs_left())
+        contest.ledger.runs[run] = figures
+        progress.count()
+    assert contest.runs_left() == 0 and contest.state == "complete"
+    # a total that a last line gives is never below the runs that were made
+    assert min(left) >= 0.7 * len(runs) and left[-1] == len(runs)
+    stages = [re.fullmatch(r"dots: runs \d+/\d+, now (.+), about .+ left", line)[1] for line in lines]
+    assert stages == ["plain", "premises", "plain", "decay", "drop-head", "plain", "plain again"]
 
 
 def test_a_figure_is_the_same_before_and_after_a_resumption(tmp_path):

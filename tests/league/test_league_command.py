@@ -43,7 +43,7 @@ def source(tmp_path):
 
 def test_a_plan_names_what_is_missing_and_writes_nothing(source, tmp_path, capsys):
     run(LeagueRequest(out=tmp_path / "out", sources=(source,), worlds=("dots",), plan=True))
-    assert re.fullmatch(r"dots: not run, 0 runs, about \d+ core-minutes left\n", capsys.readouterr().out)
+    assert re.fullmatch(r"dots: not run, runs 0/\d+, about \d+ core-minutes left\n", capsys.readouterr().out)
     assert not (tmp_path / "out").exists()
 
 

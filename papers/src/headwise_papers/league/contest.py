@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headwise.lab.comparing.progress import QUIET, clock
 from headwise.lab.experiments.task import Task
 from headwise_papers.league.brief_run import run_once
 from headwise_papers.league.contest_files import PLAIN, Contestant, SmallWorld, rates, why_refused
@@ -23,7 +25,7 @@ from headwise_papers.league.rate_search import (
 )
 from headwise_papers.league.run_ledger import Ledger, Run
 from headwise_papers.league.simple_predictors import constant_accuracy, simple_accuracy
-from headwise_papers.league.world_premises import Premise, needed, premises
+from headwise_papers.league.world_premises import SEEDS, Premise, needed, premises
 from headwise_verdict.files.errors import StudyError, is_for_users
 
 # the move of the plain model that twice the search may make, in its spread between final seeds
@@ -162,6 +164,29 @@ class Contest:
                 break
         return None
 
+    def runs_left(self) -> int:
+        """Return about how many runs are missing: a search that has not ended counts as one of the usual length."""
+        told, runs = self.premises(), self.ledger.runs
+        if told and not all(one.holds for one in told):
+            return 0
+        known, usual = set[Run](), 0
+        for name, one in self.contestants.items():
+            found = search(self.world, one, self.errors) if runs and name not in self.ledger.notes else []
+            if isinstance(found, Chosen):
+                known.update(self._missing(finals(found)))
+            elif name not in self.ledger.notes:
+                made = sum(run.arm in one.arms and run.seed in TUNING and not run.eased for run in runs)
+                usual += max(len(found), _searched(self.world, one) - made) + len(FINAL)
+        if not told:
+            usual += max(0, 2 * len(SEEDS) - sum(run.seed in SEEDS for run in runs))
+        again = self.again() if runs else []
+        if not again:
+            grid = rates(self.world, halved=True)
+            usual += max(0, len(TUNING) * len(grid) - sum(run.seed in AGAIN[0] for run in runs))
+        if told:
+            known.update(self._missing(self._plain_finals(len(again))))
+        return len(known) + usual
+
     def _plain_finals(self, repetitions: int) -> list[Run]:
         return [Run("baseline", rate, seed) for rate in self.plain_rates(repetitions) for seed in FINAL]
 
@@ -171,6 +196,12 @@ class Contest:
     def contestant_of(self, run: Run) -> str:
         """Return the name of the contestant that a run belongs to."""
         return next(name for name, one in self.contestants.items() if run.arm in one.arms)
+
+    def stage_of(self, run: Run) -> str:
+        """Return what a run is for, in words: a contestant, the premises, or the plain model's search again."""
+        if run.seed in SEEDS:
+            return "premises"
+        return "plain again" if any(run.seed in seeds for seeds in AGAIN) else self.contestant_of(run)
 
     @property
     def state(self) -> str:
@@ -227,6 +258,35 @@ class Contest:
         return gain / spread if spread else float(gain > 0) * float("inf")
 
 
+def _searched(world: SmallWorld, one: Contestant) -> int:
+    """Return how many runs the search of a contestant has whose best rate is inside the grid."""
+    return len(TUNING) * (len(rates(world, wide=one.reparametrizes)) + len(one.arms) - 1)
+
+
+class Progress:
+    """Lines that tell where a world is: one at the first run of each stage, and one where 30 seconds had none."""
+
+    def __init__(self, contest: Contest, tell: Callable[[str], None]) -> None:
+        self._contest, self._tell = contest, tell
+        self._began = self._told = time.monotonic()
+        self._made, self._stage = 0, ""
+
+    def count(self) -> None:
+        """Count a run that was made."""
+        self._made += 1
+
+    def next(self, run: Run) -> None:
+        """Tell, if it is time, what comes next, and how much is left."""
+        now, stage = time.monotonic(), self._contest.stage_of(run)
+        if stage == self._stage and now - self._told < QUIET:
+            return
+        self._stage, self._told = stage, now
+        done, left = len(self._contest.ledger.runs), self._contest.runs_left()
+        each = (now - self._began) / self._made if self._made else self._contest.world.seconds
+        about = clock(left * each)
+        self._tell(f"{self._contest.world.name}: runs {done}/{done + left}, now {stage}, about {about} left")
+
+
 def carry_out(
     contest: Contest,
     data: Path | None,
@@ -245,10 +305,11 @@ def carry_out(
     for name, one in contest.contestants.items():
         if name not in contest.ledger.notes and (why := why_refused(one, own)):
             contest.ledger.note(name, f"refused: {why}")
-    done = 0
+    progress = Progress(contest, tell)
     for run in contest.left():
         if is_over():
             break
+        progress.next(run)
         try:
             figures = run_once(
                 eased if run.eased else own, run.arm, run.rate, run.seed, reads_test=run.seed in FINAL, device=device
@@ -264,9 +325,7 @@ def carry_out(
         contest.ledger.add(run, figures)
         if run.seed == FINAL[0] and contest.is_idle(name := contest.contestant_of(run)):
             tell(f"{contest.world.name}: {name} changes nothing here: {IDLE}")
-        done += 1
-        if done % 25 == 0:
-            tell(f"{contest.world.name}: {len(contest.ledger.runs)} runs, now {contest.contestant_of(run)}")
+        progress.count()
     all_lost = ". Every run of the plain model diverged: check its targets and its loss" if contest.diverged() else ""
     tell(f"{contest.world.name}: {contest.state}, {len(contest.ledger.runs)} runs{all_lost}")
 

@@ -25,7 +25,6 @@ from headwise_papers.league.contest_files import (
 )
 from headwise_papers.league.contest_page import page
 from headwise_papers.league.json_answer import league_of
-from headwise_papers.league.rate_search import FINAL
 from headwise_verdict.files.durable import write_bytes
 from headwise_verdict.files.errors import StudyError, explain, suggest
 from headwise_verdict.files.ownership import claim
@@ -58,19 +57,12 @@ def run(request: LeagueRequest) -> None:
 
 
 def plan_line(contest: Contest) -> str:
-    """Return what is missing of a world, as a line: at most, since a premise that fails ends a world."""
-    done, most = len(contest.ledger.runs), most_runs(contest.contestants)
-    minutes = max(0, most - done) * contest.world.seconds / 60
-    left = "" if contest.state in ("complete", "failed") else f", about {minutes:.0f} core-minutes left"
-    return f"{contest.world.name}: {contest.state}, {done} runs{left}"
-
-
-def most_runs(contestants: Mapping[str, Contestant]) -> int:
-    """Return about how many runs a world needs: searches, final runs, and those of the plain model alone."""
-    searches = sum(
-        2 * (13 if one.reparametrizes else 9) + 2 * (len(one.arms) - 1) + len(FINAL) for one in contestants.values()
-    )
-    return searches + 12 + 2 * 17 + 5 * len(FINAL)
+    """Return what is missing of a world, as a line: less, if a premise fails, which ends a world."""
+    done, left = len(contest.ledger.runs), contest.runs_left()
+    if contest.state in ("complete", "failed"):
+        return f"{contest.world.name}: {contest.state}, {done} runs"
+    minutes = left * contest.world.seconds / 60
+    return f"{contest.world.name}: {contest.state}, runs {done}/{done + left}, about {minutes:.0f} core-minutes left"
 
 
 def _read(request: LeagueRequest) -> tuple[dict[str, Contestant], dict[str, SmallWorld]]:
