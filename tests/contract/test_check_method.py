@@ -90,6 +90,21 @@ class OtherTwin(headwise.Method):
         return lambda v: self.share**2 * attend(v)
 
 
+class LearnsTimesInfinity(headwise.Method):
+    """Multiplies the logits of forbidden keys too by what it learns."""
+
+    factor: float = 1.0
+    neutral = {"factor": 1.0}
+    strong = {"factor": 3.0}
+    acts, learns, shapes = "both", True, ("heads",)
+
+    def build(self, site, state):
+        state.parameter("factor", torch.full((site.heads,), self.factor))
+
+    def logits(self, s, call):
+        return s * call.state(self).tensor("factor")[:, None, None].to(s.dtype)
+
+
 class RoughTwin(headwise.Method):
     """Has a fast form that is rough in bf16 alone."""
 
@@ -317,7 +332,7 @@ WRONG = {
     "declarations": (Undeclared, NeverCalled, Misspelled, FixedStrength),
     "text": (WrongText,),
     "copies": (HoldsMore,),
-    "both_forms_agree": (OtherTwin,),
+    "both_forms_agree": (OtherTwin, LearnsTimesInfinity),
     "both_forms_agree_in_bf16": (RoughTwin,),
     "both_forms_agree_under_dropout": (NotBesideDropout,),
     "neutral_is_neutral": (NotNeutral,),

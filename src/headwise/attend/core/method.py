@@ -300,7 +300,8 @@ class Method:
         def logits(self, s: Tensor, call: Call) -> Tensor:
             """Return the edited logits, for scaled and masked logits s (B, H, T, N).
 
-            Entries of -inf must stay -inf: a finite number lets a query see a key that its mask forbids.
+            Entries of -inf must stay -inf: a finite number lets a query see a key that its mask forbids. Nothing that
+            learns may multiply them: 0 · inf is NaN in its gradient.
             """
             ...
 
