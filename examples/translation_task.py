@@ -116,6 +116,5 @@ class Translator(nn.Module):
     def forward(self, source, target):
         hidden = [self.words(x) + self.places.weight[: x.shape[1]] for x in (source, target)]
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device).isinf()
-        masks = {"tgt_mask": causal, "src_key_padding_mask": source == PAD, "memory_key_padding_mask": source == PAD}
-        masks["tgt_key_padding_mask"] = (target == PAD) | (target == END)  # what no figure of a head should count
-        return self.head(self.body(*hidden, **masks))
+        masks = {"src_key_padding_mask": source == PAD, "memory_key_padding_mask": source == PAD, "tgt_mask": causal}
+        return self.head(self.body(*hidden, tgt_key_padding_mask=(target == PAD) | (target == END), **masks))
