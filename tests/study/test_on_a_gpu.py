@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +43,19 @@ def test_the_dry_run_walks_through_all_parts_and_resumes(tmp_path):
     assert not run("--dry", "--out", str(tmp_path)).stdout
 
 
-def test_a_part_over_its_time_is_stopped_and_told(tmp_path):
-    stopped = run("--dry", "--out", str(tmp_path), "--only", "studies-blog-cifar10", "--seconds", "12")
-    assert stopped.returncode == 0, stopped.stderr
-    assert ended(tmp_path)["studies-blog-cifar10"] in ("stopped", "done")
+def test_a_part_over_its_time_is_stopped_told_and_run_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import on_a_gpu
+
+    waits = on_a_gpu.Part("waits", 1, "", "-c 'import time; time.sleep(600)'")
+    monkeypatch.setattr(on_a_gpu, "PARTS", (waits,))
+    monkeypatch.setattr(on_a_gpu, "complete", lambda: None)
+    monkeypatch.setattr(on_a_gpu, "describe_checkout", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["on_a_gpu.py", "--dry", "--out", str(tmp_path)])
+    for _ in range(2):
+        on_a_gpu.main()
+        assert re.search(r"waits +\d+\.\d s  stopped", capsys.readouterr().out)
+    assert ended(tmp_path) == {"waits": "stopped"}
 
 
 def test_files_of_the_user_are_not_overwritten(tmp_path):
