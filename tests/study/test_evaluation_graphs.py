@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from accelerate import Accelerator
+from grids import part_of_grid
 from tape import on_tape
 from tiny_task import Tiny
 from torch import nn
@@ -36,6 +37,8 @@ def ranked(output, targets):
 
 # methods that look at their vectors when a model leaves the training mode
 SETTLING = ("SigmaReparam", "SpectralNorm")
+# of each kind of act one, as test_step_graphs captures steps of all methods
+KINDS = (None, *SETTLING, "AttentionDropout", "DropHead", "EntropyPenalty", "InputNoise", "LinearAttention", "NeuTRENO")
 PLAIN = Evaluation("test")
 EVALUATIONS = (
     PLAIN,
@@ -72,7 +75,7 @@ def train(method, captured, evaluations=EVALUATIONS, batch=3, task=Tiny, watched
     return figures, training
 
 
-@pytest.mark.parametrize("name", [None, *headwise.attend.methods.__all__])
+@pytest.mark.parametrize("name", part_of_grid([None, *headwise.attend.methods.__all__], KINDS))
 def test_captured_evaluations_give_every_figure_of_the_plain_loop(name):
     method = None if name is None else REGISTRY[name](**REGISTRY[name].strong)
     figures, plain = train(method, captured=False)
