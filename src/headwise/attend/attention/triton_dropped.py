@@ -128,6 +128,32 @@ def _forward_tile(
     return top, z, met, acc
 
 
+@triton.jit
+def _first_allowed(
+    lost, mask_at, query, mt, mn, T, N, last, unit,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Return the first key that each row may see if it lost all of them, else -1."""
+    if MASK == 0:
+        return tl.where(lost & (N > 0), 0, -1)
+    found = tl.zeros([BT], tl.int32) + N
+    for start in tl.range(0, last, BN):
+        n = start + tl.arange(0, BN)
+        _, allowed = _logits(
+            tl.zeros([BT, BN], tl.float32), mask_at, query[:, None], n[None, :], mt, mn, T, N, unit, MASK, True, CAUSAL,
+        )  # fmt: skip
+        found = tl.minimum(found, tl.min(tl.where(allowed, n[None, :], N), 1))
+    return tl.where(lost & (found < N), found, -1)
+
+
+@triton.jit
+def _rows_at(at, row, there, stride, stride_d, SIZE, BD: tl.constexpr):
+    """Return rows (BT,) of a matrix in fp32, (BT, BD), zeros where they are not `there`."""
+    d = tl.arange(0, BD)
+    places = at + row.to(tl.int64)[:, None] * stride + d[None, :] * stride_d
+    return tl.load(places, mask=there[:, None] & (d[None, :] < SIZE), other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["number", "salt"])
 def forward_kernel(
     q_at, k_at, v_at, mask_at, key_at, p_at, out_at, lse_at, first_at,
@@ -157,16 +183,12 @@ def forward_kernel(
     if CAUSAL:
         last = tl.minimum(N, (block + 1) * BT)
         whole = tl.minimum(whole, (block * BT // BN) * BN)
-    for start in tl.range(0, whole, BN):
-        m, z, met, acc = _forward_tile(
-            q, k_at, v_at, mask_at, query, start, row_hash, least, m, z, met, acc, kn, kd, vn, vd, mt, mn,
-            T, N, D, DV, scale2, MASK, False, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
-        )  # fmt: skip
-    for start in tl.range(whole, last, BN):
-        m, z, met, acc = _forward_tile(
-            q, k_at, v_at, mask_at, query, start, row_hash, least, m, z, met, acc, kn, kd, vn, vd, mt, mn,
-            T, N, D, DV, scale2, MASK, True, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for start in tl.range(whole if CUT else 0, last if CUT else whole, BN):
+            m, z, met, acc = _forward_tile(
+                q, k_at, v_at, mask_at, query, start, row_hash, least, m, z, met, acc, kn, kd, vn, vd, mt, mn,
+                T, N, D, DV, scale2, MASK, CUT, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
+            )  # fmt: skip
     unit = scale2
     if MASK == 2:
         unit = 1.0
@@ -180,35 +202,16 @@ def forward_kernel(
             lost = inside & (met == 0)
         first = tl.full([BT], -1, tl.int32)
         if tl.max(lost.to(tl.int32), 0) > 0:
-            if MASK == 0:
-                first = tl.where(lost & (N > 0), 0, -1)
-            else:
-                found = tl.zeros([BT], tl.int32) + N
-                for start in tl.range(0, last, BN):
-                    n = start + tl.arange(0, BN)
-                    _, allowed = _logits(
-                        tl.zeros([BT, BN], tl.float32), mask_at, query[:, None], n[None, :], mt, mn, T, N, unit,
-                        MASK, True, CAUSAL,
-                    )  # fmt: skip
-                    found = tl.minimum(found, tl.min(tl.where(allowed, n[None, :], N), 1))
-                first = tl.where(lost & (found < N), found, -1)
+            first = _first_allowed(lost, mask_at, query, mt, mn, T, N, last, unit, MASK, CAUSAL, BT, BN)
             back = first >= 0
-            k = tl.load(
-                k_at + first.to(tl.int64)[:, None] * kn + d[None, :] * kd,
-                mask=back[:, None] & (d[None, :] < D),
-                other=0.0,
-            )
-            logit = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+            k = _rows_at(k_at, first, back, kn, kd, D, BD)
+            logit = tl.sum(q.to(tl.float32) * k, 1) * scale
             if MASK == 2:
-                logit += tl.load(mask_at + query.to(tl.int64) * mt + first.to(tl.int64) * mn, mask=back, other=0.0).to(
-                    tl.float32
-                )
-            v = tl.load(
-                v_at + first.to(tl.int64)[:, None] * vn + dv[None, :] * vd,
-                mask=back[:, None] & (dv[None, :] < DV), other=0.0,
-            )  # fmt: skip
+                added = mask_at + query.to(tl.int64) * mt + first.to(tl.int64) * mn
+                logit += tl.load(added, mask=back, other=0.0).to(tl.float32)
+            v = _rows_at(v_at, first, back, vn, vd, DV, BDV)
             lse = tl.where(back, logit, lse)
-            out = tl.where(back[:, None], v.to(tl.float32), out)
+            out = tl.where(back[:, None], v, out)
         tl.store(first_at + (b * H + h) * T + query, first, mask=inside)
     else:
         out = acc / (full * (1.0 - p))[:, None]
@@ -289,18 +292,13 @@ def queries_kernel(
     if CAUSAL:
         last = tl.minimum(N, (block + 1) * BT)
         whole = tl.minimum(whole, (block * BT // BN) * BN)
-    for start in tl.range(0, whole, BN):
-        dq = _queries_tile(
-            q, g, k_at, v_at, mask_at, query, start, row_hash, least, level, lse2, first, inverse, dq,
-            kn, kd, vn, vd, mt, mn, T, N, D, DV, scale2,
-            MASK, False, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
-        )  # fmt: skip
-    for start in tl.range(whole, last, BN):
-        dq = _queries_tile(
-            q, g, k_at, v_at, mask_at, query, start, row_hash, least, level, lse2, first, inverse, dq,
-            kn, kd, vn, vd, mt, mn, T, N, D, DV, scale2,
-            MASK, True, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for start in tl.range(whole if CUT else 0, last if CUT else whole, BN):
+            dq = _queries_tile(
+                q, g, k_at, v_at, mask_at, query, start, row_hash, least, level, lse2, first, inverse, dq,
+                kn, kd, vn, vd, mt, mn, T, N, D, DV, scale2,
+                MASK, CUT, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BN, BD, BDV, EVEN,
+            )  # fmt: skip
     at = dq_at + ((b * T + query) * H + h)[:, None] * D + d[None, :]
     tl.store(at, (dq * scale).to(dq_at.dtype.element_ty), mask=inside[:, None] & (d[None, :] < D))
 
@@ -370,19 +368,13 @@ def keys_kernel(
         begin = (block * BN // BT) * BT
         # The first block of queries that all see all keys of this block.
         cut = tl.minimum(tl.cdiv((block + 1) * BN, BT) * BT, tl.cdiv(T, BT) * BT)
-    if CAUSAL:
-        for start in tl.range(begin, cut, BT):
+    for WHOLE in tl.static_range(0 if CAUSAL else 1, 2):
+        for start in tl.range(cut if WHOLE else begin, T if WHOLE else cut, BT):
             dk, dvalue = _keys_tile(
                 k, v, q_at, g_at, mask_at, level_at + rows, lse_at + rows, first_at + rows, key, start, first_row,
                 draw_key, salt, least, inverse, dk, dvalue, qt, qd, gt, gd, mt, mn, T, N, D, DV, scale2,
-                MASK, True, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BT, BD, BDV, EVEN,
+                MASK, not WHOLE, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BT, BD, BDV, EVEN,
             )  # fmt: skip
-    for start in tl.range(cut, T, BT):
-        dk, dvalue = _keys_tile(
-            k, v, q_at, g_at, mask_at, level_at + rows, lse_at + rows, first_at + rows, key, start, first_row,
-            draw_key, salt, least, inverse, dk, dvalue, qt, qd, gt, gd, mt, mn, T, N, D, DV, scale2,
-            MASK, False, CAUSAL, RENORMALIZE, WINDOW, PRECISION, UPCAST, BT, BD, BDV, EVEN,
-        )  # fmt: skip
     inside = key[:, None] < N
     row = (b * N + key) * H + h
     at = dk_at + row[:, None] * D + d[None, :]

@@ -202,18 +202,13 @@ def forward_kernel(
     second, r, z = m, m, tl.zeros([BT], tl.float32)
     acc = tl.zeros([BT, BDV], tl.float32)
     whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
-    for key in range(0, whole, BN):
-        m, second, r, z, acc = _add_tile(
-            m, second, r, z, acc, q, own, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd, mt, mn, T, N,
-            of_product, of_mask, of_result, number, near, half,
-            D, DV, EDIT, MASK, CAUSAL, True, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
-    for key in range(whole, last, BN):
-        m, second, r, z, acc = _add_tile(
-            m, second, r, z, acc, q, own, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd, mt, mn, T, N,
-            of_product, of_mask, of_result, number, near, half,
-            D, DV, EDIT, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for key in range(whole if CUT else 0, last if CUT else whole, BN):
+            m, second, r, z, acc = _add_tile(
+                m, second, r, z, acc, q, own, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd, mt, mn,
+                T, N, of_product, of_mask, of_result, number, near, half,
+                D, DV, EDIT, MASK, CAUSAL, not CUT, PRECISION, UPCAST, BT, BN, BD, BDV,
+            )  # fmt: skip
     if EDIT == 5:
         z += number * tl.exp2(-r)
     full = tl.where(z == 0.0, 1.0, z)
@@ -275,18 +270,13 @@ def queries_kernel(
     tl.store(lse2_at + row, lse, mask=rows)
     dq, down = tl.zeros([BT, BD], tl.float32), tl.zeros([BT], tl.float32)
     whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
-    for key in range(0, whole, BN):
-        dq, down = _add_keys(
-            dq, down, q, g, own, level, lse, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd, mt, mn,
-            T, N, of_product, of_mask, of_result,
-            D, DV, EDIT, MASK, CAUSAL, True, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
-    for key in range(whole, last, BN):
-        dq, down = _add_keys(
-            dq, down, q, g, own, level, lse, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd, mt, mn,
-            T, N, of_product, of_mask, of_result,
-            D, DV, EDIT, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for key in range(whole if CUT else 0, last if CUT else whole, BN):
+            dq, down = _add_keys(
+                dq, down, q, g, own, level, lse, k_at, v_at, mask_at, by_at, b, h, H, query, key, kn, kd, vn, vd,
+                mt, mn, T, N, of_product, of_mask, of_result,
+                D, DV, EDIT, MASK, CAUSAL, not CUT, PRECISION, UPCAST, BT, BN, BD, BDV,
+            )  # fmt: skip
     _put(dq_at, dq * scale, b, h, H, query, T, D, BT, BD)
     if EDIT == 2 or EDIT == 3:
         tl.store(dby_at + (b.to(tl.int64) * T + i) * H + h, down, mask=rows)
@@ -396,18 +386,13 @@ def keys_kernel(
         dpast = tl.zeros([BN], tl.float32)
         q_h, g_h = head_of(q_at, b, h, qb, qh), head_of(g_at, b, h, gb, gh)
         mask_h = head_of(mask_at, b, h, mb, mh)
-        for query in range(first, tl.minimum(whole, T), BT):
-            dk, dvalue, dpast = _add_queries(
-                dk, dvalue, dpast, k, v, past, q_h, g_h, level_at, lse_at, mask_h, by_at, b, h, H, query, key,
-                qt, qd, gt, gd, mt, mn, T, N, of_product, of_mask, of_result,
-                D, DV, EDIT, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD, BDV,
-            )  # fmt: skip
-        for query in range(whole, T, BT):
-            dk, dvalue, dpast = _add_queries(
-                dk, dvalue, dpast, k, v, past, q_h, g_h, level_at, lse_at, mask_h, by_at, b, h, H, query, key,
-                qt, qd, gt, gd, mt, mn, T, N, of_product, of_mask, of_result,
-                D, DV, EDIT, MASK, CAUSAL, True, PRECISION, UPCAST, BT, BN, BD, BDV,
-            )  # fmt: skip
+        for WHOLE in tl.static_range(2):
+            for query in range(whole if WHOLE else first, T if WHOLE else tl.minimum(whole, T), BT):
+                dk, dvalue, dpast = _add_queries(
+                    dk, dvalue, dpast, k, v, past, q_h, g_h, level_at, lse_at, mask_h, by_at, b, h, H, query, key,
+                    qt, qd, gt, gd, mt, mn, T, N, of_product, of_mask, of_result,
+                    D, DV, EDIT, MASK, CAUSAL, WHOLE, PRECISION, UPCAST, BT, BN, BD, BDV,
+                )  # fmt: skip
         if EDIT == 2 or EDIT == 3:
             # Queries and keys are the same tokens; the queries' kernel wrote its part here.
             j = key + tl.arange(0, BN)

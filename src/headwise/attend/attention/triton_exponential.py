@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_head_rows import at_rows, rows, sizes, strides
+from headwise.attend.attention.triton_head_rows import grid_of, read_rows, rows, rows_of, sizes, strides, write_rows
+
+
+@triton.jit
+def _largest(m_at, T, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """Return the numbers m of this program's head, (1, BD)."""
+    head, d = tl.cast(tl.program_id(0) // tl.cdiv(T, BT), tl.int64), tl.arange(0, BD)
+    return tl.load(m_at + head * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -23,16 +30,12 @@ def exponential_kernel(
     v_at, m_at, e_at, low, high, vb, vh, vt, eb, eh, et, H, T, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ):
     """Write exp(v - m + high), with exponents from `low` to `high`."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    head = tl.program_id(0) // blocks
-    b, h, d = head // H, head % H, tl.arange(0, BD)
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (d[None, :] < D)
-    v = tl.load(at_rows(v_at, b, h, first, vb, vh, vt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_at + tl.cast(head, tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32) - high
-    x = tl.maximum(v - m[None, :], low, propagate_nan=tl.PropagateNan.ALL)
+    b, h, first = rows_of(T, H, BT)
+    v = read_rows(v_at, b, h, first, vb, vh, vt, T, D, BT, BD)
+    m = _largest(m_at, T, D, BT, BD) - high
+    x = tl.maximum(v - m, low, propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, high, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(at_rows(e_at, b, h, first, eb, eh, et, BT, BD), tl.exp(x).to(e_at.dtype.element_ty), mask=inside)
+    write_rows(e_at, tl.exp(x), b, h, first, eb, eh, et, T, D, BT, BD)
 
 
 @triton.jit
@@ -41,18 +44,14 @@ def exponential_back_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write g·exp(v - m + high), and 0 where the exponent was cut."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    head = tl.program_id(0) // blocks
-    b, h, d = head // H, head % H, tl.arange(0, BD)
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (d[None, :] < D)
-    v = tl.load(at_rows(v_at, b, h, first, vb, vh, vt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_at + tl.cast(head, tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32) - high
-    x = v - m[None, :]
+    b, h, first = rows_of(T, H, BT)
+    v = read_rows(v_at, b, h, first, vb, vh, vt, T, D, BT, BD)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
+    m = _largest(m_at, T, D, BT, BD) - high
+    x = v - m
     # Not (x < low) | (x > high): a value that is nan has a gradient of nan.
     dv = tl.where((x < low) | (x > high), 0.0, g * tl.exp(x))
-    tl.store(at_rows(dv_at, b, h, first, db, dh, dt, BT, BD), dv.to(dv_at.dtype.element_ty), mask=inside)
+    write_rows(dv_at, dv, b, h, first, db, dh, dt, T, D, BT, BD)
 
 
 @triton.jit
@@ -60,15 +59,11 @@ def logarithm_kernel(
     o_at, m_at, y_at, high, ob, oh, ot, yb, yh, yt, H, T, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ):
     """Write log(o) + m - high, and 0 where o is 0."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    head = tl.program_id(0) // blocks
-    b, h, d = head // H, head % H, tl.arange(0, BD)
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (d[None, :] < D)
-    o = tl.load(at_rows(o_at, b, h, first, ob, oh, ot, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_at + tl.cast(head, tl.int64) * D + d, mask=d < D, other=0.0).to(tl.float32) - high
-    y = tl.where(o == 0.0, 0.0, tl.log(tl.where(o == 0.0, 1.0, o)) + m[None, :])
-    tl.store(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), y.to(y_at.dtype.element_ty), mask=inside)
+    b, h, first = rows_of(T, H, BT)
+    o = read_rows(o_at, b, h, first, ob, oh, ot, T, D, BT, BD)
+    m = _largest(m_at, T, D, BT, BD) - high
+    y = tl.where(o == 0.0, 0.0, tl.log(tl.where(o == 0.0, 1.0, o)) + m)
+    write_rows(y_at, y, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -77,28 +72,25 @@ def logarithm_back_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write g / o, and 0 where o is 0."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    o = tl.load(at_rows(o_at, b, h, first, ob, oh, ot, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    o = read_rows(o_at, b, h, first, ob, oh, ot, T, D, BT, BD)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
     do = tl.where(o == 0.0, 0.0, g / tl.where(o == 0.0, 1.0, o))
-    tl.store(at_rows(do_at, b, h, first, db, dh, dt, BT, BD), do.to(do_at.dtype.element_ty), mask=inside)
+    write_rows(do_at, do, b, h, first, db, dh, dt, T, D, BT, BD)
 
 
 def exponential_rows(v: Tensor, m: Tensor, low: float, high: float, e: Tensor) -> None:
     """Fill e with exp(v - m + high), for m (B, H, 1, D) and exponents from `low` to `high`."""
     v, m = rows(v), m.contiguous()
     with torch.cuda.device_of(v):
-        exponential_kernel[_grid(v)](v, m, e, low, high, *strides(v, e), v.shape[1], v.shape[2], **sizes(v))
+        exponential_kernel[grid_of(v)](v, m, e, low, high, *strides(v, e), v.shape[1], v.shape[2], **sizes(v))
 
 
 def exponential_rows_backward(g: Tensor, v: Tensor, m: Tensor, low: float, high: float, made: list[Tensor]) -> None:
     """Fill `made`, the gradient of v."""
     (dv,), g, v, m = made, rows(g), rows(v), m.contiguous()
     with torch.cuda.device_of(v):
-        exponential_back_kernel[_grid(v)](
+        exponential_back_kernel[grid_of(v)](
             g, v, m, dv, low, high, *strides(g, v, dv), v.shape[1], v.shape[2], **sizes(v)
         )
 
@@ -107,15 +99,11 @@ def logarithm_rows(o: Tensor, m: Tensor, high: float, y: Tensor) -> None:
     """Fill y with log(o) + m - high, and 0 where o is 0."""
     o, m = rows(o), m.contiguous()
     with torch.cuda.device_of(o):
-        logarithm_kernel[_grid(o)](o, m, y, high, *strides(o, y), o.shape[1], o.shape[2], **sizes(o))
+        logarithm_kernel[grid_of(o)](o, m, y, high, *strides(o, y), o.shape[1], o.shape[2], **sizes(o))
 
 
 def logarithm_rows_backward(g: Tensor, o: Tensor, m: Tensor, high: float, made: list[Tensor]) -> None:
     """Fill `made`, the gradient of o, which m and `high` do not change."""
     (do,), g, o = made, rows(g), rows(o)
     with torch.cuda.device_of(o):
-        logarithm_back_kernel[_grid(o)](g, o, do, *strides(g, o, do), o.shape[1], o.shape[2], **sizes(o))
-
-
-def _grid(x: Tensor) -> tuple[int]:
-    return (triton.cdiv(x.shape[2], sizes(x)["BT"]) * x.shape[0] * x.shape[1],)
+        logarithm_back_kernel[grid_of(o)](g, o, do, *strides(g, o, do), o.shape[1], o.shape[2], **sizes(o))

@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_head_rows import at_rows, rows, sizes, strides
+from headwise.attend.attention.triton_head_rows import grid_of, read_rows, rows, rows_of, sizes, strides, write_rows
 
 
 @triton.jit
 def _gate(
-    z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, inside, T,
-    TWO: tl.constexpr, ONE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, T,
+    TWO: tl.constexpr, ONE: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Return σ(z) or σ(z + w), (BT, BD) or with one number for each row (BT, 1)."""
     if ONE:
@@ -32,9 +32,9 @@ def _gate(
             at = tl.cast(b, tl.int64) * wb + tl.cast(h, tl.int64) * wh + t.to(tl.int64) * wt
             z += tl.load(w_at + at, mask=t < T, other=0.0).to(tl.float32)
     else:
-        z = tl.load(at_rows(z_at, b, h, first, zb, zh, zt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+        z = read_rows(z_at, b, h, first, zb, zh, zt, T, D, BT, BD)
         if TWO:
-            z += tl.load(at_rows(w_at, b, h, first, wb, wh, wt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+            z += read_rows(w_at, b, h, first, wb, wh, wt, T, D, BT, BD)
     return tl.sigmoid(z)
 
 
@@ -44,14 +44,11 @@ def gate_kernel(
     TWO: tl.constexpr, ONE: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write f·x·σ(z)."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    x = tl.load(at_rows(x_at, b, h, first, xb, xh, xt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    gate = _gate(z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, inside, T, TWO, ONE, BT, BD)
+    b, h, first = rows_of(T, H, BT)
+    x = read_rows(x_at, b, h, first, xb, xh, xt, T, D, BT, BD)
+    gate = _gate(z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, T, TWO, ONE, D, BT, BD)
     y = x * (gate * factor)
-    tl.store(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), y.to(y_at.dtype.element_ty), mask=inside)
+    write_rows(y_at, y, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -61,15 +58,12 @@ def gate_back_kernel(
     TWO: tl.constexpr, ONE: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of x and of z."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    x = tl.load(at_rows(x_at, b, h, first, xb, xh, xt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    gate = _gate(z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, inside, T, TWO, ONE, BT, BD)
+    b, h, first = rows_of(T, H, BT)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
+    x = read_rows(x_at, b, h, first, xb, xh, xt, T, D, BT, BD)
+    gate = _gate(z_at, w_at, b, h, first, zb, zh, zt, wb, wh, wt, T, TWO, ONE, D, BT, BD)
     dx = g * (gate * factor)
-    tl.store(at_rows(dx_at, b, h, first, db, dh, dt, BT, BD), dx.to(dx_at.dtype.element_ty), mask=inside)
+    write_rows(dx_at, dx, b, h, first, db, dh, dt, T, D, BT, BD)
     if ONE:
         t = first + tl.arange(0, BT)[:, None]
         dz = tl.sum(dx * x, 1)[:, None] * (1.0 - gate)
@@ -77,14 +71,14 @@ def gate_back_kernel(
         tl.store(dz_at + at, dz.to(dz_at.dtype.element_ty), mask=t < T)
     else:
         dz = dx * x * (1.0 - gate)
-        tl.store(at_rows(dz_at, b, h, first, eb, eh, et, BT, BD), dz.to(dz_at.dtype.element_ty), mask=inside)
+        write_rows(dz_at, dz, b, h, first, eb, eh, et, T, D, BT, BD)
 
 
 def gate(x: Tensor, z: Tensor, w: Tensor | None, y: Tensor, factor: float) -> None:
     """Fill y with factor·x·σ(z + w), for x (B, H, T, D), and z and w (B, H, T, D or 1)."""
     x, z, w = rows(x), rows(z), None if w is None else rows(w)
     with torch.cuda.device_of(x):
-        gate_kernel[_grid(x)](
+        gate_kernel[grid_of(x)](
             x, z, z if w is None else w, y, factor, *strides(x, z, z if w is None else w, y), x.shape[1], x.shape[2],
             TWO=w is not None, ONE=z.shape[3] == 1, **sizes(x),
         )  # fmt: skip
@@ -94,11 +88,7 @@ def gate_backward(g: Tensor, x: Tensor, z: Tensor, w: Tensor | None, dx: Tensor,
     """Fill dx and dz, the gradients of x, and of z and w, which have the same."""
     g, x, z, w = rows(g), rows(x), rows(z), None if w is None else rows(w)
     with torch.cuda.device_of(x):
-        gate_back_kernel[_grid(x)](
+        gate_back_kernel[grid_of(x)](
             g, x, z, z if w is None else w, dx, dz, factor, *strides(g, x, z, z if w is None else w, dx, dz),
             x.shape[1], x.shape[2], TWO=w is not None, ONE=z.shape[3] == 1, **sizes(x),
         )  # fmt: skip
-
-
-def _grid(x: Tensor) -> tuple[int]:
-    return (triton.cdiv(x.shape[2], sizes(x)["BT"]) * x.shape[0] * x.shape[1],)

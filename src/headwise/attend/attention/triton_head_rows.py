@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headwise.numerics.triton_tiles import blocks_of
+
 # The kinds of `norm`: by the root mean square, by a layer norm, or no norm but a division by the gain.
 RMS, LAYER, DIVIDE = 0, 1, 2
 # Numbers of a tile, of 128 threads.
@@ -30,23 +32,47 @@ def at_rows(at, b, h, first, sb, sh, st, BT: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
+def inside(first, T, SIZE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """Return which elements of rows from `first` on lie inside of (T, SIZE)."""
+    return (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < SIZE)
+
+
+@triton.jit
+def read_rows(at, b, h, first, sb, sh, st, T, SIZE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """Return rows from `first` on of one head, (BT, BD) in fp32 with zeros outside of (T, SIZE)."""
+    places = at_rows(at, b, h, first, sb, sh, st, BT, BD)
+    return tl.load(places, mask=inside(first, T, SIZE, BT, BD), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def write_rows(at, x, b, h, first, sb, sh, st, T, SIZE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """Write a tile into rows from `first` on of one head."""
+    places = at_rows(at, b, h, first, sb, sh, st, BT, BD)
+    tl.store(places, x.to(at.dtype.element_ty), mask=inside(first, T, SIZE, BT, BD))
+
+
+@triton.jit
+def rows_of(T, H, BT: tl.constexpr):
+    """Return the sample, the head and the first row of this program."""
+    blocks = tl.cdiv(T, BT)
+    return tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H, tl.program_id(0) % blocks * BT
+
+
+@triton.jit
 def _norm_rows(
     x_at, gain_at, y_at, sb, sh, st, yb, yh, yt, H, T, eps, share,
     KIND: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    x = tl.load(at_rows(x_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
     gain = tl.load(gain_at + h // share).to(tl.float32)
     if KIND == 1:
-        x = tl.where(inside, x - (tl.sum(x, 1) / D)[:, None], 0.0)
+        x = tl.where(inside(first, T, D, BT, BD), x - (tl.sum(x, 1) / D)[:, None], 0.0)
     if KIND == 2:
         y = x / gain
     else:
         y = x * (tl.rsqrt(tl.sum(x * x, 1) / D + eps) * gain)[:, None]
-    tl.store(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), y.to(y_at.dtype.element_ty), mask=inside)
+    write_rows(y_at, y, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -67,19 +93,16 @@ def _norm_back_rows(
     g_at, x_at, gain_at, dx_at, part_at, gb, gh, gt, sb, sh, st, yb, yh, yt, H, T, eps, share,
     KIND: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    x = tl.load(at_rows(x_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
     gain = tl.load(gain_at + h // share).to(tl.float32)
     if KIND == 2:
         dx = g / gain
         part = -tl.sum(tl.sum(dx * x, 1), 0) / gain
     else:
         if KIND == 1:
-            x = tl.where(inside, x - (tl.sum(x, 1) / D)[:, None], 0.0)
+            x = tl.where(inside(first, T, D, BT, BD), x - (tl.sum(x, 1) / D)[:, None], 0.0)
         inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)
         x = x * inverse[:, None]
         along = tl.sum(g * x, 1)
@@ -88,7 +111,7 @@ def _norm_back_rows(
         if KIND == 1:
             dx = dx - (tl.sum(g, 1) / D)[:, None]
         dx = dx * (inverse * gain)[:, None]
-    tl.store(at_rows(dx_at, b, h, first, yb, yh, yt, BT, BD), dx.to(dx_at.dtype.element_ty), mask=inside)
+    write_rows(dx_at, dx, b, h, first, yb, yh, yt, T, D, BT, BD)
     tl.store(part_at + tl.program_id(0), part)
 
 
@@ -145,16 +168,13 @@ def without_own_kernel(
     KEYED: tl.constexpr, GATE: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write o - strength·(o·v)v / max(‖v‖², tiny)."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    o = tl.load(at_rows(o_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(at_rows(v_at, b, h, first, vb, vh, vt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    o = read_rows(o_at, b, h, first, sb, sh, st, T, D, BT, BD)
+    v = read_rows(v_at, b, h, first, vb, vh, vt, T, D, BT, BD)
     strength, _ = _strength_of(strength_at, number, gain_at, h, KEYED, GATE)
     share = tl.sum(o * v, 1) / tl.maximum(tl.sum(v * v, 1), tiny)
     y = o - (strength * share)[:, None] * v
-    tl.store(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), y.to(y_at.dtype.element_ty), mask=inside)
+    write_rows(y_at, y, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -164,13 +184,10 @@ def without_own_back_kernel(
     KEYED: tl.constexpr, GATE: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of o and v, and with a gain each program's part of its gradient."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    o = tl.load(at_rows(o_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(at_rows(v_at, b, h, first, vb, vh, vt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
+    o = read_rows(o_at, b, h, first, sb, sh, st, T, D, BT, BD)
+    v = read_rows(v_at, b, h, first, vb, vh, vt, T, D, BT, BD)
     strength, slope = _strength_of(strength_at, number, gain_at, h, KEYED, GATE)
     square = tl.sum(v * v, 1)
     inverse = 1.0 / tl.maximum(square, tiny)
@@ -179,8 +196,8 @@ def without_own_back_kernel(
     # Where the norm is below its bound, it has no gradient.
     turned = tl.where(square < tiny, 0.0, 2.0 * share * along * inverse)
     dv = strength * (turned[:, None] * v - share[:, None] * g - (along * inverse)[:, None] * o)
-    tl.store(at_rows(do_at, b, h, first, yb, yh, yt, BT, BD), do.to(do_at.dtype.element_ty), mask=inside)
-    tl.store(at_rows(dv_at, b, h, first, wb, wh, wt, BT, BD), dv.to(dv_at.dtype.element_ty), mask=inside)
+    write_rows(do_at, do, b, h, first, yb, yh, yt, T, D, BT, BD)
+    write_rows(dv_at, dv, b, h, first, wb, wh, wt, T, D, BT, BD)
     if GATE != 0:
         tl.store(part_at + tl.program_id(0), -slope * tl.sum(share * along, 0))
 
@@ -191,15 +208,12 @@ def mix_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write x + gain·(of_x·x + of_y·y)."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    x = tl.load(at_rows(x_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
+    y = read_rows(y_at, b, h, first, yb, yh, yt, T, D, BT, BD)
     gain = tl.load(gain_at + h).to(tl.float32)
     z = x + gain * (of_x * x + of_y * y)
-    tl.store(at_rows(z_at, b, h, first, zb, zh, zt, BT, BD), z.to(z_at.dtype.element_ty), mask=inside)
+    write_rows(z_at, z, b, h, first, zb, zh, zt, T, D, BT, BD)
 
 
 @triton.jit
@@ -209,17 +223,14 @@ def mix_back_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of x and y, and each program's part of the gain's."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    x = tl.load(at_rows(x_at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    b, h, first = rows_of(T, H, BT)
+    g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
+    x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
+    y = read_rows(y_at, b, h, first, yb, yh, yt, T, D, BT, BD)
     gain = tl.load(gain_at + h).to(tl.float32)
     dx, dy = g * (1.0 + gain * of_x), g * (gain * of_y)
-    tl.store(at_rows(dx_at, b, h, first, db, dh, dt, BT, BD), dx.to(dx_at.dtype.element_ty), mask=inside)
-    tl.store(at_rows(dy_at, b, h, first, eb, eh, et, BT, BD), dy.to(dy_at.dtype.element_ty), mask=inside)
+    write_rows(dx_at, dx, b, h, first, db, dh, dt, T, D, BT, BD)
+    write_rows(dy_at, dy, b, h, first, eb, eh, et, T, D, BT, BD)
     tl.store(part_at + tl.program_id(0), tl.sum(tl.sum(g * (of_x * x + of_y * y), 1), 0))
 
 
@@ -227,6 +238,11 @@ def sizes(x: Tensor) -> dict[str, int]:
     """Return the constants of a launch over rows of x (B, H, T, D)."""
     width = triton.next_power_of_2(x.shape[3])
     return {"D": x.shape[3], "BT": max(1, min(TILE // width, triton.next_power_of_2(x.shape[2]))), "BD": width}
+
+
+def grid_of(x: Tensor) -> tuple[int]:
+    """Return the grid of a launch over rows of x, a program for each block of one head of one sample."""
+    return blocks_of(x, sizes(x)["BT"])
 
 
 def rows(x: Tensor) -> Tensor:
@@ -300,12 +316,10 @@ def without_own_rows(
 ) -> None:
     """Fill y with o - strength·(o·v)v / max(‖v‖², tiny); a gain per head multiplies the strength."""
     o, v = rows(o), rows(v)
-    constants = sizes(o)
-    grid = (triton.cdiv(o.shape[2], constants["BT"]) * o.shape[0] * o.shape[1],)
     with torch.cuda.device_of(o):
-        without_own_kernel[grid](
+        without_own_kernel[grid_of(o)](
             o, v, y, o if strength is None else strength, o if gain is None else gain, number,
-            *strides(o, v, y), o.shape[1], o.shape[2], tiny, KEYED=strength is not None, GATE=gate, **constants,
+            *strides(o, v, y), o.shape[1], o.shape[2], tiny, KEYED=strength is not None, GATE=gate, **sizes(o),
         )  # fmt: skip
 
 
@@ -339,10 +353,8 @@ def without_own_rows_backward(
 def mix_rows(x: Tensor, y: Tensor, gain: Tensor, of_x: float, of_y: float, z: Tensor) -> None:
     """Fill z with x + gain·(of_x·x + of_y·y), for a gain per head."""
     x, y = rows(x), rows(y)
-    constants = sizes(x)
-    grid = (triton.cdiv(x.shape[2], constants["BT"]) * x.shape[0] * x.shape[1],)
     with torch.cuda.device_of(x):
-        mix_kernel[grid](x, y, z, gain, of_x, of_y, *strides(x, y, z), x.shape[1], x.shape[2], **constants)
+        mix_kernel[grid_of(x)](x, y, z, gain, of_x, of_y, *strides(x, y, z), x.shape[1], x.shape[2], **sizes(x))
 
 
 def mix_rows_backward(

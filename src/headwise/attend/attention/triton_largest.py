@@ -98,12 +98,10 @@ def largest_kernel(
         k_at, mask_at = head_of(k_at, b, h // G, kb, kh), head_of(mask_at, b, h, mb, mh)
         best = tl.full([BT, BN], float("-inf"), tl.float32)
         whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
-        for key in range(0, whole, BN):
-            best = _higher(best, q, k_at, mask_at, query, key, kn, kd, mt, mn, T, N,
-                           D, MASK, CAUSAL, True, PRECISION, UPCAST, BT, BN, BD)  # fmt: skip
-        for key in range(whole, last, BN):
-            best = _higher(best, q, k_at, mask_at, query, key, kn, kd, mt, mn, T, N,
-                           D, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD)  # fmt: skip
+        for CUT in tl.static_range(2):
+            for key in range(whole if CUT else 0, last if CUT else whole, BN):
+                best = _higher(best, q, k_at, mask_at, query, key, kn, kd, mt, mn, T, N,
+                               D, MASK, CAUSAL, not CUT, PRECISION, UPCAST, BT, BN, BD)  # fmt: skip
         reach = tl.max(tl.where(counted, tl.max(best, 1), float("-inf")), 0) * scale
     tl.atomic_max(top_at + b * H + h, reach)
 

@@ -20,21 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_head_rows import at_rows, rows, strides
+from headwise.attend.attention.triton_head_rows import read_rows, rows, strides, write_rows
 from headwise.numerics.triton_tiles import padded
-
-
-@triton.jit
-def _read(at, b, h, first, sb, sh, st, T, SIZE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    """Return rows from `first` on, (BT, BD) in fp32 with zeros outside."""
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < SIZE)
-    return tl.load(at_rows(at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _write(at, x, b, h, first, sb, sh, st, T, SIZE: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < SIZE)
-    tl.store(at_rows(at, b, h, first, sb, sh, st, BT, BD), x.to(at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -87,19 +74,19 @@ def forward_kernel(
     total = tl.zeros([BD], tl.float32)
     if not CAUSAL:
         for first in tl.range(0, N, BT):
-            k = _features(_read(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
+            k = _features(read_rows(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
             k = k * _share_of(share_at, b, h, first, mb, mh, mn, N, SHARED, BT)
-            v = _read(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
+            v = read_rows(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
             state += tl.dot(tl.trans(k), v, input_precision=PRECISION)
             total += tl.sum(k, 0)
     for first in tl.range(0, T, BT):
-        q = _features(_read(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
+        q = _features(read_rows(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
         out = tl.dot(q, state, input_precision=PRECISION)
         z = tl.sum(q * total[None, :], 1)
         if CAUSAL:
-            k = _features(_read(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
+            k = _features(read_rows(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
             k = k * _share_of(share_at, b, h, first, mb, mh, mn, N, SHARED, BT)
-            v = _read(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
+            v = read_rows(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
             own = _earlier(tl.dot(q, tl.trans(k), input_precision=PRECISION), BT)
             out += tl.dot(own, v, input_precision=PRECISION)
             z += tl.sum(own, 1)
@@ -107,7 +94,7 @@ def forward_kernel(
             total += tl.sum(k, 0)
         # A query without keys has the output 0.
         z = tl.where(z > 0.0, z, 1.0)
-        _write(out_at, out / z[:, None], b, h, first, ob, oh, ot, T, DV, BT, BDV)
+        write_rows(out_at, out / z[:, None], b, h, first, ob, oh, ot, T, DV, BT, BDV)
         row = first + tl.arange(0, BT)
         tl.store(z_at + tl.program_id(0).to(tl.int64) * T + row, z, mask=row < T)
 
@@ -119,8 +106,8 @@ def _slopes(
     """Return n = dO / z, (BT, BDV), and c = -(dO·O) / z, (BT,)."""
     row = first + tl.arange(0, BT)
     z = tl.load(z_at + tl.program_id(0).to(tl.int64) * T + row, mask=row < T, other=1.0)
-    n = _read(g_at, b, h, first, gb, gh, gt, T, DV, BT, BDV) / z[:, None]
-    c = -tl.sum(n * _read(out_at, b, h, first, ob, oh, ot, T, DV, BT, BDV), 1)
+    n = read_rows(g_at, b, h, first, gb, gh, gt, T, DV, BT, BDV) / z[:, None]
+    c = -tl.sum(n * read_rows(out_at, b, h, first, ob, oh, ot, T, DV, BT, BDV), 1)
     return n, c
 
 
@@ -137,24 +124,24 @@ def queries_kernel(
     total = tl.zeros([BD], tl.float32)
     if not CAUSAL:
         for first in tl.range(0, N, BT):
-            k = _features(_read(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
+            k = _features(read_rows(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
             k = k * _share_of(share_at, b, h, first, mb, mh, mn, N, SHARED, BT)
-            v = _read(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
+            v = read_rows(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
             state += tl.dot(tl.trans(k), v, input_precision=PRECISION)
             total += tl.sum(k, 0)
     for first in tl.range(0, T, BT):
         n, c = _slopes(g_at, out_at, z_at, b, h, first, gb, gh, gt, ob, oh, ot, T, DV, BT, BDV)
         dq = tl.dot(n, tl.trans(state), input_precision=PRECISION) + c[:, None] * total[None, :]
         if CAUSAL:
-            k = _features(_read(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
+            k = _features(read_rows(k_at, b, h, first, kb, kh, kn, N, D, BT, BD), first, N, D, BT, BD)
             k = k * _share_of(share_at, b, h, first, mb, mh, mn, N, SHARED, BT)
-            v = _read(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
+            v = read_rows(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
             own = _earlier(tl.dot(n, tl.trans(v), input_precision=PRECISION) + c[:, None], BT)
             dq += tl.dot(own, k, input_precision=PRECISION)
             state += tl.dot(tl.trans(k), v, input_precision=PRECISION)
             total += tl.sum(k, 0)
-        dq = dq * _slope(_read(q_at, b, h, first, qb, qh, qt, T, D, BT, BD))
-        _write(dq_at, dq, b, h, first, db, dh, dt, T, D, BT, BD)
+        dq = dq * _slope(read_rows(q_at, b, h, first, qb, qh, qt, T, D, BT, BD))
+        write_rows(dq_at, dq, b, h, first, db, dh, dt, T, D, BT, BD)
 
 
 @triton.jit
@@ -171,20 +158,20 @@ def keys_kernel(
     total = tl.zeros([BD], tl.float32)
     if not CAUSAL:
         for first in tl.range(0, T, BT):
-            q = _features(_read(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
+            q = _features(read_rows(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
             n, c = _slopes(g_at, out_at, z_at, b, h, first, gb, gh, gt, ob, oh, ot, T, DV, BT, BDV)
             state += tl.dot(tl.trans(q), n, input_precision=PRECISION)
             total += tl.sum(q * c[:, None], 0)
     for step in tl.range(0, N, BT):
         first = (tl.cdiv(N, BT) - 1) * BT - step
-        raw = _read(k_at, b, h, first, kb, kh, kn, N, D, BT, BD)
+        raw = read_rows(k_at, b, h, first, kb, kh, kn, N, D, BT, BD)
         share = _share_of(share_at, b, h, first, mb, mh, mn, N, SHARED, BT)
         k = _features(raw, first, N, D, BT, BD) * share
-        v = _read(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
+        v = read_rows(v_at, b, h, first, vb, vh, vn, N, DV, BT, BDV)
         dk = tl.dot(v, tl.trans(state), input_precision=PRECISION) + total[None, :]
         dv = tl.dot(k, state, input_precision=PRECISION)
         if CAUSAL:
-            q = _features(_read(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
+            q = _features(read_rows(q_at, b, h, first, qb, qh, qt, T, D, BT, BD), first, T, D, BT, BD)
             n, c = _slopes(g_at, out_at, z_at, b, h, first, gb, gh, gt, ob, oh, ot, T, DV, BT, BDV)
             # Keys first, in the layout in which the next products take them.
             own = _later(tl.dot(v, tl.trans(n), input_precision=PRECISION) + c[None, :], BT)
@@ -193,8 +180,8 @@ def keys_kernel(
             dv += tl.dot(own, n, input_precision=PRECISION)
             state += tl.dot(tl.trans(q), n, input_precision=PRECISION)
             total += tl.sum(q * c[:, None], 0)
-        _write(dk_at, dk * share * _slope(raw), b, h, first, db, dh, dt, N, D, BT, BD)
-        _write(dv_at, dv, b, h, first, eb, eh, et, N, DV, BT, BDV)
+        write_rows(dk_at, dk * share * _slope(raw), b, h, first, db, dh, dt, N, D, BT, BD)
+        write_rows(dv_at, dv, b, h, first, eb, eh, et, N, DV, BT, BDV)
 
 
 def attend_linear(

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_head_rows import at_rows, rows, strides
+from headwise.attend.attention.triton_head_rows import read_rows, rows, rows_of, strides, write_rows
 
 # rows of a tile, and of a program in backward
 BT, ROWS = 16, 1024
@@ -27,13 +27,6 @@ def _up(u_at, h, R: tl.constexpr, D: tl.constexpr, BR: tl.constexpr, BD: tl.cons
     """Load U (BR, BD) of a head in fp32; 0 beyond its rank and size."""
     r, d = tl.arange(0, BR)[:, None], tl.arange(0, BD)[None, :]
     return tl.load(u_at + (h * R + r) * D + d, mask=(r < R) & (d < D), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _inner(a_at, b, h, first, ab, ah, at, T, R: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr):
-    """Load a (BT, BR) in fp32."""
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BR)[None, :] < R)
-    return tl.load(at_rows(a_at, b, h, first, ab, ah, at, BT, BR), mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -52,19 +45,16 @@ def low_rank_gate_kernel(
     BT: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write f·x·σ(z)."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    b, h = tl.program_id(0) // blocks // H, tl.program_id(0) // blocks % H
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    a = _inner(a_at, b, h, first, ab, ah, at, T, R, BT, BR)
+    b, h, first = rows_of(T, H, BT)
+    a = read_rows(a_at, b, h, first, ab, ah, at, T, R, BT, BR)
     z = tl.dot(a * tl.sigmoid(a), _up(u_at, h, R, D, BR, BD), input_precision="tf32x3")
     if TWO:
-        c = _inner(c_at, b, h, first, cb, ch, ct, T, R, BT, BR)
+        c = read_rows(c_at, b, h, first, cb, ch, ct, T, R, BT, BR)
         z = tl.dot(c * tl.sigmoid(c), _up(v_at, h, R, D, BR, BD), z, input_precision="tf32x3")
     z += _bias(bias_at, h, BIASED, D, BD)[None, :]
-    x = tl.load(at_rows(x_at, b, h, first, xb, xh, xt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+    x = read_rows(x_at, b, h, first, xb, xh, xt, T, D, BT, BD)
     y = x * (tl.sigmoid(z) * factor)
-    tl.store(at_rows(y_at, b, h, first, yb, yh, yt, BT, BD), y.to(y_at.dtype.element_ty), mask=inside)
+    write_rows(y_at, y, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -72,10 +62,9 @@ def _slope_of_inner(
     a, dz, up, da_at, b, h, first, db, dh, dt, T, R: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr
 ):  # fmt: skip
     """Write the gradient of a."""
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BR)[None, :] < R)
     s = tl.sigmoid(a)
     da = tl.dot(dz, tl.trans(up), input_precision="tf32x3") * (s * (1.0 + a * (1.0 - s)))
-    tl.store(at_rows(da_at, b, h, first, db, dh, dt, BT, BR), da.to(da_at.dtype.element_ty), mask=inside)
+    write_rows(da_at, da, b, h, first, db, dh, dt, T, R, BT, BR)
 
 
 @triton.jit
@@ -96,18 +85,17 @@ def low_rank_gate_back_kernel(
     if TWO:
         other = _up(v_at, h, R, D, BR, BD)
     for first in range(start, tl.minimum(start + ROWS, T), BT):
-        inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-        a = _inner(a_at, b, h, first, ab, ah, at, T, R, BT, BR)
+        a = read_rows(a_at, b, h, first, ab, ah, at, T, R, BT, BR)
         c = a
         z = tl.dot(a * tl.sigmoid(a), up, input_precision="tf32x3")
         if TWO:
-            c = _inner(c_at, b, h, first, cb, ch, ct, T, R, BT, BR)
+            c = read_rows(c_at, b, h, first, cb, ch, ct, T, R, BT, BR)
             z = tl.dot(c * tl.sigmoid(c), other, z, input_precision="tf32x3")
         gate = tl.sigmoid(z + bias[None, :])
-        g = tl.load(at_rows(g_at, b, h, first, gb, gh, gt, BT, BD), mask=inside, other=0.0).to(tl.float32)
-        x = tl.load(at_rows(x_at, b, h, first, xb, xh, xt, BT, BD), mask=inside, other=0.0).to(tl.float32)
+        g = read_rows(g_at, b, h, first, gb, gh, gt, T, D, BT, BD)
+        x = read_rows(x_at, b, h, first, xb, xh, xt, T, D, BT, BD)
         dx = g * (gate * factor)
-        tl.store(at_rows(dx_at, b, h, first, db, dh, dt, BT, BD), dx.to(dx_at.dtype.element_ty), mask=inside)
+        write_rows(dx_at, dx, b, h, first, db, dh, dt, T, D, BT, BD)
         dz = dx * x * (1.0 - gate)
         _slope_of_inner(a, dz, up, da_at, b, h, first, eb, eh, et, T, R, BT, BR)
         du = tl.dot(tl.trans(a * tl.sigmoid(a)), dz, du, input_precision="tf32x3")

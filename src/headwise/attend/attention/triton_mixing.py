@@ -126,29 +126,25 @@ def unmix_kernel(
         if REAL:
             counts = tl.where(tl.load(real_at + b * rb + query * rt) != 0, 1.0, 0.0)
         delta = tl.zeros([HP], tl.float32)
-        for key in range(0, end, BN):
-            places = (h.to(tl.int64)[:, None] * ROWS + i) * STEP + (key + n)[None, :]
-            there = (h[:, None] < H) & ((key + n)[None, :] < end)
-            seen = _row_seen(seen_at, b, query, key, sb, st, sn, end, SEEN, CAUSAL, BN)
-            a, m, e, f = _gradients(
-                x_at, e_at, places, there, mix, turned, seen, factor, of_sums * counts, of_squares * counts, NORM,
-                PRECISION,
-            )  # fmt: skip
-            delta += tl.sum(a * f, 1)
-            part += tl.dot(e, tl.trans(a), input_precision=PRECISION)
+        # First the sums over all keys, then what each key gets from them.
+        for WRITES in tl.static_range(2):
+            for key in range(0, end, BN):
+                places = (h.to(tl.int64)[:, None] * ROWS + i) * STEP + (key + n)[None, :]
+                there = (h[:, None] < H) & ((key + n)[None, :] < end)
+                seen = _row_seen(seen_at, b, query, key, sb, st, sn, end, SEEN, CAUSAL, BN)
+                a, m, e, f = _gradients(
+                    x_at, e_at, places, there, mix, turned, seen, factor, of_sums * counts, of_squares * counts, NORM,
+                    PRECISION,
+                )  # fmt: skip
+                if WRITES:
+                    if NORM:
+                        m = factor[:, None] * m + tl.where(seen, constant[:, None], 0.0)
+                    tl.store(x_at + places, m.to(x_at.dtype.element_ty), mask=there)
+                    tl.store(e_at + places, (a * (f - delta[:, None])).to(e_at.dtype.element_ty), mask=there)
+                else:
+                    delta += tl.sum(a * f, 1)
+                    part += tl.dot(e, tl.trans(a), input_precision=PRECISION)
         tl.store(delta_at + (b * H + h) * T + query, delta, mask=h < H)
-        for key in range(0, end, BN):
-            places = (h.to(tl.int64)[:, None] * ROWS + i) * STEP + (key + n)[None, :]
-            there = (h[:, None] < H) & ((key + n)[None, :] < end)
-            seen = _row_seen(seen_at, b, query, key, sb, st, sn, end, SEEN, CAUSAL, BN)
-            a, m, e, f = _gradients(
-                x_at, e_at, places, there, mix, turned, seen, factor, of_sums * counts, of_squares * counts, NORM,
-                PRECISION,
-            )  # fmt: skip
-            if NORM:
-                m = factor[:, None] * m + tl.where(seen, constant[:, None], 0.0)
-            tl.store(x_at + places, m.to(x_at.dtype.element_ty), mask=there)
-            tl.store(e_at + places, (a * (f - delta[:, None])).to(e_at.dtype.element_ty), mask=there)
     i, j = h[:, None], h[None, :]
     tl.store(part_at + tl.program_id(0).to(tl.int64) * H * H + i * H + j, part, mask=(i < H) & (j < H))
 

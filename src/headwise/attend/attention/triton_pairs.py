@@ -12,30 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.attend.attention.triton_head_rows import at_rows, rows, strides, total
+from headwise.attend.attention.triton_head_rows import read_rows, rows, rows_of, strides, total, write_rows
 
 # Numbers of a tile, of 128 threads, of which a program holds four or more.
 TILE = 2048
-
-
-@triton.jit
-def _read(at, b, h, first, sb, sh, st, inside, BT: tl.constexpr, BD: tl.constexpr):
-    return tl.load(at_rows(at, b, h, first, sb, sh, st, BT, BD), mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _write(at, x, b, h, first, sb, sh, st, inside, BT: tl.constexpr, BD: tl.constexpr):
-    tl.store(at_rows(at, b, h, first, sb, sh, st, BT, BD), x.to(at.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _pair(PAIRS, T, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    """Return the sample, the pair of heads and the first row of this program, and which numbers lie inside."""
-    blocks = tl.cdiv(T, BT)
-    first = tl.program_id(0) % blocks * BT
-    place = tl.program_id(0) // blocks
-    inside = (first + tl.arange(0, BT)[:, None] < T) & (tl.arange(0, BD)[None, :] < D)
-    return place // PAIRS, place % PAIRS, first, inside
 
 
 @triton.jit
@@ -44,15 +24,15 @@ def difference_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write own₀ - factor·other₁ and other₀ - factor·own₁ for the two heads of a pair."""
-    b, pair, first, inside = _pair(PAIRS, T, D, BT, BD)
+    b, pair, first = rows_of(T, PAIRS, BT)
     row = first + tl.arange(0, BT)
     factor = tl.load(factor_at + b * fb + pair * fp + row * ft, mask=row < T, other=0.0).to(tl.float32)[:, None]
-    own = _read(own_at, b, 2 * pair, first, sb, sh, st, inside, BT, BD)
-    other = _read(other_at, b, 2 * pair + 1, first, ob, oh, ot, inside, BT, BD)
-    _write(y_at, own - factor * other, b, 2 * pair, first, yb, yh, yt, inside, BT, BD)
-    own = _read(own_at, b, 2 * pair + 1, first, sb, sh, st, inside, BT, BD)
-    other = _read(other_at, b, 2 * pair, first, ob, oh, ot, inside, BT, BD)
-    _write(y_at, other - factor * own, b, 2 * pair + 1, first, yb, yh, yt, inside, BT, BD)
+    own = read_rows(own_at, b, 2 * pair, first, sb, sh, st, T, D, BT, BD)
+    other = read_rows(other_at, b, 2 * pair + 1, first, ob, oh, ot, T, D, BT, BD)
+    write_rows(y_at, own - factor * other, b, 2 * pair, first, yb, yh, yt, T, D, BT, BD)
+    own = read_rows(own_at, b, 2 * pair + 1, first, sb, sh, st, T, D, BT, BD)
+    other = read_rows(other_at, b, 2 * pair, first, ob, oh, ot, T, D, BT, BD)
+    write_rows(y_at, other - factor * own, b, 2 * pair + 1, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -62,19 +42,19 @@ def difference_back_kernel(
     PER_ROW: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of both, and of the factor: one per row, or each program's part of it."""
-    b, pair, first, inside = _pair(PAIRS, T, D, BT, BD)
+    b, pair, first = rows_of(T, PAIRS, BT)
     row = first + tl.arange(0, BT)
     factor = tl.load(factor_at + b * fb + pair * fp + row * ft, mask=row < T, other=0.0).to(tl.float32)[:, None]
-    g = _read(g_at, b, 2 * pair, first, gb, gh, gt, inside, BT, BD)
-    other = _read(other_at, b, 2 * pair + 1, first, ob, oh, ot, inside, BT, BD)
+    g = read_rows(g_at, b, 2 * pair, first, gb, gh, gt, T, D, BT, BD)
+    other = read_rows(other_at, b, 2 * pair + 1, first, ob, oh, ot, T, D, BT, BD)
     along = tl.sum(g * other, 1)
-    _write(down_at, g, b, 2 * pair, first, db, dh, dt, inside, BT, BD)
-    _write(dother_at, -factor * g, b, 2 * pair + 1, first, eb, eh, et, inside, BT, BD)
-    g = _read(g_at, b, 2 * pair + 1, first, gb, gh, gt, inside, BT, BD)
-    own = _read(own_at, b, 2 * pair + 1, first, sb, sh, st, inside, BT, BD)
+    write_rows(down_at, g, b, 2 * pair, first, db, dh, dt, T, D, BT, BD)
+    write_rows(dother_at, -factor * g, b, 2 * pair + 1, first, eb, eh, et, T, D, BT, BD)
+    g = read_rows(g_at, b, 2 * pair + 1, first, gb, gh, gt, T, D, BT, BD)
+    own = read_rows(own_at, b, 2 * pair + 1, first, sb, sh, st, T, D, BT, BD)
     along = -along - tl.sum(g * own, 1)
-    _write(dother_at, g, b, 2 * pair, first, eb, eh, et, inside, BT, BD)
-    _write(down_at, -factor * g, b, 2 * pair + 1, first, db, dh, dt, inside, BT, BD)
+    write_rows(dother_at, g, b, 2 * pair, first, eb, eh, et, T, D, BT, BD)
+    write_rows(down_at, -factor * g, b, 2 * pair + 1, first, db, dh, dt, T, D, BT, BD)
     if PER_ROW:
         at = dfactor_at + (b * PAIRS + pair) * T + row
         tl.store(at, along.to(dfactor_at.dtype.element_ty), mask=row < T)
@@ -88,15 +68,15 @@ def pair_norm_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the rows of both heads of a pair over their common root mean square, times the gains and the scale."""
-    b, pair, first, inside = _pair(PAIRS, T, D, BT, BD)
+    b, pair, first = rows_of(T, PAIRS, BT)
     d = tl.arange(0, BD)
-    x0 = _read(x_at, b, 2 * pair, first, sb, sh, st, inside, BT, BD)
-    x1 = _read(x_at, b, 2 * pair + 1, first, sb, sh, st, inside, BT, BD)
+    x0 = read_rows(x_at, b, 2 * pair, first, sb, sh, st, T, D, BT, BD)
+    x1 = read_rows(x_at, b, 2 * pair + 1, first, sb, sh, st, T, D, BT, BD)
     inverse = (tl.rsqrt((tl.sum(x0 * x0, 1) + tl.sum(x1 * x1, 1)) / (2 * D) + eps) * scale)[:, None]
     gain0 = tl.load(gain_at + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     gain1 = tl.load(gain_at + D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
-    _write(y_at, x0 * inverse * gain0, b, 2 * pair, first, yb, yh, yt, inside, BT, BD)
-    _write(y_at, x1 * inverse * gain1, b, 2 * pair + 1, first, yb, yh, yt, inside, BT, BD)
+    write_rows(y_at, x0 * inverse * gain0, b, 2 * pair, first, yb, yh, yt, T, D, BT, BD)
+    write_rows(y_at, x1 * inverse * gain1, b, 2 * pair + 1, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
@@ -105,12 +85,12 @@ def pair_norm_back_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the rows, and each program's part of those of the gains."""
-    b, pair, first, inside = _pair(PAIRS, T, D, BT, BD)
+    b, pair, first = rows_of(T, PAIRS, BT)
     d = tl.arange(0, BD)
-    x0 = _read(x_at, b, 2 * pair, first, sb, sh, st, inside, BT, BD)
-    x1 = _read(x_at, b, 2 * pair + 1, first, sb, sh, st, inside, BT, BD)
-    g0 = _read(g_at, b, 2 * pair, first, gb, gh, gt, inside, BT, BD) * scale
-    g1 = _read(g_at, b, 2 * pair + 1, first, gb, gh, gt, inside, BT, BD) * scale
+    x0 = read_rows(x_at, b, 2 * pair, first, sb, sh, st, T, D, BT, BD)
+    x1 = read_rows(x_at, b, 2 * pair + 1, first, sb, sh, st, T, D, BT, BD)
+    g0 = read_rows(g_at, b, 2 * pair, first, gb, gh, gt, T, D, BT, BD) * scale
+    g1 = read_rows(g_at, b, 2 * pair + 1, first, gb, gh, gt, T, D, BT, BD) * scale
     inverse = tl.rsqrt((tl.sum(x0 * x0, 1) + tl.sum(x1 * x1, 1)) / (2 * D) + eps)[:, None]
     x0, x1 = x0 * inverse, x1 * inverse
     at = part_at + tl.program_id(0).to(tl.int64) * 2 * D + d
@@ -119,16 +99,18 @@ def pair_norm_back_kernel(
     g0 = g0 * tl.load(gain_at + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     g1 = g1 * tl.load(gain_at + D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     along = ((tl.sum(g0 * x0, 1) + tl.sum(g1 * x1, 1)) / (2 * D))[:, None]
-    _write(dx_at, (g0 - x0 * along) * inverse, b, 2 * pair, first, yb, yh, yt, inside, BT, BD)
-    _write(dx_at, (g1 - x1 * along) * inverse, b, 2 * pair + 1, first, yb, yh, yt, inside, BT, BD)
+    write_rows(dx_at, (g0 - x0 * along) * inverse, b, 2 * pair, first, yb, yh, yt, T, D, BT, BD)
+    write_rows(dx_at, (g1 - x1 * along) * inverse, b, 2 * pair + 1, first, yb, yh, yt, T, D, BT, BD)
 
 
 @triton.jit
-def _mean_direction(x_at, b, first, sb, sh, st, inside, H, tiny, BT: tl.constexpr, BD: tl.constexpr):
+def _mean_direction(
+    x_at, b, first, sb, sh, st, H, T, tiny, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
     """Return the mean over heads of the rows at length 1, (BT, BD)."""
     mean = tl.zeros([BT, BD], tl.float32)
     for h in tl.range(0, H):
-        x = _read(x_at, b, h, first, sb, sh, st, inside, BT, BD)
+        x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
         mean += x / tl.maximum(tl.sqrt(tl.sum(x * x, 1)), tiny)[:, None]
     return mean / H
 
@@ -138,8 +120,8 @@ def agreement_kernel(
     x_at, y_at, sb, sh, st, H, T, tiny, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the mean cosine of all pairs of heads in each token."""
-    b, _, first, inside = _pair(1, T, D, BT, BD)
-    mean = _mean_direction(x_at, b, first, sb, sh, st, inside, H, tiny, BT, BD)
+    b, _, first = rows_of(T, 1, BT)
+    mean = _mean_direction(x_at, b, first, sb, sh, st, H, T, tiny, D, BT, BD)
     row = first + tl.arange(0, BT)
     tl.store(y_at + b * T + row, tl.sum(mean * mean, 1), mask=row < T)
 
@@ -150,19 +132,19 @@ def agreement_back_kernel(
     D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the rows: that of their agreement, and what comes from elsewhere."""
-    b, _, first, inside = _pair(1, T, D, BT, BD)
+    b, _, first = rows_of(T, 1, BT)
     row = first + tl.arange(0, BT)
     g = tl.load(g_at + b * T + row, mask=row < T, other=0.0)[:, None]
-    mean = _mean_direction(x_at, b, first, sb, sh, st, inside, H, tiny, BT, BD)
+    mean = _mean_direction(x_at, b, first, sb, sh, st, H, T, tiny, D, BT, BD)
     for h in tl.range(0, H):
-        x = _read(x_at, b, h, first, sb, sh, st, inside, BT, BD)
+        x = read_rows(x_at, b, h, first, sb, sh, st, T, D, BT, BD)
         norm = tl.sqrt(tl.sum(x * x, 1))
         size = tl.maximum(norm, tiny)[:, None]
         along = tl.where(norm < tiny, 0.0, tl.sum(mean * x, 1))[:, None]
         dx = 2.0 / H * g * (mean - along / size * (x / size)) / size
         # Tokens that do not count may hold anything.
-        dx = tl.where(g == 0.0, 0.0, dx) + _read(up_at, b, h, first, ub, uh, ut, inside, BT, BD)
-        _write(dx_at, dx, b, h, first, yb, yh, yt, inside, BT, BD)
+        dx = tl.where(g == 0.0, 0.0, dx) + read_rows(up_at, b, h, first, ub, uh, ut, T, D, BT, BD)
+        write_rows(dx_at, dx, b, h, first, yb, yh, yt, T, D, BT, BD)
 
 
 def _sizes(x: Tensor, heads: int) -> tuple[tuple[int], dict[str, int]]:

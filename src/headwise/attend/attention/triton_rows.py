@@ -115,16 +115,12 @@ def forward_kernel(
     z, u, w = tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32), tl.zeros([BT], tl.float32)
     acc = tl.zeros([BT, BDV], tl.float32)
     whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
-    for key in range(0, whole, BN):
-        m, z, u, w, acc = _add_tile(
-            m, z, u, w, acc, q, k_at, v_at, mask_at, query, key, kn, kd, vn, vd, mt, mn, T, N, scale, factor,
-            D, DV, MASK, CAUSAL, True, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
-    for key in range(whole, last, BN):
-        m, z, u, w, acc = _add_tile(
-            m, z, u, w, acc, q, k_at, v_at, mask_at, query, key, kn, kd, vn, vd, mt, mn, T, N, scale, factor,
-            D, DV, MASK, CAUSAL, False, PRECISION, UPCAST, BT, BN, BD, BDV,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for key in range(whole if CUT else 0, last if CUT else whole, BN):
+            m, z, u, w, acc = _add_tile(
+                m, z, u, w, acc, q, k_at, v_at, mask_at, query, key, kn, kd, vn, vd, mt, mn, T, N, scale, factor,
+                D, DV, MASK, CAUSAL, not CUT, PRECISION, UPCAST, BT, BN, BD, BDV,
+            )  # fmt: skip
     full = tl.where(z == 0.0, 1.0, z)
     i, dv = query + tl.arange(0, BT), tl.arange(0, BDV)
     row, rows = (b.to(tl.int64) * H + h) * T + i, i < T
@@ -203,22 +199,15 @@ def queries_kernel(
     g_square = _rows(square_at, row, rows, SQUARE) * 2.0
     dq = tl.zeros([BT, BD], tl.float32)
     whole, last = spans(query, T, N, BT, BN, CAUSAL, MASK)
-    for key in range(0, whole, BN):
-        k = tile(k_at, key, kn, kd, N, D, BN, BD, True, UPCAST)
-        v = tile(v_at, key, vn, vd, N, DV, BN, BDV, True, UPCAST)
-        _, ds = _slope(
-            q, k, g, v, level[:, None], lse[:, None], g_entropy[:, None], g_square[:, None], mask_at, query, key,
-            T, N, scale, factor, mt, mn, MASK, CAUSAL, True, ENTROPY, SQUARE, PRECISION, BT, BN, False,
-        )  # fmt: skip
-        dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
-    for key in range(whole, last, BN):
-        k = tile(k_at, key, kn, kd, N, D, BN, BD, False, UPCAST)
-        v = tile(v_at, key, vn, vd, N, DV, BN, BDV, False, UPCAST)
-        _, ds = _slope(
-            q, k, g, v, level[:, None], lse[:, None], g_entropy[:, None], g_square[:, None], mask_at, query, key,
-            T, N, scale, factor, mt, mn, MASK, CAUSAL, False, ENTROPY, SQUARE, PRECISION, BT, BN, False,
-        )  # fmt: skip
-        dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
+    for CUT in tl.static_range(2):
+        for key in range(whole if CUT else 0, last if CUT else whole, BN):
+            k = tile(k_at, key, kn, kd, N, D, BN, BD, not CUT, UPCAST)
+            v = tile(v_at, key, vn, vd, N, DV, BN, BDV, not CUT, UPCAST)
+            _, ds = _slope(
+                q, k, g, v, level[:, None], lse[:, None], g_entropy[:, None], g_square[:, None], mask_at, query, key,
+                T, N, scale, factor, mt, mn, MASK, CAUSAL, not CUT, ENTROPY, SQUARE, PRECISION, BT, BN, False,
+            )  # fmt: skip
+            dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
     at, d = (b.to(tl.int64) * T + i) * H + h, tl.arange(0, BD)
     tl.store(dq_at + at[:, None] * D + d[None, :], (dq * scale).to(dq_at.dtype.element_ty),
              mask=rows[:, None] & (d[None, :] < D))  # fmt: skip
@@ -284,18 +273,13 @@ def keys_kernel(
         row = (b.to(tl.int64) * H + h) * T
         q_h, g_h = head_of(q_at, b, h, qb, qh), head_of(g_at, b, h, gb, gh)
         mask_h = head_of(mask_at, b, h, mb, mh)
-        for query in range(first, tl.minimum(whole, T), BT):
-            dk, dvalue = _add_queries(
-                dk, dvalue, k, v, q_h, g_h, level_at, lse_at, entropy_at, square_at, mask_h, row, query, key,
-                qt, qd, gt, gd, mt, mn, T, N, scale, factor,
-                D, DV, MASK, CAUSAL, False, ENTROPY, SQUARE, PRECISION, UPCAST, BT, BN, BD, BDV,
-            )  # fmt: skip
-        for query in range(whole, T, BT):
-            dk, dvalue = _add_queries(
-                dk, dvalue, k, v, q_h, g_h, level_at, lse_at, entropy_at, square_at, mask_h, row, query, key,
-                qt, qd, gt, gd, mt, mn, T, N, scale, factor,
-                D, DV, MASK, CAUSAL, True, ENTROPY, SQUARE, PRECISION, UPCAST, BT, BN, BD, BDV,
-            )  # fmt: skip
+        for WHOLE in tl.static_range(2):
+            for query in range(whole if WHOLE else first, T if WHOLE else tl.minimum(whole, T), BT):
+                dk, dvalue = _add_queries(
+                    dk, dvalue, k, v, q_h, g_h, level_at, lse_at, entropy_at, square_at, mask_h, row, query, key,
+                    qt, qd, gt, gd, mt, mn, T, N, scale, factor,
+                    D, DV, MASK, CAUSAL, WHOLE, ENTROPY, SQUARE, PRECISION, UPCAST, BT, BN, BD, BDV,
+                )  # fmt: skip
     j, d, dv = key + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
     row, keys = (b.to(tl.int64) * N + j) * groups + group, j < N
     at = dk_at + row[:, None] * D + d[None, :]

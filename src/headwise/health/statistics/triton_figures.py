@@ -187,6 +187,38 @@ def _add_tile(
 
 
 @triton.jit
+def _cosine(own, mixed, other_mixed):
+    """Return the cosine of the differences between own values and two mixtures of others, each (BT, BDV)."""
+    one, two = own - mixed, own - other_mixed
+    size = tl.sqrt(tl.sum(own * own, 1))
+    # 0 where a difference is no longer than the rounding of its two parts.
+    first_size = size + tl.sqrt(tl.sum((own - one) * (own - one), 1))
+    second_size = size + tl.sqrt(tl.sum(other_mixed * other_mixed, 1))
+    first_length, second_length = tl.sqrt(tl.sum(one * one, 1)), tl.sqrt(tl.sum(two * two, 1))
+    moved = (first_length > 4.8e-7 * first_size) & (second_length > 4.8e-7 * second_size)
+    cosine = tl.sum(one * two, 1) / tl.where(moved, first_length * second_length, 1.0)
+    return tl.where(moved, tl.minimum(tl.maximum(cosine, -1.0), 1.0), 0.0)
+
+
+@triton.jit
+def _own_logits(
+    q, own_k, mask_at, i, position, inside, mt, mn, N, inverse, MASK: tl.constexpr, FORBIDDEN: tl.constexpr
+):
+    """Return the logits of queries and their own keys, (BT,), before the scale, and which of these keys they see."""
+    own = tl.sum(q.to(tl.float32) * own_k, 1)
+    seen = inside
+    if MASK != 0:
+        at = mask_at + i.to(tl.int64) * mt + position.to(tl.int64) * mn
+        entry = tl.load(at, mask=inside & (position < N), other=0)
+        if MASK == 1:
+            seen = entry != 0
+        else:
+            seen = entry > FORBIDDEN
+            own += tl.where(seen, entry.to(tl.float32), 0.0) * inverse
+    return own, seen
+
+
+@triton.jit
 def rows_kernel(
     q_at, k_at, v_at, square_at, unit_at, mask_at, position_at, middle_at, count_at, mixed_at, out_at,
     qb, qh, qt, qd, kb, kh, kn, kd, mb, mh, mt, mn, pb, cb, ch, ct,
@@ -237,20 +269,14 @@ def rows_kernel(
     if MASK != 0:
         whole = 0
     whole = whole // BN * BN
-    for key in range(0, whole, BN):
-        m, z, u, far, c1, c2, lengths, text, weight, mixed = _add_tile(
-            m, z, u, far, c1, c2, lengths, text, weight, mixed,
-            q, shift, k_at, v_at, square_at, mask_at, row, key, position, kn, kd, mt, mn, T, N, factor, inverse,
-            first, last, D, DV, MASK, CAUSAL, OWN, KEYS, SPREAD, TEXT, True, FORBIDDEN, PRECISION, UPCAST,
-            BT, BN, BD, BDV,
-        )  # fmt: skip
-    for key in range(whole, end, BN):
-        m, z, u, far, c1, c2, lengths, text, weight, mixed = _add_tile(
-            m, z, u, far, c1, c2, lengths, text, weight, mixed,
-            q, shift, k_at, v_at, square_at, mask_at, row, key, position, kn, kd, mt, mn, T, N, factor, inverse,
-            first, last, D, DV, MASK, CAUSAL, OWN, KEYS, SPREAD, TEXT, False, FORBIDDEN, PRECISION, UPCAST,
-            BT, BN, BD, BDV,
-        )  # fmt: skip
+    for CUT in tl.static_range(2):
+        for key in range(whole if CUT else 0, end if CUT else whole, BN):
+            m, z, u, far, c1, c2, lengths, text, weight, mixed = _add_tile(
+                m, z, u, far, c1, c2, lengths, text, weight, mixed,
+                q, shift, k_at, v_at, square_at, mask_at, row, key, position, kn, kd, mt, mn, T, N, factor, inverse,
+                first, last, D, DV, MASK, CAUSAL, OWN, KEYS, SPREAD, TEXT, not CUT, FORBIDDEN, PRECISION, UPCAST,
+                BT, BN, BD, BDV,
+            )  # fmt: skip
     out_at += at
     d = tl.arange(0, BDV)
     mixed_at += at[:, None] * DV + d[None, :]
@@ -259,16 +285,8 @@ def rows_kernel(
         mixed = mixed / tl.where(weight == 0.0, 1.0, weight)[:, None]
         own_v = rows_at(v_at, position, inside, DV, 1, DV, BDV, True)
     if KEYS:
-        one, two = own_v - tl.load(mixed_at, mask=whole_rows, other=0.0), own_v - mixed
-        size = tl.sqrt(tl.sum(own_v * own_v, 1))
-        # 0 where a difference is no longer than the rounding of its two parts.
-        first_size = size + tl.sqrt(tl.sum((own_v - one) * (own_v - one), 1))
-        second_size = size + tl.sqrt(tl.sum(mixed * mixed, 1))
-        first_length, second_length = tl.sqrt(tl.sum(one * one, 1)), tl.sqrt(tl.sum(two * two, 1))
-        moved = (first_length > 4.8e-7 * first_size) & (second_length > 4.8e-7 * second_size)
-        cosine = tl.sum(one * two, 1) / tl.where(moved, first_length * second_length, 1.0)
-        cosine = tl.where(moved, tl.minimum(tl.maximum(cosine, -1.0), 1.0), 0.0)
-        tl.store(out_at + 8 * ROWS, cosine, mask=inside)
+        of_queries = tl.load(mixed_at, mask=whole_rows, other=0.0)
+        tl.store(out_at + 8 * ROWS, _cosine(own_v, of_queries, mixed), mask=inside)
     else:
         if MIXED:
             tl.store(mixed_at, mixed, mask=whole_rows)
@@ -282,17 +300,7 @@ def rows_kernel(
         distance, on_text = far / total, text / total
         if OWN:
             own_k = rows_at(k_at, position, inside, kn, kd, D, BD, True)
-            own = tl.sum(q.to(tl.float32) * own_k, 1)
-            seen = inside
-            if MASK != 0:
-                entry = tl.load(
-                    mask_at + i.to(tl.int64) * mt + position.to(tl.int64) * mn, mask=inside & (position < N), other=0
-                )
-                if MASK == 1:
-                    seen = entry != 0
-                else:
-                    seen = entry > FORBIDDEN
-                    own += tl.where(seen, entry.to(tl.float32), 0.0) * inverse
+            own, seen = _own_logits(q, own_k, mask_at, i, position, inside, mt, mn, N, inverse, MASK, FORBIDDEN)
             centre = tl.where(seen, own - shift, 0.0)
             c1 += centre
             c2 += centre * centre
