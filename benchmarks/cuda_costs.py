@@ -58,16 +58,21 @@ MEGABYTE = 1 << 20
 # of `--host`: channels, layers and steps
 NARROW, HOST_LAYERS, HOST_ROUNDS = 96, 4, 150
 INTRODUCTION = """
-Written by `make cuda-costs`. Counted on fake tensors, without a device: eager, bf16, two layers, the second training
-step. Each figure is what the method adds to **one layer**: operators that launch kernels (in forward, in backward,
-after the step), the bytes that they read and write, and their matrix products. A kernel that serves all layers at once
-counts with a twelfth in each. *step / plain* is the step of the whole model over the plain one, where an operator takes
-the largest of 2 µs, its bytes at 2.85 TB/s and its products at the rate of an H100. *By kernels*, *by bytes* and *by
-products* is the step if one of these three alone counted: what bounds a row. The time in which Python launches kernels
-is left out; the last table has it. A test fails when a figure grows (`tests/kernels/test_cuda_costs.py`).
-`benchmarks/cuda_costs.csv` has further columns: the largest tensor in MiB, operators on tensors of the CPU, and waits
-for the device.
+Each figure is what a method adds to **one layer** in a training step, counted on fake tensors without a device (eager,
+bf16, two layers, the second step):
 
+- *kernels*: operators that launch them, in forward, in backward and after the step. One that serves all layers at once
+  counts with a twelfth in each;
+- *MiB* and *GFLOP*: the bytes that they read and write, and their matrix products;
+- *step / plain*: the step of the whole model over the plain one, where an operator takes the largest of 2 µs, its bytes
+  at 2.85 TB/s and its products at the rate of an H100. *By kernels*, *by bytes* and *by products*: the same if one of
+  these three alone counted, which tells [what bounds a row](#what-bounds-the-rows).
+
+The time in which Python launches kernels is left out; the last table has it. `make cuda-costs` writes this page, and a
+test fails when a figure grows (`tests/kernels/test_cuda_costs.py`). `benchmarks/cuda_costs.csv` has further columns:
+the largest tensor in MiB, operators on tensors of the CPU, and waits for the device.
+""".strip().splitlines()
+BOUNDS = """
 Where a kernel of ours computes attention, it multiplies nine matrices and fused attention seven, since its gradients
 are sums in a fixed order, at 0.45 of that kernel's rate. That alone makes a step of GPT-2 small 1.09 and one of
 ViT-B/16 1.04 of the plain one, and bounds SoftCap, Softpick and StableSoftmax. Seven products, with the gradient of
@@ -247,7 +252,7 @@ def page(found: list[dict[str, Any]]) -> str:
             lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} |")
         lines += [f"- {shown(row['method'])}: {row['note']}" for row in of if row["note"]]
         lines.append("")
-    lines += page_of_host()
+    lines += ["## What bounds the rows", "", *BOUNDS, "", *page_of_host()]
     return "\n".join(lines).replace("|\n- ", "|\n\n- ").rstrip() + "\n"
 
 

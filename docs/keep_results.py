@@ -59,6 +59,8 @@ KEPT = (
     "train with methods/accuracy",
     "gap/accuracy",
 )
+# paragraphs of findings, above which those after the second follow the tables
+WALL = 4
 
 
 def keep(folder: Path, kept: Path, note: str = "") -> None:
@@ -272,12 +274,16 @@ def _statistic(outcome: str) -> str:
 
 
 def findings_page(findings: FindingsRecord, note: str = "", claims: list[JudgedClaim] | None = None) -> str:
-    """Return the page of a study of findings: its sentences, its tables and how to repeat it."""
+    """Return the page of a study of findings: its answer, its tables, how it was found and how to repeat it."""
     lines = [f"# {findings.title}", "", findings.question, ""]
-    lines += [line for text in [*findings.paragraphs, *([note] if note else [])] for line in (text, "")]
+    answer, how = findings.paragraphs, []
+    if len(answer) > WALL:
+        answer, how = answer[:2], answer[2:]
+    lines += [line for text in [*answer, *([note] if note else [])] for line in (text, "")]
     lines += claims_table(findings.claims if claims is None else claims)
     for table in findings.tables:
         lines += [f"## {table.title}", "", *findings_table(table), ""]
+    lines += [line for text in ["## How it was found", *how] for line in (text, "")] if how else []
     took = "" if findings.seconds is None else f"It took {findings.seconds / 60:.1f} minutes."
     return "\n".join([*lines, *repeated(findings, took)]) + "\n"
 

@@ -135,6 +135,9 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     if tree_of_pages := context.get("furo_navigation_tree"):
         context["furo_navigation_tree"] = tree_of_pages.replace('role="heading"', 'role="heading" aria-level="2"')
     context["body"] = slim(context["body"])
+    # a call in a cell may be broken before its settings, and a command is copied without the mark of its cell
+    context["body"] = re.sub(r'(?<=<span class="pre">)([\w.]+\()(?=[^)\s<])', r"\1<wbr>", context["body"])
+    context["body"] = re.sub(r'<span class="o">%%</span><span class="k">bash</span>\n', "", context["body"])
     if name.startswith("results/"):
         context["body"] = re.sub(r"(?<=<td>)(?:(?!</?t[dhr]).)+", listed, context["body"], flags=re.DOTALL)
     # elements that scroll sideways must be reachable by keyboard

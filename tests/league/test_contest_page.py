@@ -42,7 +42,8 @@ def test_what_fails_in_one_world_is_not_advised_and_the_page_says_that_nothing_t
     text = lead(contests)
     assert text.startswith("**Nothing was shown to transfer** (too little training)") and "try drop-head" not in text
     assert "| C | drop-head | −2" in page(contests)
-    assert "Of 6 gains in single worlds, 2 have an interval above 0, all on images, and 1 one below." in text
+    how = page(contests).partition("## How the answers were found")[2]
+    assert "Of 6 gains in single worlds, 2 have an interval above 0, all on images, and 1 one below." in how
 
 
 def test_two_worlds_give_no_advice(tmp_path):

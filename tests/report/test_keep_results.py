@@ -167,6 +167,17 @@ def test_what_a_claim_is_judged_by_is_drawn_by_step_where_it_was_watched(tmp_pat
     assert "token-cosine-cosine-by-step" in names and not any("entropy" in name for name in names)
 
 
+def test_of_many_paragraphs_of_findings_those_after_the_second_follow_the_tables(tmp_path):
+    (tmp_path / "found").mkdir()
+    stored = json.loads((ROOT / "docs" / "results" / "alarms" / "findings.json").read_text())
+    (tmp_path / "found" / "findings.json").write_text(json.dumps(stored))
+    assert keep(tmp_path / "found", tmp_path / "kept", "--note", "A note.").returncode == 0
+    before, found = (tmp_path / "kept" / "README.md").read_text().split("## How it was found")
+    shown = [text for text in stored["paragraphs"] if text in before.partition("\n## ")[0]]
+    assert shown == stored["paragraphs"][:2] and "A note." in before.partition("\n## ")[0]
+    assert all(text in found for text in stored["paragraphs"][2:]) and len(stored["paragraphs"]) > 4
+
+
 @pytest.mark.grid
 def test_findings_are_kept_with_their_tables(tmp_path):
     (tmp_path / "found").mkdir()

@@ -33,6 +33,7 @@ def page(contests: Sequence[Contest]) -> str:
         "## Symptom by symptom",
         _symptoms(contests, told),
         *[part for one in told for part in _symptom(contests, one)],
+        *_how(told, complete),
         *_single(contests),
         "## The worlds and their premises",
         PREMISES,
@@ -66,18 +67,14 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
         words = "; ".join(f"**{symptom}: try {name} first**" for symptom, name in first)
         lines.append(f"{words}. Each was chosen with one world left out in turn, and gained in that world.")
     elif told:
-        counts = sorted({len(one.means) for one in told})
         lines.append(
-            f"**Nothing was shown to transfer** ({names}). A world is a small task with one symptom. For each symptom "
-            f"the best of {' or '.join(map(str, counts))} methods and controls was chosen on all of its worlds but "
-            "one, and tried on that one. For no symptom did the choice gain every time over both the best plain model "
-            f"and the best control. {_in_single_worlds(complete, told)} In worlds left out the median interval reaches "
-            f"{_reach(told)} to each side, too wide to say that nothing helps."
+            f"**Nothing was shown to transfer** ({names}). For no symptom did the choice made on all worlds but one "
+            "gain every time in the world left out, over both the best plain model and the best control."
         )
     else:
         lines.append(f"**No symptom has {FEWEST} complete worlds yet, so no method is advised.**")
     if tuning := _tuning(complete):
-        lines.append(tuning)
+        lines.append(tuning[0])
     if candidates:
         words = ", ".join(f"{name} ({symptom})" for symptom, name in candidates)
         lines.append(
@@ -90,12 +87,28 @@ def _finding(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> str:
     return "\n\n".join(lines)
 
 
-def _tuning(complete: Sequence[Contest]) -> str:
-    """Return what tuning the plain model's rate gains, or "" if no world shows it."""
+def _how(told: Sequence[OfSymptom], complete: Sequence[Contest]) -> list[str]:
+    """Return the section on how the answers of the first screen were found, if there are any."""
+    parts = []
+    if told:
+        counts = sorted({len(one.means) for one in told})
+        parts.append(
+            "A world is a small task with one symptom. For each symptom the best of "
+            f"{' or '.join(map(str, counts))} methods and controls was chosen on all of its worlds but one, and tried "
+            f"on that one. {_in_single_worlds(complete, told)} In worlds left out the median interval reaches "
+            f"{_reach(told)} to each side, too wide to say that nothing helps."
+        )
+    if tuning := _tuning(complete):
+        parts.append(tuning[1])
+    return ["## How the answers were found", *parts] if parts else []
+
+
+def _tuning(complete: Sequence[Contest]) -> tuple[str, str] | None:
+    """Return what tuning the plain model's rate gains, and how that varies; None if no world shows it."""
     # the premise of the others is that the usual rate fails
     counted = [one for one in complete if one.world.symptom != "unstable training"]
     if not counted:
-        return ""
+        return None
     tuned = [searches(one)[TUNED] for one in counted]
     share, over = "a share", ""
     if len(tuned) >= FEWEST:
@@ -106,10 +119,10 @@ def _tuning(complete: Sequence[Contest]) -> str:
     return (
         f"**Tune the learning rate of the plain model first.** The best of a grid over two decades avoids {share} of "
         f"the errors that the usual rate makes{over}: from {_interval(least.to_plain)} in "
-        f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*. "
+        f"*{_title(complete, least.world)}* to {_interval(most.to_plain)} in *{_title(complete, most.world)}*.",
         f"{_by_field(complete, tuned)}The usual rate, {rates} here, is what we would take without a search: another "
         "guess gives another gain. Worlds of unstable training are not counted, because there the usual rate fails by "
-        "design."
+        "design.",
     )
 
 
@@ -144,8 +157,8 @@ def _by_field(complete: Sequence[Contest], tuned: Sequence[Row]) -> str:
     over = pooled([Gain(mean, mean, mean, 0.0) for mean in means.values()])
     told = ", ".join(f"{_number(mean)} % on {field}" for field, mean in means.items())
     return (
-        f"It is {told}: worlds that share a kind of data are not independent, and with each kind counted once the "
-        f"interval is {_bounds(over.low, over.high)}. "
+        f"The gain from tuning the rate is {told}: worlds that share a kind of data are not independent, and with "
+        f"each kind counted once the interval is {_bounds(over.low, over.high)}. "
     )
 
 
