@@ -182,7 +182,7 @@ def test_what_needs_no_action_is_folded_adds_nothing_to_a_score_and_fails_only_b
     assert [head["score"] for head in found.worst(16)] == [head["score"] for head in plain.worst(16)]
     assert lead(found) == "No statistic of 16 heads in 4 layers calls for action."
     page = audit_page(found)
-    assert "<summary><h3>1 head to know of, without a need for action</h3></summary>" in page
+    assert "<summary><h3>1 head to know of; no action needed</h3></summary>" in page
     assert "<dd>Sharp head: Entropy is below 5 % of its range (0.01).</dd>" in page
     assert "## No action needed: 1 head" in markdown(found)
     monkeypatch.setattr(command, "audit", lambda *_, **__: found)

@@ -100,7 +100,7 @@ def test_an_adapter_loaded_later_brings_them_too_and_one_without_them_is_told(tm
     assert same(learned(model), before)
     with pytest.warns(UserWarning, match=r"plain holds no headwise\.safetensors: .*GatedOutput.* stays as it is"):
         model.load_adapter(tmp_path / "plain", "default")
-    with pytest.warns(UserWarning, match="'other' is not the adapter that acts: .* stays as it is"):
+    with pytest.warns(UserWarning, match="'other' is not the active adapter: .* stays as it is"):
         model.load_adapter(tmp_path / "full", "other")
 
 
@@ -111,7 +111,7 @@ def test_what_other_methods_learned_is_refused(tmp_path):
     other = adapted()
     headwise.regularize(other, AttnScale())
     before = learned(other)
-    with pytest.raises(ValueError, match="is not of these methods on these layers"):
+    with pytest.raises(ValueError, match="does not fit these methods on these layers"):
         other.load_adapter(tmp_path, "default")
     assert same(learned(other), before)
 

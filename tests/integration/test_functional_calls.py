@@ -99,7 +99,7 @@ def test_what_a_transform_may_not_write_is_told_by_name(name, where, monkeypatch
     def loss(parameters):
         return functional_call(net, parameters, (ids(),)).square().mean()
 
-    with pytest.raises(RuntimeError, match=rf"{name} keeps numbers of each training forward, .* eval\(\)"):
+    with pytest.raises(RuntimeError, match=rf"{name} stores numbers in each training forward, .* eval\(\)"):
         grad(loss)(own)
     net.eval()
     assert any(value.any() for value in grad(loss)(own).values())

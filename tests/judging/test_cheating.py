@@ -115,11 +115,14 @@ def test_a_bound_or_an_alpha_changed_after_a_look_is_told_by_the_ledger(tmp_path
         "the bound was 1 at an earlier look, and is none now" in text for text in ask(table, capsys, ledger=ledger)[1]
     )
     run(Request(table, METRIC, "base", "new", ledger=ledger, alpha=0.3))
-    assert "alpha was 0.05 for earlier entries: what the ledger holds is at most the largest" in capsys.readouterr().out
+    assert (
+        "alpha was 0.05 for earlier entries: the ledger holds the false discoveries below the largest alpha only"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_bound_that_pairs_exceed_is_refused(tmp_path, capsys):
-    with pytest.raises(StudyError, match=r"pair \d+ differs by .*, more than the bound 1e-06: the bound is not true"):
+    with pytest.raises(StudyError, match=r"pair \d+ differs by .*, more than the bound 1e-06, which is too small"):
         ask(written(tmp_path / "runs.csv"), capsys, bound=1e-6)
     with pytest.raises(StudyError, match="--bound needs pairs of runs, and --floor has none"):
         ask(written(tmp_path / "runs.csv"), capsys, bound=1.0, floor=tmp_path / "floor.json")

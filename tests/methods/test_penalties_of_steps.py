@@ -309,7 +309,7 @@ def test_a_compiled_model_skips_batches_that_are_not_finite():
         penalty = handle.loss()
     assert penalty.item() == pytest.approx(penalty_of(ids(seed=0)))
     both = loss_of(fast, ids(seed=1)) + loss_of(fast, ids(seed=2))
-    with pytest.warns(UserWarning, match="2 training forwards of a model that is compiled as a whole"):
+    with pytest.warns(UserWarning, match="penalties of 2 training forwards of a model that is compiled as a whole"):
         assert handle.loss().item() == pytest.approx(penalty_of(ids(seed=1), ids(seed=2)))
     assert both.requires_grad
 

@@ -254,7 +254,7 @@ def test_a_method_that_caps_what_is_fixed_is_refused(kind):
     model = fresh(HOSTS["own"])
     headwise.regularize(model, headwise.SpectralCap())
     groups = headwise.parameter_groups(model, lr=0.01, weight_decay=0.0)
-    with pytest.raises(ValueError, match=rf"SpectralCap writes blocks\.0\.attn\..*whose size {kind} fixes"):
+    with pytest.raises(ValueError, match=rf"SpectralCap writes blocks\.0\.attn\..*and {kind} fixes its size"):
         attach(kind, torch.optim.AdamW(groups), groups)
 
 

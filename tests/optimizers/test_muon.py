@@ -106,7 +106,7 @@ def test_each_expert_of_a_stack_is_a_matrix_unless_its_sides_matter():
     optimizer = headwise.Muon(groups(model))
     assert "0.experts: expert 3 × (8, 8)" in optimizer.report()
     told = headwise.Muon(groups(model), adjust_lr_fn="original").report()
-    assert '0.experts: mlp, is a stack of experts, whose outputs "original" cannot tell from its inputs' in told
+    assert '0.experts: mlp, is a stack of experts, in which "original" cannot tell outputs from inputs' in told
     before = model[0].experts.detach().clone()
     model(torch.randn(2, 3, 8)).square().sum().backward()
     optimizer.step()
@@ -153,7 +153,7 @@ def test_a_reparametrized_weight_is_moved_by_its_heads():
         ({"per": "row"}, 'per must be "head", "group" or "matrix", got \'row\''),
         ({"per": "group"}, r'layers\.0\.self_attn: per="group" needs heads_per_group'),
         ({"per": "group", "heads_per_group": 3}, "has 4 query heads, which are not groups of 3"),
-        ({"heads_per_group": 2}, r'heads_per_group=2 has a meaning for per="group" alone'),
+        ({"heads_per_group": 2}, r'heads_per_group=2 is for per="group" alone'),
         ({"momentum": 1.0}, "momentum must be below 1"),
         ({"layers": "mlp"}, "layers must be one of 'attention', 'all'"),
         ({"adjust_lr_fn": "none"}, "adjust_lr_fn must be one of 'match_rms_adamw', 'original'"),

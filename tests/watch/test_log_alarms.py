@@ -53,7 +53,7 @@ def test_each_rule_says_whether_it_could_be_applied_and_why_not(tmp_path):
     found = headwise.alarms(path, {"max_logit": "a/logit"})
     own = rules(found)
     assert own["logit_growth"].columns == ("a/logit",) and own["logit_growth"].values == 120
-    assert own["loss_spike"].why == "each is compared with 50 values over 500 steps; tests had every step"
+    assert own["loss_spike"].why == "each is compared with 50 values over 500 steps; in tests every step was read"
     assert own["mask_lost"].columns == ()
     assert own["mask_lost"].why == "no column holds later_keys (--map later_keys=COLUMN)"
     short = rules(headwise.alarms(csv(tmp_path / "short.csv", loss=losses(count=20))))["loss_spike"]

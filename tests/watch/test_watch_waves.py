@@ -57,7 +57,7 @@ def test_a_training_on_sorted_batches_is_named_within_fifty_steps_and_told_once(
     alerts = [alert for alert in watch.alerts() if alert["alert"] == "sorted_batches"]
     (alert,) = alerts
     assert 85 < alert["step"] < 131
-    assert "neighbouring batches are alike, as where they are sorted by class" in alert["sentence"]
+    assert "neighbouring batches are alike, as if they were sorted by class" in alert["sentence"]
     assert "shuffle" in alert["remedy"] and alert["measured"].startswith("In tests: caught ")
 
 

@@ -118,5 +118,5 @@ class Once(torch.autograd.Function):
         """Raise RuntimeError with the remedy."""
         raise RuntimeError(
             "attention with edited logits or mixed heads has no second derivative in a kernel: run the forward under "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which takes the matrix"
+            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), which builds the matrix"
         )

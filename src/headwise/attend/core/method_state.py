@@ -138,8 +138,8 @@ class MethodState:
         """
         if in_transform():
             raise RuntimeError(
-                f"{self._name} keeps numbers of each training forward, and transforms of torch.func (grad, vmap, jvp) "
-                f"may write none: switch the model to evaluation with eval(), use torch.autograd, or leave "
+                f"{self._name} stores numbers in each training forward, which transforms of torch.func (grad, vmap, "
+                f"jvp) forbid: switch the model to evaluation with eval(), use torch.autograd, or leave "
                 f"{self._name} out"
             )
         return self.tensor(name)

@@ -16,9 +16,9 @@ from headwise.files.callers import callers
 from headwise.files.user_warnings import warn
 
 SEVERAL = (
-    "{count} training forwards of a model that is compiled as a whole waited for this loss(), and the penalties of all "
-    "are in it. That is right if one loss is made of them. If the loop skipped some, read loss() before it decides to "
-    "skip a batch: a compiled model does not tell"
+    "this loss() has the penalties of {count} training forwards of a model that is compiled as a whole. That is right "
+    "if one loss is made of them. If the loop skipped some, read loss() before it decides to skip a batch: a compiled "
+    "model does not tell which were skipped"
 )
 
 

@@ -25,7 +25,7 @@ class LASER(Method):
     negative.
     """
 
-    no_neutral = "a logarithm of a mean of exponentials is the mean only where values are equal"
+    no_neutral = "the logarithm of a mean of exponentials equals the mean only if all values are equal"
     acts = "both"
     negative = "refuses"
 

@@ -130,7 +130,7 @@ def refuse_clipping(groups: ParameterGroups, who: str) -> None:
     for place, module in groups.model.named_modules():
         for name, methods in module.__dict__.get(HOLDS, {}).items():
             raise ValueError(
-                f"{methods[0]} writes {place}.{name} after each step, whose size {who} fixes: use one of them"
+                f"{methods[0]} writes {place}.{name} after each step, and {who} fixes its size: use one of them"
             )
 
 

@@ -111,8 +111,8 @@ class Hyperball(Attached):
             known, count = self.optimizer.state.get(held.parameter, {}).get(RADIUS), sum(p.count for p in held.parts)
             if known is not None and len(known) != count:
                 raise ValueError(
-                    f"the loaded state has the norms of {len(known)} matrices of {self.parts.name(held.parameter)}, "
-                    f"which is {count} here: build Hyperball with the settings with which the state was saved"
+                    f"the loaded state has {len(known)} norms for {self.parts.name(held.parameter)}, and Hyperball "
+                    f"keeps {count} here: build it with the settings that it had when the state was saved"
                 )
 
     def _radii(self, held: Held, before: Tensor) -> list[Tensor]:

@@ -243,7 +243,7 @@ def _leave_experts(parts: Parts) -> None:
     """Leave stacks of experts to AdamW: which of their sides are outputs is not known."""
     for key in [key for key, own in parts.of.items() if own[0].axis is None]:
         del parts.of[key]
-        parts.reasons[key] = 'is a stack of experts, whose outputs "original" cannot tell from its inputs'
+        parts.reasons[key] = 'is a stack of experts, in which "original" cannot tell outputs from inputs'
 
 
 def _divided(groups: Iterable[dict[str, Any]], parts: Parts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

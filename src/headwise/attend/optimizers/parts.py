@@ -273,7 +273,7 @@ def _check(per: object, heads_per_group: object, layers: object) -> None:
         if heads_per_group < 1:  # type: ignore[operator]  # checked above
             raise ValueError(f"heads_per_group must be at least 1, got {heads_per_group}")
         if per != "group":
-            raise ValueError(f'heads_per_group={heads_per_group} has a meaning for per="group" alone, got per={per!r}')
+            raise ValueError(f'heads_per_group={heads_per_group} is for per="group" alone, got per={per!r}')
     is_a("layers", layers, str, '"all" or "attention"')
     if layers not in LAYERS:
         raise ValueError(f"layers must be one of {', '.join(map(repr, LAYERS))}, got {layers!r}")
@@ -289,6 +289,6 @@ def check_groups(groups: object, who: str) -> None:
     lacking = [key for group in groups for key in ("name", "lr", "weight_decay") if key not in group]
     if lacking:
         raise ValueError(
-            f"a group that was added or changed by hand has no {lacking[0]!r}: {who} needs the name of the group of "
-            "headwise.parameter_groups that its parameters come from, their lr and their weight_decay"
+            f"a group that was added or changed by hand has no {lacking[0]!r}: give it the name, lr and weight_decay "
+            f"of the group of headwise.parameter_groups that its parameters come from, which {who} needs"
         )

@@ -56,7 +56,7 @@ class AdapterFiles:
             load_learned(self.handle.model, path)
         elif path.is_file() or acts:
             names = " and ".join(repr(method) for method in self.handle.methods if method.has_parameters())
-            why = f"{folder} holds no {LEARNED}" if acts else f"{adapter_name!r} is not the adapter that acts"
+            why = f"{folder} holds no {LEARNED}" if acts else f"{adapter_name!r} is not the active adapter"
             warn(f"{why}: the adapter is loaded, and what {names} learned stays as it is")
 
     def _learned(self, state: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def load_learned(model: nn.Module, path: Path) -> None:
         if key in stored and stored[key].shape != here[key].shape
     ]
     if problems:
-        raise ValueError(f"{path} is not of these methods on these layers: {'; '.join(problems[:3])}")
+        raise ValueError(f"{path} does not fit these methods on these layers: {'; '.join(problems[:3])}")
     model.load_state_dict(stored, strict=False)
 
 

@@ -76,9 +76,10 @@ def explain_loading(
     if not missing:
         return
     other = any(is_own(k) for k in state)
+    absent = missing[0] + (f" and {len(missing) - 1} more are" if len(missing) > 1 else " is")
     message = (
         f"these weights come from {'a model with other methods' if other else 'a plain model'}, and this one is "
-        f"regularized with {' + '.join(map(repr, methods))}: {missing[0]} and {len(missing) - 1} more are missing. "
+        f"regularized with {' + '.join(map(repr, methods))}: {absent} missing. "
         f"Load the weights {'with the methods they were saved with' if other else 'before regularize()'}, or call "
         "remove() (remove(discard=True) after training) first. The other way round, call fold() before saving, so that "
         "plain models can load what can be folded"

@@ -104,7 +104,7 @@ def _alerts(audit: AuditResult) -> Any:
     if quiet:
         kind = kinds(quiet)[0]
         listed_quiet = findings((one.name, one.sentences) for one in places(audit, quiet))
-        title = f"{count(len(quiet), 'head')} to know of, without a need for action"
+        title = f"{count(len(quiet), 'head')} to know of; no action needed"
         parts.append(fold(title, join(prose([f"{kind.remedy} Source: {kind.source}."], kind="note"), listed_quiet)))
     return join(*parts)
 

@@ -213,7 +213,8 @@ def _remarks(folder: Path, files: TensorFiles) -> list[str]:
                 f"{folder} holds {eight[0]} in 8 bits with the scale {scale}, so that its numbers are not the weights: "
                 "audit the model it was made from"
             )
-        remarks.append(f"{eight[0]} and {len(eight) - 1} more hold numbers of 8 bits without scales, read as they are")
+        more = f" and {len(eight) - 1} more" if len(eight) > 1 else ""
+        remarks.append(f"8-bit numbers without scales are read as they are: {eight[0]}{more}")
     return remarks
 
 

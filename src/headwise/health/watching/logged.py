@@ -133,7 +133,9 @@ def _applied(rule: type[Rule], columns: Mapping[str, Mapping[str, Series]], limi
         if len(longest) <= BEFORE:
             return Applied(rule.alert, (), 0, f"it needs {BEFORE + 1} logged losses, and there are {len(longest)}")
         if distance > 1:
-            why = f"each is compared with {BEFORE} values over {BEFORE * distance:,} steps; tests had every step"
+            why = (
+                f"each is compared with {BEFORE} values over {BEFORE * distance:,} steps; in tests every step was read"
+            )
     return Applied(rule.alert, tuple(own), values, why)
 
 

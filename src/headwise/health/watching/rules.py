@@ -207,7 +207,7 @@ class SortedBatches(Limit):
     threshold = "loss_waves"
     says = (
         f"the loss goes in waves ({{value:.0%}} of its mean over {BEFORE} steps): neighbouring batches are alike, as "
-        "where they are sorted by class"
+        "if they were sorted by class"
     )
 
 

@@ -267,7 +267,7 @@ class Watch:
     def _moved(self, what: str, record: Record) -> None:
         # Every process has its own loss, and all of them must read the same steps.
         if record["statistic"] == LOSS_SPIKE and record["value"] > MOVED and ranks() == 1:
-            self._cadence.moved(self.steps, f"{what} was {record['value']:.3g} standard deviations up")
+            self._cadence.moved(self.steps, f"{what} rose by {record['value']:.3g} standard deviations")
 
     def _last_readings(self, count: int) -> list[Record]:
         steps = sorted({figure.step for figure in self._figures})[-count:]

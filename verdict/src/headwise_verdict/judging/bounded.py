@@ -52,8 +52,8 @@ class Bets:
         """
         if not abs(difference) <= self.bound:
             raise StudyError(
-                f"pair {len(self.seen) + 1} differs by {difference:.6g}, more than the bound {self.bound:g}: the bound "
-                "is not true. Take the range that the metric can have, and fix it before the first run."
+                f"pair {len(self.seen) + 1} differs by {difference:.6g}, more than the bound {self.bound:g}, "
+                "which is too small. Take the whole range of the metric, and fix it before the first run."
             )
         self.seen.append(difference)
         turned = [-d for d in self.seen]

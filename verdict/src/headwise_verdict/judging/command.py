@@ -67,7 +67,7 @@ class Request:
         None, help="Count a diverged run as this value: that of a model that has learned nothing."
     )
     bound: float | None = option(
-        None, help="Assume only that no two runs differ by more than this, and not that noise is normal."
+        None, help="Assume that no two runs differ by more than this, instead of normal noise."
     )
     as_json: bool = option(False, "--json", help="Print one JSON object.")
     markdown: bool = option(False, "--markdown", help="Print a block for a pull request.")

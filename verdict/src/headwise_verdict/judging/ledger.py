@@ -150,7 +150,10 @@ class Ledger:
         doubts = self.write(candidate, decision, rule.alpha)
         if others:
             before = ", ".join(f"{of:g}" for of in sorted(others))
-            doubts.append(f"alpha was {before} for earlier entries: what the ledger holds is at most the largest")
+            doubts.append(
+                f"alpha was {before} for earlier entries: the ledger holds the false discoveries below the largest "
+                "alpha only"
+            )
         return decision.noted(*doubts, f"level {decision.rule.alpha:.2g} of {rule.alpha:g}", self.best())
 
     @contextmanager

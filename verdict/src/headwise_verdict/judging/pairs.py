@@ -97,8 +97,8 @@ def judge_pairs(paired: Paired, rule: Rule) -> Decision:
     apart = [str(one.seed) for one in seen if not one.alike]
     if apart:
         return decision.noted(
-            f"of seed {', '.join(apart)}, first weights or batches differ between the arms: pairs gain nothing then. "
-            "Seed the script before it builds the model"
+            f"seed {', '.join(apart)}: initial weights or batches differ between the arms, so that pairing gains "
+            "nothing. Seed the script before it builds the model"
         )
     return decision
 

@@ -234,7 +234,7 @@ def _gaps(candidate: str, runs: Iterable[str]) -> Iterator[str]:
         return
     missing = [str(seed) for seed in range(min(seeds), max(seeds)) if seed not in seeds]
     if missing:
-        yield f"{candidate} has no run with seed {_listed(missing)}: all seeds that were run belong into the table"
+        yield f"{candidate} has no run with seed {_listed(missing)}: all seeds that were run belong in the table"
 
 
 def _listed(seeds: list[str]) -> str:

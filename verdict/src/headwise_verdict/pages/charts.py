@@ -161,7 +161,7 @@ def beyond(values: Sequence[float], domain: tuple[float, float]) -> str:
     above, below = sum(value > domain[1] for value in values), sum(value < domain[0] for value in values)
     parts = [f"{above} above (to {max(values):.4g})"] if above else []
     parts += [f"{below} below (to {min(values):.4g})"] if below else []
-    return f"Colours end at the limits of most values; beyond: {' and '.join(parts)}." if parts else ""
+    return f"The colour scale covers most values; beyond it: {' and '.join(parts)}." if parts else ""
 
 
 def robust_heat_map(rows: Sequence[Row], *, value_title: str) -> tuple[Any, str]:
