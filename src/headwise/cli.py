@@ -22,7 +22,7 @@ from headwise.lab.comparing.request import Request, is_of_file
 from headwise.lab.files.stops import end_on_stops
 from headwise.lab.studies.registry import Installed, study_names
 from headwise_verdict import StudyError, add_judge
-from headwise_verdict.files import is_for_users, printable, takes_options_of
+from headwise_verdict.files import is_for_users, printable, spell_out, takes_options_of
 
 app = typer.Typer(
     name="headwise",
@@ -198,6 +198,7 @@ def main() -> None:
 
         be_one_of_several(app)
     end_on_stops()
+    spell_out(sys.stdout, sys.stderr)
     try:
         app()
     except KeyboardInterrupt:

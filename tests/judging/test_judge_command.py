@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -78,6 +79,15 @@ def test_the_command_line_ends_with_the_code_and_prints_json(table):
     record = json.loads(done.stdout)
     assert record["schema"] == "headwise.judge/1" and record["answer"] == "go on" and record["exit_code"] == 3
     assert record["low"] < record["difference"] < record["high"] and "more" in record and record["pairs"] == 8
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_answer_is_spelled_out_where_the_encoding_lacks_its_characters(table, encoding):
+    command = [sys.executable, "-m", "headwise", "judge", str(table), "--metric", METRIC, "--candidate", "new"]
+    command += ["--baseline", "main"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, encoding=encoding, timeout=300, env=environment)
+    assert done.returncode == 0 and re.match(r"accept: new against main: -0\.\d+ \[-0", done.stdout), done
 
 
 def test_an_error_of_headwise_itself_is_no_answer(monkeypatch):

@@ -77,6 +77,14 @@ def test_weights_of_other_methods_are_not_called_plain():
         model.load_state_dict(Own().state_dict())
 
 
+def test_one_missing_weight_is_told_as_one():
+    model, _ = fitted(AttnScale())
+    state = model.state_dict()
+    del state[next(key for key in state if "AttnScale" in key)]
+    with pytest.raises(RuntimeError, match=r": \S*AttnScale\S* is missing\. Load"):
+        model.load_state_dict(state)
+
+
 def test_methods_that_learn_nothing_leave_no_entry():
     model, _ = fitted(DropHead())
     assert model.state_dict().keys() == Own().state_dict().keys()

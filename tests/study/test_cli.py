@@ -99,7 +99,7 @@ def test_the_command_line_does_not_grow():
     [
         (
             ["compare", "digit"],
-            r"there is no study 'digit'. Did you mean 'digits'\? Studies: .*blog-cifar10.*digits.*give "
+            r"there is no study 'digit'. Did you mean 'digits'\? `headwise studies` lists them; or give "
             r"FILE.py:STUDY, or --task FILE.py:CLASS",
         ),
         (["compare", "--engine", "dask"], "--engine 'dask' is not known. Engines: local, ray, slurm"),

@@ -110,6 +110,7 @@ def test_a_loss_that_spikes_names_no_head_and_recovers():
 
 def test_a_healthy_run_says_so():
     model, watch = watched()
+    assert str(watch.report()) == "No step was read: call watch.step(loss) after each optimizer step."
     read(model, watch)
     assert str(watch.report()) == repr(watch.report()) == "No alerts: 1 reading in 1 step."
     with pytest.raises(TypeError, match="details"):

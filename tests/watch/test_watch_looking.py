@@ -141,7 +141,7 @@ def test_a_plot_of_what_was_not_read_is_refused():
 
 def test_a_notebook_shows_the_watch_and_its_alerts_as_tables():
     model, watch = watched()
-    assert "nothing was read yet" in watch._repr_html_() and "No alerts" in watch._repr_html_()
+    assert "nothing was read yet" in watch._repr_html_() and "call watch.step(loss)" in watch._repr_html_()
     read(model, watch)
     sharpen(model, 100)
     read(model, watch)

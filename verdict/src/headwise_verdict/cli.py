@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from headwise_verdict.files.declared_options import takes_options_of
+from headwise_verdict.files.foreign_text import spell_out
 from headwise_verdict.judging.command import Request
 from headwise_verdict.judging.command import main as carry_out
 
@@ -61,4 +63,5 @@ def add_judge(other: typer.Typer) -> None:
 
 def main() -> None:
     """Run the command line."""
+    spell_out(sys.stdout, sys.stderr)
     app()

@@ -306,7 +306,7 @@ def no_site(model: nn.Module, found: list[Candidate]) -> str:
         return (
             f"{type(model).__name__} has no attention layer that headwise can see: no nn.MultiheadAttention, no module "
             "on transformers' attention interface and none that calls torch.nn.functional.scaled_dot_product_attention "
-            "(called by that name, not imported from it)"
+            "(called by that name, not imported from it). Compute its attention by one of these"
         )
     lines = by_text(
         [(f.site.name, f"({type(f.site.module).__name__}) cannot be reached: {f.reason}") for f in found], " "

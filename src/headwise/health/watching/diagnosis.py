@@ -126,6 +126,8 @@ class Diagnosis:
     def __str__(self) -> str:
         alerts = [alert for incident in self.incidents for alert in incident.alerts]
         read = f"{_count(self.readings, 'reading')} in {_count(self.step, 'step')}"
+        if not self.step:
+            return "No step was read: call watch.step(loss) after each optimizer step."
         if not alerts:
             return "\n".join([f"No alerts: {read}.", *self.closer])
         groups = f", {_count(len(self.incidents), 'incident')}" if len(self.incidents) > 1 else ""

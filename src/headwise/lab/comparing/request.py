@@ -180,7 +180,7 @@ def check(request: Request) -> None:
         raise StudyError(
             request.studies.missing(request.study)
             or f"there is no study {request.study!r}.{suggest(request.study, list(request.studies.names))} "
-            f"Studies: {', '.join(request.studies.names)}; or give FILE.py:STUDY, or --task FILE.py:CLASS."
+            "`headwise studies` lists them; or give FILE.py:STUDY, or --task FILE.py:CLASS."
         )
     if request.out is not None and request.out.exists() and not request.out.is_dir():
         raise StudyError(f"--out {request.out} is a file. Choose a folder.")

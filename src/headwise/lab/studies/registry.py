@@ -80,7 +80,7 @@ def load_study(name: str) -> ModuleType | SimpleNamespace:
     if name not in entry_points("headwise.studies"):
         raise StudyError(
             Installed().missing(name)
-            or f"there is no study {name!r}. Studies: {', '.join(study_names())}; or pass --task FILE:CLASS."
+            or f"there is no study {name!r}. `headwise studies` lists them; or pass --task FILE:CLASS."
         )
     study = load("headwise.studies", name)
     # an entry point is the module of a study or the Study itself

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headwise_verdict.files.errors import explain as explain
     from headwise_verdict.files.errors import is_for_users as is_for_users
     from headwise_verdict.files.foreign_text import printable as printable
+    from headwise_verdict.files.foreign_text import spell_out as spell_out
     from headwise_verdict.files.ownership import plain_folder as plain_folder
     from headwise_verdict.files.ownership import refuse_link as refuse_link
 
@@ -45,6 +46,8 @@ _DOOR = {
     "refuse_link": "ownership",
     # text of strangers without what acts on a terminal
     "printable": "foreign_text",
+    # let a terminal show what its encoding lacks
+    "spell_out": "foreign_text",
     # the folder of data sets
     "data_folder": "cached_text",
     # a number with its noun

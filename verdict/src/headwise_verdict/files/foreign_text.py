@@ -1,9 +1,15 @@
-"""Text and JSON of strangers: what acts on terminals, spreadsheets and drawings instead of being shown is replaced."""
+"""Text and JSON of strangers: what acts on terminals, spreadsheets and drawings instead of being shown is replaced.
+
+So is what a terminal's encoding lacks.
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import re
+import unicodedata
 from typing import Any
 
 # control characters except tab and line feed, marks that turn the direction of a text, and what no XML can hold
@@ -14,6 +20,33 @@ ACTING = re.compile(
 REPLACED = "\ufffd"
 # by which a spreadsheet knows a formula
 FORMULA = re.compile(r"[=+\-@\t\r\n]")
+# how a character is written where the encoding lacks it, and its letters without marks do not say it
+SPELLED = {
+    "−": "-",
+    "–": "-",
+    "×": "x",
+    "·": "*",
+    "±": "+/-",
+    "≥": ">=",
+    "≤": "<=",
+    "→": "->",
+    "←": "<-",
+    "√": "sqrt",
+    "∞": "inf",
+}
+SPELLED |= {
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "‖": "||",
+    "✓": "yes",
+    "✗": "no",
+    "Σ": "sum",
+    "φ": "phi",
+    "─": "-",
+    "│": "|",
+    "━": "-",
+}
 # no file of headwise nests this deep
 DEEPEST = 100
 
@@ -25,6 +58,25 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(key): printable(item) for key, item in value.items()}
     return [printable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def spell_out(*streams: Any) -> None:
+    """Let text streams write what their encoding lacks in plain characters: a minus sign of cp1252 is "-"."""
+    codecs.register_error("headwise.spelled", _spelled)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="headwise.spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(SPELLED.get(one) or _bare(one) or "?" for one in lacking), error.end
+
+
+def _bare(character: str) -> str:
+    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
 
 
 def as_cell(value: Any) -> Any:
