@@ -400,7 +400,9 @@ def test_a_state_of_other_matrices_is_refused_before_a_weight_moves():
     again.load_state_dict(optimizer.state_dict())
     before = copied(other)
     set_gradients(other, next(iter(gradients(other))))
-    with pytest.raises(ValueError, match=r"the norms of \d matrices of .*_proj\.weight, which is 1 here: build Hyperb"):
+    with pytest.raises(
+        ValueError, match=r"has \d norms for .*_proj\.weight, and Hyperball keeps 1 here: build it with"
+    ):
         again.step()
     assert all(torch.equal(p, before[name]) for name, p in other.named_parameters())
 

@@ -340,7 +340,7 @@ def test_maximizing_is_refused():
 def test_a_group_made_by_hand_needs_what_tells_its_moves(key):
     groups = headwise.parameter_groups(nn.MultiheadAttention(8, 2), lr=0.01, weight_decay=0.0)
     groups.append({k: v for k, v in {**groups[0], "params": []}.items() if k != key})
-    with pytest.raises(ValueError, match=rf"by hand has no '{key}': Muon needs the name"):
+    with pytest.raises(ValueError, match=rf"by hand has no '{key}': give it the name, lr and weight_decay"):
         headwise.Muon(groups)
 
 
