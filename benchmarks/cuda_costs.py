@@ -224,12 +224,7 @@ def write(found: list[dict[str, Any]]) -> None:
 
 def page(found: list[dict[str, Any]]) -> str:
     """Return docs/cuda_costs.md."""
-    lines = [
-        "# What each method adds to a training step on a GPU",
-        "",
-        *INTRODUCTION,
-        "",
-    ]
+    lines = ["# What each method adds to a training step on a GPU", "", *INTRODUCTION, ""]
     for model, training in MODELS.items():
         of = [row for row in found if row["model"] == model]
         counted = [row for row in of if not row["note"]]

@@ -17,12 +17,7 @@ from headwise_verdict.results.stored import checked_findings
 RESULTS = Path(__file__).parent / "results"
 SOURCES = "sources.toml"
 # kinds of claims; all but the first are counted separately
-KINDS = {
-    "published": "published",
-    "own": "own questions",
-    "text": "text",
-    "elsewhere": "other papers",
-}
+KINDS = {"published": "published", "own": "own questions", "text": "text", "elsewhere": "other papers"}
 # what is counted separately in every summary
 APART = KINDS_COUNTED
 # words of a line, and of an answer on the first screen

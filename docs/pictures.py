@@ -120,12 +120,7 @@ def measured_alerts() -> dict[str, Any]:
     return spec | {"resolve": {"axis": {"y": "independent"}}}
 
 
-PICTURES = {
-    "forest": forest_plot,
-    "heads": heads_over_training,
-    "audit": audited_heads,
-    "alerts": measured_alerts,
-}
+PICTURES = {"forest": forest_plot, "heads": heads_over_training, "audit": audited_heads, "alerts": measured_alerts}
 
 
 def colours(scheme: str) -> dict[str, str]:

@@ -870,14 +870,7 @@ def elsewhere_mismatches(folder: Path) -> tuple[int, list[str]]:
     return 3 * len(stored), wrong
 
 
-CHECKS = (
-    mismatches,
-    table_mismatches,
-    axis_mismatches,
-    divergence_mismatches,
-    critical_mismatches,
-    claims_mismatches,
-)
+CHECKS = (mismatches, table_mismatches, axis_mismatches, divergence_mismatches, critical_mismatches, claims_mismatches)
 
 
 def main() -> None:

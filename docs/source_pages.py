@@ -127,12 +127,7 @@ def page(source: Source) -> str:
     published = [one for part in source.parts if part.kind == "published" for one in part.claims]
     title = f"[{source.title}]({source.link})" if source.link else source.title
     lines = [f"# {source.name}", "", f"{title}. {source.about}", ""]
-    lines += [
-        row_of(ANSWERS),
-        row_of(["---"] * len(ANSWERS)),
-        row_of(_answers(source)),
-        "",
-    ]
+    lines += [row_of(ANSWERS), row_of(["---"] * len(ANSWERS)), row_of(_answers(source)), ""]
     if forest(published):
         lines += [f"![Effects of the published claims, with intervals of 95 %]({source.key}.svg)", ""]
         lines += [

@@ -112,11 +112,7 @@ def test_comparing_is_a_function() -> None:
 
 @pytest.mark.parametrize(
     ("name", "library"),
-    [
-        ("Task", "pydantic"),
-        pytest.param("Study", "pydantic", marks=pytest.mark.grid),
-        ("compare", "filelock"),
-    ],
+    [("Task", "pydantic"), pytest.param("Study", "pydantic", marks=pytest.mark.grid), ("compare", "filelock")],
 )
 def test_a_missing_library_of_studies_is_named_with_its_extra(name: str, library: str) -> None:
     done = run_without({library}, f"from headwise.study import {name}")

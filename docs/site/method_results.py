@@ -109,11 +109,7 @@ def held_against(arm: ArmAnalysis, analysis: Analysis) -> tuple[str, Difference]
         return analysis.baseline, ours
     metric, theirs = analysis.metric, plain.differences[analysis.primary].by_seed
     record = StudyRecord(
-        arms=[plain.label, arm.label],
-        baseline=plain.label,
-        seeds=analysis.seeds,
-        primary=analysis.primary,
-        metrics=[],
+        arms=[plain.label, arm.label], baseline=plain.label, seeds=analysis.seeds, primary=analysis.primary, metrics=[]
     )
     runs = {}
     # both are differences from the baseline, which cancels in the difference of the two

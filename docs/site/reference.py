@@ -125,10 +125,7 @@ def _own_method() -> str:
 
 
 def _objects() -> str:
-    parts = [
-        "# Objects that calls return",
-        "You do not build these yourself: other calls return them.",
-    ]
+    parts = ["# Objects that calls return", "You do not build these yourself: other calls return them."]
     for title, names in INNER.items():
         parts += [f"## {title}", *(_entry(name) for name in names)]
     return "\n\n".join(parts) + "\n"

@@ -370,10 +370,7 @@ def test_sentences_without_a_partner_are_refused(tmp_path):
         (b"[]", "is not a SQuAD file: TypeError"),
         (b'{"data": [{"title": "x"}]}', "is not a SQuAD file: KeyError: 'paragraphs'"),
         (b'{"data": []}', "0 of 0 questions"),
-        (
-            tiny_data.squad_json(answers=[]),
-            r"1 of 1 questions have no answer that is in its passage, first 'Who\?'",
-        ),
+        (tiny_data.squad_json(answers=[]), r"1 of 1 questions have no answer that is in its passage, first 'Who\?'"),
         (tiny_data.squad_json(answers=[{"text": "Denver", "answer_start": 1}]), "1 of 1 questions"),
         (tiny_data.squad_json(answers=[{"text": "", "answer_start": 1}]), "1 of 1 questions"),
         (tiny_data.squad_json(answers=[{"text": "Denver"}]), "is not a SQuAD file: KeyError: 'answer_start'"),

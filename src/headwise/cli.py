@@ -130,8 +130,7 @@ def report(
         Path | None, typer.Option(help="For a table: write the report into this folder. Default: NAME-report.")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option(help="Also write figures (PDF, SVG, PNG) and tables (CSV, LaTeX) into this folder."),
+        Path | None, typer.Option(help="Also write figures (PDF, SVG, PNG) and tables (CSV, LaTeX) into this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; notes go to standard error.")] = False,
 ) -> None:

@@ -7,12 +7,7 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from own_models import (
-    SelfAttention,
-    Stack,
-    stack,
-    tokens,
-)
+from own_models import SelfAttention, Stack, stack, tokens
 from torch import nn
 
 import headwise

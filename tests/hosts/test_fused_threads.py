@@ -5,11 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from own_models import (
-    SelfAttention,
-    stack,
-    tokens,
-)
+from own_models import SelfAttention, stack, tokens
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

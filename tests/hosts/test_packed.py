@@ -146,9 +146,7 @@ KINDS = ("DropHead", "DropKey", "EntropyPenalty", "NeuTRENO", "QKNorm", "SigmaRe
 
 
 @pytest.mark.parametrize(
-    "method",
-    part_of_grid(EVERY, [method for method in EVERY if type(method).__name__ in KINDS]),
-    ids=repr,
+    "method", part_of_grid(EVERY, [method for method in EVERY if type(method).__name__ in KINDS]), ids=repr
 )
 def test_every_method_does_on_packed_rows_what_it_does_on_a_padded_batch(llama, method):
     # In fp64, where torch's own kernels leave nothing but rounding.
@@ -346,10 +344,7 @@ PADDED_ROWS = {
 def packed_and_padded(how, kind):
     """Return the packed row with three tokens of padding behind it."""
     row, tail = packed(), torch.tensor([PADDED_ROWS[how]])
-    row = {
-        "input_ids": F.pad(row["input_ids"], (0, 3)),
-        "position_ids": torch.cat([row["position_ids"], tail], 1),
-    }
+    row = {"input_ids": F.pad(row["input_ids"], (0, 3)), "position_ids": torch.cat([row["position_ids"], tail], 1)}
     total = row["input_ids"].shape[1]
     if how == "bounds":
         starts = (row["position_ids"][0] == 0).nonzero()[:, 0]

@@ -118,10 +118,7 @@ def test_reentrant_checkpointing_is_the_same_or_refused_by_name(name):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(
-    "name",
-    ["DropHead", "EntropyPenalty", "DropColumn", "InputNoise", "AttentionNormPenalty"],
-)
+@pytest.mark.parametrize("name", ["DropHead", "EntropyPenalty", "DropColumn", "InputNoise", "AttentionNormPenalty"])
 def test_a_compiled_block_under_checkpointing_repeats_its_draws(name):
     torch._dynamo.reset()
     model, handle = make(name)

@@ -102,11 +102,7 @@ def test_arms_that_see_other_data_are_told(command):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ("", "--script needs --change"),
-        ("DropHed(p=0.1)", "no method 'DropHed'"),
-        ("baseline", "changes nothing"),
-    ],
+    [("", "--script needs --change"), ("DropHed(p=0.1)", "no method 'DropHed'"), ("baseline", "changes nothing")],
 )
 def test_a_change_that_is_none_is_refused(command, change, message):
     with pytest.raises(StudyError, match=message):

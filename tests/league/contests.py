@@ -49,10 +49,7 @@ class Nowhere(Dots):
 CONTESTANTS = {
     "plain": Contestant(name="plain", kind="plain", arms=("baseline",), reason="r"),
     "decay": Contestant(
-        name="decay",
-        kind="control",
-        arms=("baseline | weight_decay=0.1", "baseline | weight_decay=0.3"),
-        reason="r",
+        name="decay", kind="control", arms=("baseline | weight_decay=0.1", "baseline | weight_decay=0.3"), reason="r"
     ),
     "drop-head": Contestant(name="drop-head", kind="method", arms=("DropHead(p=0.2)",), reason="r"),
 }

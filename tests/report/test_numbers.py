@@ -646,11 +646,7 @@ def test_what_is_wrong_is_told_by_row(tmp_path, spoil, message):
             "arm,seed,accuracy\nplain,0,0,5\n",
             "row 2, has 4 fields, and the heading has 3. Put a field .* into quotes",
         ),
-        (
-            "a.csv",
-            'config,seed\n{1: "b,0\n',
-            "row 2: config is not a readable dict. Export its entries as columns",
-        ),
+        ("a.csv", 'config,seed\n{1: "b,0\n', "row 2: config is not a readable dict. Export its entries as columns"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_with_its_line(tmp_path, name, text, message):

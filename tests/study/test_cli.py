@@ -119,10 +119,7 @@ def test_the_command_line_does_not_grow():
         ),
         (["compare", "--out", __file__], "test_cli.py is a file. Choose a folder"),
         (["compare", "--data", __file__], "--data .*test_cli.py .*is a file. Choose the folder of the data set"),
-        (
-            ["compare", "digits", "--task", f"{PLACE}:Tiny"],
-            "digits is a study and --task .*: pass one of the two",
-        ),
+        (["compare", "digits", "--task", f"{PLACE}:Tiny"], "digits is a study and --task .*: pass one of the two"),
     ],
 )
 def test_a_wrong_request_is_refused_at_once_with_the_remedy(arguments, message):
@@ -165,10 +162,7 @@ def test_a_refusal_is_one_line_without_a_traceback():
             r"--set 'lerning_rate=1': Digits has no setting .*Did you mean 'learning_rate'",
         ),
         ({"settings": ("epochs=many",)}, r"--set 'epochs=many': epochs=many: Input should be a valid integer"),
-        (
-            {"settings": ("epochs=1",), "epochs": 2},
-            r"--set 'epochs=1': epochs is given twice on the command line",
-        ),
+        ({"settings": ("epochs=1",), "epochs": 2}, r"--set 'epochs=1': epochs is given twice on the command line"),
         (
             {"scale": "paper"},
             r"--scale paper: digits has no such scale. The study has none; change its settings with --set",

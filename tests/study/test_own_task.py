@@ -39,10 +39,7 @@ def test_the_example_trains_on_any_text_through_the_command_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("runs/*/result.json")]
-    assert sorted(result["arm"] for result in results) == [
-        "DropHead(p=0.2) + RelaxedAttention(gamma=0.1)",
-        "baseline",
-    ]
+    assert sorted(result["arm"] for result in results) == ["DropHead(p=0.2) + RelaxedAttention(gamma=0.1)", "baseline"]
     for result in results:
         assert result["config"]["data"].keys() == {"input.txt"} and result["config"]["task"] == "CharLM"
         # better than guessing among 28 characters, in nats

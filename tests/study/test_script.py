@@ -198,10 +198,7 @@ def test_options_of_scripts_are_refused_of_tasks():
     ("wrong", "message"),
     [
         ("nothing", r"it ended without an outcome. Call run.record\(accuracy=...\).*step 4 of"),
-        (
-            "twice",
-            r"exit code 1: ValueError: run.record\(.*called twice.* \(line \d+ of scripted.py, in <module>\)",
-        ),
+        ("twice", r"exit code 1: ValueError: run.record\(.*called twice.* \(line \d+ of scripted.py, in <module>\)"),
         ("nan", r"exit code 1: ValueError: run.record\(accuracy=nan\) cannot be compared"),
         (
             "other",

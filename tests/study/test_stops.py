@@ -28,8 +28,7 @@ MOMENTS = [(library, number) for library in ("typer", "pydantic", "torch._C") fo
 
 
 @pytest.mark.parametrize(
-    ("library", "number"),
-    part_of_grid(MOMENTS, [("pydantic", signal.SIGINT), ("torch._C", signal.SIGTERM)]),
+    ("library", "number"), part_of_grid(MOMENTS, [("pydantic", signal.SIGINT), ("torch._C", signal.SIGTERM)])
 )
 def test_a_stop_while_libraries_are_imported_prints_one_line(tmp_path, number, library):
     command = ("compare", "--task", f"{PLACE}:Slow", "--jobs", "1", "--out", str(tmp_path / "out"))

@@ -112,11 +112,7 @@ def test_a_plot_has_a_panel_for_each_statistic_and_marks_alerts():
     assert data(first["layer"][1])[0]["step"] == 1
     assert {
         panel.get("title") or panel["layer"][0]["title"] for panel in json.loads(watch.plot().to_json())["concat"]
-    } == {
-        "entropy share",
-        "max logit",
-        "token cosine",
-    }
+    } == {"entropy share", "max logit", "token cosine"}
 
 
 def test_a_plot_marks_alerts_of_the_loss_in_every_panel():

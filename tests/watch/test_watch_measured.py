@@ -12,15 +12,7 @@ from headwise.health.watching.alerts import Judge
 from headwise.health.watching.diagnosis import Incidents, told
 from headwise.health.watching.rules import RULES, Thresholds
 
-FOUND = {
-    "entropy_collapse": {
-        "faults": 30,
-        "caught": 12,
-        "lead": 24.0,
-        "healthy_steps": 50_000,
-        "false_alarms": 2,
-    }
-}
+FOUND = {"entropy_collapse": {"faults": 30, "caught": 12, "lead": 24.0, "healthy_steps": 50_000, "false_alarms": 2}}
 
 
 def said(found):
@@ -73,10 +65,7 @@ def test_an_alert_that_was_not_measured_says_so(kept):
 
 
 def test_the_only_reading_of_a_checkpoint_tells_of_sharp_heads_and_of_no_collapse():
-    for away, words in (
-        (1.02, "1.02 tokens away on average (a positional head)"),
-        (7.5, "7.5 tokens away on average"),
-    ):
+    for away, words in ((1.02, "1.02 tokens away on average (a positional head)"), (7.5, "7.5 tokens away on average")):
         records = figures_among([figure("entropy_share", 0.01), figure("attention_distance", away)])
         (alert,) = Judge(Thresholds(), at_once=True).alerts(records)
         assert alert["alert"] == "sharp_head" and alert["sentence"].endswith(words)

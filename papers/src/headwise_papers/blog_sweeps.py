@@ -29,11 +29,7 @@ STUDY = Study(
     question="How strong must the blog's methods be to change training and test, and does DropHead need its rescaling?",
     task=BlogImages(name="cifar10", **SCALES["small"].settings),
     task_place="headwise_papers.tasks.blog_images:BlogImages",
-    methods=(
-        "DropHead(p=0.2)",
-        "DropHead(p=0.2, rescale=False)",
-        "InputNoise(scale=0.01)",
-    ),
+    methods=("DropHead(p=0.2)", "DropHead(p=0.2, rescale=False)", "InputNoise(scale=0.01)"),
     sweeps=AXES,
     margin=TEST_ACCURACY,
     premises=(learned("test/accuracy", 0.1, 0.1), RELAXED_BELOW_CHANCE),

@@ -47,11 +47,7 @@ def _arms_learned(name: str, words: str, *decays: str) -> Premise:
 
 
 def _lower_at_moderate(
-    text: str,
-    *outcomes: str,
-    source: str = AFTER,
-    margin: float | None = None,
-    kind: ClaimKind = "figures known",
+    text: str, *outcomes: str, source: str = AFTER, margin: float | None = None, kind: ClaimKind = "figures known"
 ) -> Claim:
     """Return the claim that outcomes are lower at a decay of 0.3, where every seed learned, than without decay."""
     tests = tuple(

@@ -45,10 +45,7 @@ STUDY = Study(
             tests=(ClaimTest(arm=TUNED, outcome="test/f1", says="higher", by=-0.03),),
         ),
         # all seeds load the same weights and read the same tokens: one observation, which no test can judge
-        Claim(
-            text="NeuTRENO makes tokens less alike in the pretrained model without any training.",
-            source=FIGURE_7,
-        ),
+        Claim(text="NeuTRENO makes tokens less alike in the pretrained model without any training.", source=FIGURE_7),
         Claim(
             text="NeuTRENO makes tokens less alike in a random model.",
             source=FIGURE_7,

@@ -174,12 +174,7 @@ STUDY = Study(
             source=f"{PAPER}, Fig. 1",
             published={"cosine": "significantly lower (a figure)"},
             tests=tuple(
-                ClaimTest(
-                    arm=at(STRONG, steps),
-                    outcome=COSINE,
-                    says="lower",
-                    against=at("baseline", steps),
-                )
+                ClaimTest(arm=at(STRONG, steps), outcome=COSINE, says="lower", against=at("baseline", steps))
                 for steps in (SHORT, MIDDLE, LONG)
             ),
             needs=(LEARNED.name,),

@@ -51,10 +51,7 @@ STUDY = Study(
     methods=(NEUTRENO, CAUSAL, CAUSAL_NEUTRENO),
     # half a percentage point of prefixes
     margin=0.005,
-    premises=(
-        learned("test/accuracy", 0.5, 0.1),
-        learned("test/accuracy", 0.5, 0.1, arm=CAUSAL),
-    ),
+    premises=(learned("test/accuracy", 0.5, 0.1), learned("test/accuracy", 0.5, 0.1, arm=CAUSAL)),
     claims=(
         *_both("raises the accuracy over prefixes", "prefix_accuracy", "higher"),
         *_both("lowers the edit overhead", "edit_overhead", "lower"),

@@ -30,13 +30,7 @@ STUDY = Study(
         loss_goal=GOAL,
     ),
     task_place="headwise_papers.tasks.language_model:LanguageModel",
-    methods=(
-        SIGMA,
-        f"baseline | {LOW}",
-        f"{SIGMA} | {LOW}",
-        f"baseline | {HIGH}",
-        f"{SIGMA} | {HIGH}",
-    ),
+    methods=(SIGMA, f"baseline | {LOW}", f"{SIGMA} | {LOW}", f"baseline | {HIGH}", f"{SIGMA} | {HIGH}"),
     premises=(
         learned(SEGMENTS, UNIGRAM, 0.3, arm=f"baseline | {LOW}", lower=True),
         Premise(

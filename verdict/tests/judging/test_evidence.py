@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from headwise_verdict.judging.decision import (
-    ACCEPT,
-    CODES,
-    EQUIVALENT,
-    GO_ON,
-    REJECT,
-    UNDECIDED,
-    Rule,
-    judge,
-)
+from headwise_verdict.judging.decision import ACCEPT, CODES, EQUIVALENT, GO_ON, REJECT, UNDECIDED, Rule, judge
 from headwise_verdict.judging.evidence import (
     EFFECT,
     Sample,

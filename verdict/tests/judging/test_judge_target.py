@@ -52,11 +52,7 @@ def test_fewer_steps_are_accepted_whatever_the_metric(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "rows", "message"),
     [
-        (
-            {"target": -0.4},
-            (),
-            r"main with seed 0, main .*val_loss -0.4 is never reached.*favour their arm",
-        ),
+        ({"target": -0.4}, (), r"main with seed 0, main .*val_loss -0.4 is never reached.*favour their arm"),
         ({"target": 1.0, "step": "epoch"}, (), "has no column 'epoch'"),
         ({"target": 1.0}, [("new", 0, 50, 3.0)], "new with seed 0 has a step twice"),
         ({"target": 1.0}, [("new", 0, "soon", 3.0)], "step is 'soon', which is not a number"),

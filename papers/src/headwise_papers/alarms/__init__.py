@@ -91,11 +91,7 @@ def cells(data: Path | None, seeds: int, held_out_seeds: int) -> Iterator[Any]:
 
 
 def carried_out(
-    out: Path,
-    requested: list[Any],
-    jobs: int,
-    say: Callable[[str], None],
-    write: Callable[..., None],
+    out: Path, requested: list[Any], jobs: int, say: Callable[[str], None], write: Callable[..., None]
 ) -> list[dict[str, Any]]:
     """Return the records of all runs, after `write(run, folder=...)` has executed those without a file."""
     from headwise_verdict.files.durable import read_json

@@ -90,11 +90,7 @@ def write_run(cell: Cell, folder: Path, data: Path | None) -> None:
         _families[cell.family, data] = next(one for one in (*FAMILIES, HELD_OUT) if one.name == cell.family)(data)
     compared = cell.fault.kind != HEALTHY or cell.seed < seeds_of_healthy(0) or cell.seed in FRESH
     record = carry_out(
-        cell,
-        _families[cell.family, data],
-        read=GRID,
-        evaluate=EVALUATED if compared else None,
-        statistics=JUDGED,
+        cell, _families[cell.family, data], read=GRID, evaluate=EVALUATED if compared else None, statistics=JUDGED
     )
     write_json(folder / f"{cell.name}.json", record)
 
@@ -359,10 +355,7 @@ def _on_fresh_seeds(runs: Sequence[Scored]) -> list[str]:
     point = measured(healthy, "rule: any rule", math.nan)
     return [
         "## The newest faults on fresh seeds",
-        _table(
-            ["fault", "family", "showed in the loss", "steps until it did", "named by", "steps until then"],
-            rows,
-        ),
+        _table(["fault", "family", "showed in the loss", "steps until it did", "named by", "steps until then"], rows),
         f"Seeds {FRESH[0]} to {FRESH[-1]}, run on 28 November 2026 after every choice; the tables above do not count "
         f"them. Their {len(healthy)} healthy twins, {point.healthy:,} steps, raised {point.false or 'no'} false "
         f"alarm{'s' if point.false != 1 else ''}.",

@@ -13,13 +13,7 @@ from headwise.health.watching.rules import LossSpike, Thresholds
 from headwise_papers.alarms.one_run import BEYOND
 
 # signals whose small values are unhealthy
-FALLS = (
-    "least entropy",
-    "mean entropy",
-    "entropy of the sharpest row",
-    "effective rank of QK",
-    "update entropy",
-)
+FALLS = ("least entropy", "mean entropy", "entropy of the sharpest row", "effective rank of QK", "update entropy")
 # signals that can be negative and so have no logarithm
 SIGNED = ("token cosine", "head redundancy")
 # number of readings over which a slope is taken, and with which a deviation compares

@@ -32,7 +32,4 @@ def count_errors(predicted: Sequence[str], references: Sequence[str]) -> dict[st
 
 def finish_errors(sums: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the error rates of a split, which can exceed 1 if predictions are longer than their references."""
-    return {
-        "letter_error": sums["letter_edits"] / sums["letters"],
-        "word_error": sums["word_edits"] / sums["words"],
-    }
+    return {"letter_error": sums["letter_edits"] / sums["letters"], "word_error": sums["word_edits"] / sums["words"]}

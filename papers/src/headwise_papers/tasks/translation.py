@@ -50,10 +50,7 @@ class Translation(Task):
     )
     tokens_per_batch: int | None = 1000
     evaluation_batch_size: int = 100
-    metrics = (
-        Metric("loss", "nats per token", higher_is_better=False),
-        Metric("bleu", "BLEU", unit="%", failure=0.0),
-    )
+    metrics = (Metric("loss", "nats per token", higher_is_better=False), Metric("bleu", "BLEU", unit="%", failure=0.0))
 
     @model_validator(mode="before")
     @classmethod

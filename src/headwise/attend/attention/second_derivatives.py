@@ -17,9 +17,7 @@ from headwise.numerics.precision import at_least_fp32
 
 
 def gradients(
-    form: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    of_outputs: Sequence[Tensor | None],
+    form: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], of_outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the gradients of an operator's inputs with a graph, of those that need one; None for the others.
 
@@ -81,13 +79,7 @@ def dropped_by_matrix(
 
 
 def overlap_by_matrix(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    real: Tensor | None,
-    sinks: Tensor | None,
-    causal: bool,
-    scale: float,
+    q: Tensor, k: Tensor, mask: Tensor | None, real: Tensor | None, sinks: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
     """Return what `head_overlap` returns."""
     s, empty = _logits(q, k, mask, causal, scale)

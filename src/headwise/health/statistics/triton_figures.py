@@ -21,16 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headwise.numerics.masked import MASKED
-from headwise.numerics.triton_tiles import (
-    blocks_of,
-    head_of,
-    mask_tile,
-    padded,
-    place,
-    precision,
-    readable,
-    tile,
-)
+from headwise.numerics.triton_tiles import blocks_of, head_of, mask_tile, padded, place, precision, readable, tile
 
 # What `figures` writes for each query, in this order.
 WRITTEN = ("top", "entropy", "peak", "distance", "centred", "on_text", "roughness", "lse", "descent")

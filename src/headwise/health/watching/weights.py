@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attend import Call, Site, projections
-from headwise.attend.projections import (
-    Block,
-    Leaf,
-    ProjectionError,
-    Projections,
-    effective,
-    is_adapted,
-    still,
-)
+from headwise.attend.projections import Block, Leaf, ProjectionError, Projections, effective, is_adapted, still
 from headwise.borders import Convolution
 from headwise.files.errors import suggest
 from headwise.health.statistics import STATISTICS, lanczos, usual

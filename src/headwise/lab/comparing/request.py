@@ -88,9 +88,7 @@ class Request:
         None, help="Compare with your own training script: the command that trains once, 'python train.py --epochs 3'."
     )
     outcomes: tuple[str, ...] = option(
-        (),
-        "--outcome",
-        help="Compare this outcome of the script: val_loss:lower. Repeat for more; the first decides.",
+        (), "--outcome", help="Compare this outcome of the script: val_loss:lower. Repeat for more; the first decides."
     )
     arguments: str | None = option(
         None, help="Pass changes after '|' to the script in this form: argparse, hydra, environment or yaml:PATH."

@@ -138,10 +138,7 @@ def lines(
             **({"scale": _scale(alt, log_x)} if kind == "Q" else {}),
         ),
         "y": alt.Y(
-            "y:Q",
-            title=y,
-            scale=_scale(alt, log_y),
-            axis=alt.Axis(tickCount=5, format=".0e" if log_y else "~g"),
+            "y:Q", title=y, scale=_scale(alt, log_y), axis=alt.Axis(tickCount=5, format=".0e" if log_y else "~g")
         ),
         "color": alt.Color("series:N", **style),
         "tooltip": [

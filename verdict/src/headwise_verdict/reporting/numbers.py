@@ -142,11 +142,7 @@ def study_of_numbers(
 
 
 def _runs(
-    path: Path,
-    rows: list[Row],
-    columns: dict[str, str],
-    figure_columns: dict[str, str],
-    states: Sequence[RunState],
+    path: Path, rows: list[Row], columns: dict[str, str], figure_columns: dict[str, str], states: Sequence[RunState]
 ) -> list[TableRun]:
     runs, wrong = [], []
     for row, state in zip(rows, states):

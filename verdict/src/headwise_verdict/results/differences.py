@@ -135,11 +135,7 @@ def _unpaired(
 ) -> Difference:
     """Return the difference of an arm that is not paired with the baseline, from the means alone."""
     values, others = ([value for value in figures.values() if value is not None] for figures in (ours, base))
-    fields: dict[str, Any] = {
-        "by_seed": {},
-        "smallest_p": smallest_p(min(len(values), len(others))),
-        "exact": False,
-    }
+    fields: dict[str, Any] = {"by_seed": {}, "smallest_p": smallest_p(min(len(values), len(others))), "exact": False}
     fields |= unpaired_difference(values, others, arms)
     fields |= {
         "excluded": [seed for seed, value in ours.items() if value is None or base[seed] is None],

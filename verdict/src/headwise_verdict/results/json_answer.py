@@ -10,14 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headwise_verdict.results.across import Aggregate
-from headwise_verdict.results.analysis_record import (
-    Analysis,
-    ArmAnalysis,
-    ArmVerdict,
-    Difference,
-    JudgedClaim,
-    Verdict,
-)
+from headwise_verdict.results.analysis_record import Analysis, ArmAnalysis, ArmVerdict, Difference, JudgedClaim, Verdict
 from headwise_verdict.results.records import ClaimKind
 from headwise_verdict.results.stored import checked_analysis, checked_findings, checked_study
 
@@ -211,12 +204,7 @@ def _difference(entry: Difference) -> ShownDifference:
 def _claim(claim: JudgedClaim) -> ShownClaim:
     earlier = [ShownEarlier(verdict=one.verdict, until=one.until, reason=one.why) for one in claim.before]
     return ShownClaim(
-        claim=claim.text,
-        source=claim.source,
-        kind=claim.kind,
-        verdict=claim.verdict,
-        reason=claim.why,
-        before=earlier,
+        claim=claim.text, source=claim.source, kind=claim.kind, verdict=claim.verdict, reason=claim.why, before=earlier
     )
 
 

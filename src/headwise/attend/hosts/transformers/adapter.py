@@ -30,14 +30,7 @@ from headwise.attend.hosts.layers.hooks import Hooks
 from headwise.attend.hosts.transformers.call import KEY, PLACE, routed
 from headwise.attend.hosts.transformers.masks import PLAIN, packing_of, seeing_themselves
 from headwise.attend.projections.leaves import Leaf
-from headwise.attend.projections.names import (
-    COMPARED_DIM,
-    HALVES_HEADS,
-    HEADS,
-    HIDDEN,
-    PROJECTIONS,
-    first_number,
-)
+from headwise.attend.projections.names import COMPARED_DIM, HALVES_HEADS, HEADS, HIDDEN, PROJECTIONS, first_number
 from headwise.attend.projections.sizes import sizes
 from headwise.borders import attention_kind, has_attention_kind, set_attention_kind
 from headwise.files.errors import LOAD_SDPA, SET_SDPA

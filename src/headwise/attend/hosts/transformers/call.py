@@ -138,11 +138,7 @@ def routed(
 
 
 def _inputs(
-    adapter: ModuleAdapter,
-    fitted: FittedLayer,
-    given: tuple[Tensor, Tensor, Tensor],
-    mask: Any,
-    kwargs: dict[str, Any],
+    adapter: ModuleAdapter, fitted: FittedLayer, given: tuple[Tensor, Tensor, Tensor], mask: Any, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool, Packed | None]:
     """Return q, k, v, the mask and whether causality must be added to it, and how rows pack several sequences."""
     packed = _packed(adapter, fitted, given[0], mask, kwargs)
