@@ -233,6 +233,28 @@ def test_base_classes_cover_the_public_layers():
     assert not any(issubclass(kind, ours) for kind in (nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.Identity))
 
 
+@canary("made_of")
+def test_what_a_model_is_made_of_tells_what_was_put_in_taken_out_or_frozen():
+    inner = nn.Linear(2, 2)
+    model = nn.Sequential(inner, inner, nn.Sequential(nn.Linear(2, 2)))
+    # a module that knows the one around it
+    model[2].around = model
+    model[2].register_parameter("missing", None)
+    made = borders.made_of(model)
+    assert borders.made_of(model) == made
+    others = []
+    inner.bias.requires_grad_(False)
+    others.append(borders.made_of(model))
+    inner.bias.requires_grad_(True)
+    kept, inner.bias = inner.bias, nn.Parameter(torch.zeros(2))
+    others.append(borders.made_of(model))
+    inner.bias = kept
+    model[2].append(nn.Identity())
+    others.append(borders.made_of(model))
+    del model[2][-1]
+    assert borders.made_of(model) == made and made not in others
+
+
 @canary("own_modules")
 def test_submodules_can_be_read_and_removed():
     module = nn.Module()

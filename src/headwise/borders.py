@@ -51,6 +51,23 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+def made_of(model: nn.Module) -> list[Any]:
+    """Return what tells whether modules or parameters were put into a model or taken out since: their identities, the
+    parameters' names, and which of them are trained.
+
+    `modules()` and `named_parameters()` give the same in ten times the time.
+    """
+    modules, seen, named = [model], {model}, list[tuple[str, nn.Parameter | None]]()
+    for module in modules:
+        named += module._parameters.items()
+        new = [m for m in module._modules.values() if m is not None and m not in seen]
+        seen.update(new)
+        modules += new
+    parameters = [parameter for _, parameter in named]
+    trained = [parameter is not None and parameter.requires_grad for parameter in parameters]
+    return [*map(id, modules), *map(id, parameters), [name for name, _ in named], trained]
+
+
 class MovedModule(nn.Module):
     """A module that is told before and after its tensors move, as by `to()`, `half()` and `to_empty()`.
 

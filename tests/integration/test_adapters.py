@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 
 import peft
 import pytest
@@ -203,6 +204,28 @@ def test_frozen_queries_leave_the_keys_to_clip():
     handle.after_step()
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == {f"model.layers.{i}.self_attn.k_proj.weight" for i in range(3)}
+
+
+def test_layers_are_asked_again_once_a_parameter_was_frozen_or_a_module_put_in(monkeypatch):
+    net, asked, plain = weight_hosts.model(), [], QKClip.refuse
+    handle = headwise.regularize(net, QKClip())
+    monkeypatch.setattr(QKClip, "refuse", lambda self, site: [asked.append(site.name), plain(self, site)][1])
+
+    def step():
+        weight_hosts.loss_of(net, weight_hosts.ids()).backward()
+        handle.loss()
+        handle.after_step()
+        return len(asked)
+
+    layers = len(handle.fitted)
+    # Adapters that are in the process may change in place, so that layers are asked in each step.
+    monkeypatch.delitem(sys.modules, "peft.tuners.tuners_utils", raising=False)
+    assert step() == step() == layers
+    net.layers[0].added = torch.nn.Identity()
+    assert step() == step() == 2 * layers
+    net.layers[1].requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"layers.1: QKClip.* can no longer act"):
+        step()
 
 
 def test_layers_frozen_after_regularize_stop_the_step_before_anything_is_clipped():

@@ -10,8 +10,9 @@ the same bits.
 from __future__ import annotations
 
 import math
+import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -313,7 +314,64 @@ def part_of(shape: list[int], rows: list[int]) -> list[int]:
     return [*shape[:-2], rows[1] - rows[0], shape[-1]] if rows else shape
 
 
+class DrawnAhead:
+    """The uniform numbers of all layers of one forward on a CPU, drawn when the first layer asks for its own.
+
+    A draw takes some 30 operators. For the few numbers of a small model they take as long for all layers as for one.
+
+    Args:
+        keys: returns the keys of the next passes through the layers.
+    """
+
+    # Of one layer: with more, the arithmetic counts and not the operators.
+    MOST = 1 << 12
+
+    def __init__(self, keys: Callable[[], list[int]]) -> None:
+        self.keys = keys
+        self.numbers: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
+        self.asked: set[tuple[int, tuple[int, ...]]] = set()
+
+    def take(self, key: int, salt: int, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the numbers of a pass, or None if they must be drawn alone: those of an unforeseen pass, say."""
+        if (salt, shape) in self.asked:
+            return self.numbers.pop((key, salt, shape), None)
+        self.asked.add((salt, shape))
+        keys = [key, *self.keys()]
+        drawn = _numbers(torch.tensor(keys, device="cpu").view(-1, *[1] * len(shape)), salt, shape, torch.device("cpu"))
+        # Copies, as what a method writes into one must not count as a change of the others.
+        first, *others = torch.ops.aten.unbind_copy.int(drawn)
+        self.numbers |= {(one, salt, shape): x for one, x in zip(keys[1:], others, strict=True)}
+        return first
+
+
+class _Running(threading.local):
+    ahead: DrawnAhead | None = None
+
+
+_running = _Running()
+
+
+def draw_ahead(keys: Callable[[], list[int]]) -> Callable[[], None]:
+    """Draw the numbers of all layers together in the forward that begins in this thread; return what ends it."""
+    _running.ahead = DrawnAhead(keys)
+
+    def end() -> None:
+        _running.ahead = None
+
+    return end
+
+
 def _uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    few = isinstance(key, int) and device.type == "cpu" and math.prod(shape) <= DrawnAhead.MOST
+    if few and not torch.compiler.is_compiling() and _running.ahead is not None and not modes_see_operators():
+        assert isinstance(key, int)
+        drawn = _running.ahead.take(key, salt, shape)
+        if drawn is not None:
+            return drawn
+    return _numbers(key, salt, shape, device)
+
+
+def _numbers(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     h = _hashed(key, salt, torch.arange(math.prod(shape), device=device).view(shape))
     # The upper 24 bits, which fp32 represents exactly: the result never rounds up to 1.
     return (h >> 8).to(torch.float32) * (1.0 / (1 << 24))

@@ -16,12 +16,12 @@ from torch.nn.utils import parametrize
 from headwise.attend import hosts, projections
 from headwise.attend.core import MethodState, Site
 from headwise.attend.projections import ProjectionError
-from headwise.attend.projections.adapted import MERGE, is_adapted
+from headwise.attend.projections.adapted import MERGE, MERGERS, is_adapted
 from headwise.attend.projections.block import Block
 from headwise.attend.projections.leaves import Leaf
 from headwise.attend.projections.named import sibling_output
 from headwise.attend.projections.spectral import Spectral
-from headwise.borders import Convolution, TransposedConvolution, own_parameters
+from headwise.borders import Convolution, TransposedConvolution, own_modules, own_parameters
 
 LAYERS = ("attention", "all")
 # The key in a parametrization's `__dict__` under which the name of the method that added it is stored.
@@ -29,8 +29,6 @@ OURS = "_headwise_reparametrized"
 # The key in a module's `__dict__` under which the names of the methods that write its plain weights after each step are
 # stored, by the name of the weight.
 HOLDS = "_headwise_holds"
-# without an import of peft by the user, nothing merges into a weight behind its module
-MERGERS = "peft.tuners.tuners_utils"
 Make = Callable[[Tensor, list[Block]], nn.Module | None]
 
 
@@ -226,15 +224,14 @@ def chains(states: Iterable[MethodState]) -> list[parametrize.ParametrizationLis
 
 def spectrals(states: Iterable[MethodState]) -> list[Spectral]:
     """Return the `Spectral` parametrizations that `put_on` added."""
-    return [chain[0] for chain in chains(states) if isinstance(chain[0], Spectral)]
+    first = (own_modules(chain)["0"] for chain in chains(states))
+    return [part for part in first if isinstance(part, Spectral)]
 
 
 def _chain(module: nn.Module, name: str) -> parametrize.ParametrizationList | None:
-    chains = getattr(module, "parametrizations", {})
-    if name not in chains:
-        return None
-    chain: parametrize.ParametrizationList = chains[name]
-    return chain
+    # Asked in each step: reading attributes and items of modules takes ten times as long.
+    chains = own_modules(module).get("parametrizations")
+    return None if chains is None else own_modules(chains).get(name)  # type: ignore[return-value]  # torch's own list
 
 
 def is_reparametrized(module: nn.Module, name: str) -> bool:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from headwise.borders import lora_convolution, own_modules
 
+# Without an import of peft by the user, no such layer exists, and nothing merges into a weight behind its module.
+MERGERS = "peft.tuners.tuners_utils"
 MERGE = "merge the adapters into plain weights first (merge_and_unload())"
 
 
 def is_adapted(module: nn.Module) -> bool:
     """Return whether a module is a layer of peft that wraps a plain layer."""
-    # Looked up in sys.modules: without an import of peft by the user, no such layer exists.
-    known = sys.modules.get("peft.tuners.tuners_utils")
+    known = sys.modules.get(MERGERS)
     return known is not None and isinstance(module, known.BaseTunerLayer) and "base_layer" in own_modules(module)
 
 

@@ -302,8 +302,11 @@ def groups_of(spectrals: Iterable[SpectralMember]) -> list[tuple[SpectralGroup, 
     """Return the parametrizations whose weights can be computed together now, with their weights, by stack."""
     found: dict[Any, tuple[list[SpectralMember], list[Tiling], list[nn.Parameter]]] = {}
     for spectral in spectrals:
+        # Vectors lie where their weight does, and are found sooner.
+        if spectral.tiling is None or spectral.vectors("u")[0].device.type not in together.TOGETHER_ON:
+            continue
         weight = spectral.plain_weight()
-        if spectral.tiling is None or weight is None or weight.device.type not in together.TOGETHER_ON:
+        if weight is None or weight.device.type not in together.TOGETHER_ON:
             continue
         matrix, gamma = matrix_of(weight), spectral.gamma
         key = (

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
 from headwise.attend import projections
 from headwise.attend.attention.fitted_layer import FittedLayer
+from headwise.attend.core import Method
 from headwise.attend.core.passes import UNDIFFERENTIATED
 from headwise.attend.hosts.layers.hooks import Hooks
 from headwise.attend.projections import ProjectionError
-from headwise.attend.projections.adapted import base_of, is_adapted
+from headwise.attend.projections.adapted import MERGERS, base_of, is_adapted
 from headwise.attend.projections.block import Block
 from headwise.attend.regularizing.learned_parameters import is_own
-from headwise.borders import forward_hooks_of, own_modules
+from headwise.borders import forward_hooks_of, made_of, own_modules
 
 
 def check_reached(model: nn.Module, fitted: list[FittedLayer], first: bool) -> None:
@@ -69,29 +72,40 @@ REMEDY = (
 def check_followed(fitted: Iterable[FittedLayer]) -> None:
     """Check that methods which read or write weights between forwards still can, before any of them acts.
 
+    Nothing is asked again while the model has the same modules and parameters.
+
     Raises:
         RuntimeError: if one no longer can; the message names the layer, the method and what changed.
     """
-    layers = list(fitted)
-    model = next((layer.site.model for layer in layers if layer.needs("branch")), None)
-    modules = [] if model is None else [id(module) for module in model.modules()]
-    rebuilt = model is None or _checked.get(model) != modules
+    layers = [layer for layer in fitted if any(map(_asks, layer.methods))]
+    if not layers:
+        return
+    # Adapters are switched on and off in place.
+    model = None if MERGERS in sys.modules else layers[0].site.model
+    made = None if model is None else made_of(model)
+    if made is not None and _followed.get(layers[0]) == made:
+        return
     for layer in layers:
         for method in layer.methods:
             if method.overrides("penalty") or method.overrides("after_step"):
                 reason = method.refuse(layer.site)
                 if reason is not None:
                     raise RuntimeError(f"{layer.site.name}: {method!r} can no longer act: {reason}; {REMEDY}")
-        if rebuilt and layer.needs("branch"):
+        if layer.needs("branch"):
             _check_branch(layer)
         _check_learned(layer)
-    if model is not None and rebuilt:
-        _checked[model] = modules
+    if made is not None:
+        _followed[layers[0]] = made
 
 
-# The modules of each model when its branches were last checked: finding a projection takes as long as a layer's
-# forward, and only modules that come or go change the answer.
-_checked: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+# What the model of a first layer was made of when all of its layers were last checked: that takes as long as their
+# forward.
+_followed: weakref.WeakKeyDictionary[FittedLayer, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _asks(method: Method) -> bool:
+    stages = ("penalty", "after_step", "branch")
+    return method.has_parameters() or any(method.overrides(stage) for stage in stages)
 
 
 def _check_branch(layer: FittedLayer) -> None:

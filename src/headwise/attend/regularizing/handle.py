@@ -17,6 +17,7 @@ from headwise.attend.core.unread_penalties import Penalties
 from headwise.attend.regularizing import (
     ablation,
     changed,
+    layers_together,
     learned_parameters,
     loop_checks,
     penalties,
@@ -131,9 +132,8 @@ class Regularized:
         self.shared.begin(module, args, kwargs)
         if self.shared.uneven and module.training:
             loop_checks.refuse_uneven(self.methods)
-        if not torch.compiler.is_compiling() and any(m.overrides("forward_begins") for m in self.methods):
-            begun = [m.forward_begins(fits) for m, fits in penalties.by_method(self.fitted)]
-            self.shared.forward.now().endings = [ending for ending in begun if ending is not None]
+        if not torch.compiler.is_compiling():
+            self.shared.forward.now().endings = list(layers_together.begin(self.methods, self.fitted, self.shared))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         # Checkpointed regions keep the state that their recomputation needs.
