@@ -13,10 +13,13 @@ SMALL, LARGE = 1e-15, 1e18
 # The integers of the size of a number, and the bits of its exponent.
 EXPONENTS = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
+WIDE = (torch.float32, torch.float64)
+
 
 def at_least_fp32(x: Tensor) -> Tensor:
     """Return x in fp32, or unchanged if its precision is higher."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    # Small tensors are converted in every call, and asking torch for the same dtype takes as long as a product of them.
+    return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def magnitude(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:

@@ -32,9 +32,15 @@ class Drawn:
     def block(self, samples: slice, heads: slice, queries: slice, keys: int, dtype: torch.dtype) -> Tensor:
         """Return which of the first keys stay for a block of rows, 1 or 0, (b, h, t, keys)."""
         (batch, all_heads, rows), device = self.q.shape[:3], self.q.device
-        b, h, t = (torch.arange(s.start, s.stop, device=device) for s in (samples, heads, queries))
-        b = b // (batch // self.samples)
-        row = ((b[:, None, None] * all_heads + h[:, None]) * rows) + t
+        shape = [s.stop - s.start for s in (samples, heads, queries)]
+        if batch == self.samples and shape[1:] == [all_heads, rows]:
+            # Whole samples, whose rows are numbered one after the other.
+            each = all_heads * rows
+            row = torch.arange(samples.start * each, samples.stop * each, device=device).view(shape)
+        else:
+            b, h, t = (torch.arange(s.start, s.stop, device=device) for s in (samples, heads, queries))
+            b = b // (batch // self.samples)
+            row = ((b[:, None, None] * all_heads + h[:, None]) * rows) + t
         kept = elements(self.key, self.salt, row, keys).ge_(least_kept(float(self.p)))
         if self.window > 1:
             alone = kept.clone()

@@ -9,6 +9,7 @@ the same bits.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import zlib
@@ -105,13 +106,22 @@ def elements(key: int | Tensor, salt: int, row: Tensor, width: int) -> Tensor:
     two rounds of C. Wellons' lowbias32. Its upper 24 bits are the element's number.
     """
     h = _low_bits(_hashed(key, salt, row))
-    column = _low_bits(((torch.arange(width, device=row.device) & MASK) * GOLDEN) & MASK)
+    plain = row.device.type == "cpu" and not torch.compiler.is_compiling() and not modes_see_operators()
+    column = (_kept_columns if plain else _columns)(width, row.device)
     if torch.compiler.is_compiling():
         x = (h.unsqueeze(-1) ^ column) * 0x7FEB352D
         return (x ^ (x >> 15)) * (0x846CA68B - (1 << 32))
     # In place: on a CPU the allocations cost more than the arithmetic.
     x = torch.bitwise_xor(h.unsqueeze(-1), column).mul_(0x7FEB352D)
     return x.bitwise_xor_(x >> 15).mul_(0x846CA68B - (1 << 32))
+
+
+def _columns(width: int, device: torch.device) -> Tensor:
+    return _low_bits(((torch.arange(width, device=device) & MASK) * GOLDEN) & MASK)
+
+
+# On a CPU, for the lengths of a training: for few tokens these operators take as long as those of the elements.
+_kept_columns = functools.lru_cache(maxsize=8)(_columns)
 
 
 def least_kept(p: float) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headwise.attend.core import Method, MethodState, Site, random_draws
 from headwise.attend.methods.reparametrization import put_on, refusal, take_off
 from headwise.attend.projections.block import Block, along, multiply_
+from headwise.numerics.operators import without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -83,7 +84,7 @@ class Mixed(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the mixed weight, in the shape and dtype of the plain one."""
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device):
             rows = weight.transpose(0, self.axis)
             for kind in self.kinds:
                 place = getattr(self, f"rows_{kind}")

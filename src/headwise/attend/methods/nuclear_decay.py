@@ -14,6 +14,7 @@ from headwise.attend.projections.gram_penalty import gram_penalty, in_transforms
 from headwise.attend.projections.newton_schulz import cubics
 from headwise.attend.projections.products import factors, refusal, weighted_products
 from headwise.borders import in_transform
+from headwise.numerics.operators import without_autocast
 
 # Singular values below this fraction of the largest count as 0, where the subgradient is 0.
 ZERO = 1e-6
@@ -59,7 +60,7 @@ class NuclearDecay(Method):
 def nuclear_norm(a: Tensor, b: Tensor) -> Tensor:
     """Return the nuclear norms (H,) of Aᵀ·B for factors (H, d, C), (H, d, C'), with subgradient U·Vᵀ."""
     # QR and SVD do not support half precision.
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a.device):
         if torch.compiler.is_compiling():
             return _by_vectors(a, b, *singular_vectors(a, b))
         if in_transform():
@@ -85,7 +86,7 @@ class _NuclearNorm(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
         a, b, u, v = ctx.saved_tensors
         above = above[:, None, None]
-        with torch.autocast(above.device.type, enabled=False):
+        with without_autocast(above.device):
             if not torch.is_grad_enabled():
                 return above * ((b @ v) @ u.mT), above * ((a @ u) @ v.mT)
             # A second derivative is asked for, in which U and V are no constants.

@@ -64,20 +64,23 @@ class QKClip(Method):
         return None
 
     def build(self, site: Site, state: MethodState) -> None:
-        for module in _modules(site):
+        powers = _powers(site, self.balance)
+        for module in _modules(powers):
             for chain in getattr(module, "parametrizations", {}).values():
                 if any(isinstance(part, Spectral) and part.gamma is None for part in chain):
                     raise ValueError(
                         f"QKClip shrinks the weights at {site.name}, whose size SpectralNorm fixes: use one of them"
                     )
-        state.fill("largest", _powers(site, self.balance)[0][0].heads, float("-inf"), written=True)
-        for states in _sharing(site):
+        state.fill("largest", powers[0][0].heads, float("-inf"), written=True)
+        for states in _sharing(powers):
             states.append(state)
 
     def unbuild(self, site: Site, state: MethodState) -> None:
-        for states in _sharing(site):
+        modules = _modules(_powers(site, self.balance))
+        for module in modules:
+            states = module.__dict__[SHARING]
             states[:] = [other for other in states if other is not state]
-        for module in _modules(site):
+        for module in modules:
             if not module.__dict__[SHARING]:
                 del module.__dict__[SHARING]
 
@@ -109,11 +112,12 @@ class QKClip(Method):
 
     def after_step(self, site: Site, state: MethodState) -> None:
         # Layers that share these weights have a common maximum, and the first of them clips for all.
-        sharers = list({id(other): other for states in _sharing(site) for other in states}.values())
+        powers = _powers(site, self.balance)
+        sharers = list({id(other): other for states in _sharing(powers) for other in states}.values())
         largest = torch.stack([other.tensor("largest") for other in sharers]).amax(0).float()
         groups = largest.view(projections.of(site).kv_heads, -1).amax(1)
         eta = torch.where(groups > self.threshold, self.threshold / groups, torch.ones_like(groups))
-        for block, power in _powers(site, self.balance):
+        for block, power in powers:
             if power > 0:
                 block.scale_(eta.repeat_interleave(block.heads // len(eta)) ** power)
         for other in sharers:
@@ -123,7 +127,7 @@ class QKClip(Method):
 def clipped(site: Site) -> bool:
     """Return whether QKClip shrinks the weights of a site."""
     try:
-        modules = _modules(site)
+        modules = _modules(_powers(site, 0.5))
     except ProjectionError:
         # QKClip refuses such a layer, unless it became one since
         modules = list(site.module.modules())
@@ -144,12 +148,12 @@ def _powers(site: Site, balance: float) -> list[tuple[Block, float]]:
     return parts
 
 
-def _modules(site: Site) -> list[nn.Module]:
-    """Return the modules that compute the site's queries and keys, without duplicates."""
-    bases = [base_of(block.module) for block, _ in _powers(site, 0.5)]
+def _modules(powers: list[tuple[Block, float]]) -> list[nn.Module]:
+    """Return the modules that compute a site's queries and keys, which are the blocks, without duplicates."""
+    bases = [base_of(block.module) for block, _ in powers]
     return list({id(base): base for base in bases}.values())
 
 
-def _sharing(site: Site) -> list[list[MethodState]]:
+def _sharing(powers: list[tuple[Block, float]]) -> list[list[MethodState]]:
     """Return, for each of these modules, the list of the states of all sites that use it."""
-    return [module.__dict__.setdefault(SHARING, []) for module in _modules(site)]
+    return [module.__dict__.setdefault(SHARING, []) for module in _modules(powers)]

@@ -15,6 +15,7 @@ from headwise.attend.projections.block import Block, along, multiply_, whole
 from headwise.attend.projections.together import WeightsOfForward, begin, is_plain, taken
 from headwise.attend.projections.weight_rows import RowGroup, computed_together
 from headwise.borders import in_transform
+from headwise.numerics.operators import without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -97,7 +98,7 @@ class Normed(nn.Module):
     def traced(self, weight: Tensor, gain: Tensor) -> Tensor:
         """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
         # In the weight's own dtype, like a plain parameter; autocast rounds it later, in the layer.
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device):
             norms = self._norms(weight)
             return (at_least_fp32(weight) * (gain.to(norms.dtype).view(norms.shape) / norms)).to(weight.dtype)
 

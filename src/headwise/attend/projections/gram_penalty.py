@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headwise.attend.core.method_state import strengths_on
 from headwise.borders import in_transform
+from headwise.numerics.operators import without_autocast
 
 Factors = tuple[Tensor, Tensor]
 # from the Gram matrices of A and of B, each (N, d, d), to the values (N,), Z and W
@@ -44,7 +45,7 @@ def gram_penalty(products: Sequence[Weighted], form: Form, dtype: torch.dtype | 
         strengths = strengths_on([one.strength for one in group], device)
         flat = [factor for one in group for factor in one.factors]
         # In half precision sums of squares would have about three digits.
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             # The compiler writes its own backward.
             run = _traced if torch.compiler.is_compiling() else _transformed if in_transform() else _GramPenalty.apply
             terms.append(run(form, dtype or flat[0].dtype, strengths, *flat))
@@ -63,7 +64,7 @@ class _GramPenalty(torch.autograd.Function):
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
         slopes: Sequence[Tensor] = ctx.saved_tensors[:2]
         strengths, *factors = ctx.saved_tensors[2:]
-        with torch.autocast(above.device.type, enabled=False):
+        with without_autocast(above.device):
             if torch.is_grad_enabled():
                 # A second derivative is asked for, in which Z and W are no constants.
                 _, *slopes = _by_product(ctx.form, ctx.dtype, strengths, factors)

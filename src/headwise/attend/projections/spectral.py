@@ -19,6 +19,7 @@ from headwise.attend.projections.spectral_group import SpectralGroup, Tiling, do
 from headwise.attend.projections.together import is_plain, plain_original, taken
 from headwise.borders import in_transform
 from headwise.files.errors import LEAVE_OUT
+from headwise.numerics.operators import without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 # Vectors are stale if so many power iterations find a sigma that is larger by more than this share.
@@ -163,7 +164,7 @@ class Spectral(nn.Module):
 
     def traced(self, weight: Tensor, gamma: Tensor | None) -> Tensor:
         """Compute `forward` by operators that compilers, transforms and second derivatives follow."""
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device):
             sigma = self.sigma(weight)
             ratio = 1 / sigma if gamma is None else gamma.to(sigma.dtype) / sigma
             factor = torch.cat([ratio, ratio.new_ones(1)])[self.owner]

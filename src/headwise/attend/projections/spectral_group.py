@@ -18,6 +18,7 @@ from headwise.attend.projections import together
 from headwise.attend.projections.together import Computed, differentiable, matrix_of, parted
 from headwise.borders import copy_all_, version_of
 from headwise.numerics.kernels import kernels_run_on, operator
+from headwise.numerics.operators import without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -54,7 +55,8 @@ def stacked(weights: Sequence[Tensor], tilings: Sequence[Tiling]) -> Tensor:
     axis, size = tilings[0].axis, tilings[0].size
     matrices = [matrix_of(weight) for weight in weights]
     full = matrices[0] if len(matrices) == 1 else torch.cat(matrices, axis)
-    return full.unflatten(axis, (-1, size)).movedim(axis, 0)
+    parts = full.unflatten(axis, (-1, size))
+    return parts.movedim(1, 0) if axis else parts
 
 
 def dot_of(stack: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +110,7 @@ class SpectralGroup(NamedTuple):
     def compute(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the reparametrized weights, in the shapes and dtypes of the plain ones."""
         gammas = [s.gamma for s in self.spectrals if s.gamma is not None]
-        with torch.autocast(weights[0].device.type, enabled=False):
+        with without_autocast(weights[0].device):
             made: tuple[Tensor, ...] = _SpectralWeights.apply(self, len(weights), *weights, *gammas)
         return made
 
@@ -117,7 +119,7 @@ class SpectralGroup(NamedTuple):
         flipped, stack = self.tilings[0].flipped, stacked(weights, self.tilings)
         written = [[x for s in self.spectrals for x in s.vectors(name)] for name in "uv"]
         start = _rows(written[1])
-        with torch.autocast(stack.device.type, enabled=False):
+        with without_autocast(stack.device):
             run = power_iteration if stack.device.type == "cuda" else iterated
             a, b = run(stack, start, flipped)
         u, v = (b, a) if flipped else (a, b)
@@ -175,7 +177,7 @@ class _SpectralWeights(torch.autograd.Function):
             return (None, None, *differentiable(made, given, ctx.tensors))
         (a, b), (gamma, sigma, norm) = ctx.vectors, ctx.sizes
         stack, above = stacked(weights, group.tilings), stacked(given, group.tilings)
-        with torch.autocast(stack.device.type, enabled=False):
+        with without_autocast(stack.device):
             if stack.device.type == "cuda":
                 flat, inner = spectral_slopes(
                     above, stack, a, b, gamma, sigma, norm, group.tilings[0].axis, group.counts()

@@ -16,6 +16,7 @@ from headwise.attend.projections import together
 from headwise.attend.projections.together import Computed, differentiable, matrix_of, parted, plain_original
 from headwise.borders import version_of
 from headwise.numerics.kernels import kernels_run_on, operator
+from headwise.numerics.operators import without_autocast
 from headwise.numerics.precision import at_least_fp32
 
 
@@ -38,7 +39,7 @@ class RowGroup(NamedTuple):
     def compute(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the reparametrized weights, in the shapes and dtypes of the plain ones."""
         gains = [member.gain for member in self.members]
-        with torch.autocast(weights[0].device.type, enabled=False):
+        with without_autocast(weights[0].device):
             made: tuple[Tensor, ...] = _RowWeights.apply(self, len(weights), *weights, *gains)
         return made
 
@@ -82,7 +83,7 @@ class _RowWeights(torch.autograd.Function):
             made = [m.traced(w, gain) for m, w, gain in zip(group.members, weights, gains, strict=True)]
             return (None, None, *differentiable(made, given, ctx.tensors))
         counts = [len(x) for x in gains]
-        with torch.autocast(weights[0].device.type, enabled=False):
+        with without_autocast(weights[0].device):
             flat, slopes = row_slopes(
                 stacked(given, group.axis), stacked(weights, group.axis), ctx.gain, group.axis, counts
             )
