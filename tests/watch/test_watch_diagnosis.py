@@ -68,7 +68,7 @@ def test_of_one_reading_the_cause_began_and_not_what_it_leads_to():
 
 def test_trouble_long_after_is_another_incident():
     def spike(step):
-        return Judge(Thresholds(), rules=OF_STEPS).alerts([figure("loss_spike", 9.0, step, None, "model")])
+        return Judge(Thresholds(), rules=OF_STEPS).alerts([figure("loss_spike", 12.0, step, None, "model")])
 
     for every, apart, groups in ((1, 50, 1), (1, 51, 2), (100, 200, 1), (100, 201, 2)):
         incidents = Incidents(every)
@@ -144,7 +144,7 @@ def test_a_logger_groups_what_the_report_groups_at_any_cadence():
     for step in (100, 200):
         # readings of a run whose heads and loss go wrong one reading after the other
         log.write(Judge(Thresholds()).alerts([figure("max_logit", 400.0, step, head=step)]), step)
-    log.write(Judge(Thresholds(), rules=OF_STEPS).alerts([figure("loss_spike", 9.0, 300, None, "model")]), 300)
+    log.write(Judge(Thresholds(), rules=OF_STEPS).alerts([figure("loss_spike", 12.0, 300, None, "model")]), 300)
     assert len(seen) == 2 and "has followed the logit growth of step 100" in seen[1]
     watch.remove()
 

@@ -51,6 +51,34 @@ def test_nothing_is_said_before_fifty_losses_and_twice_only_of_two_spikes():
     assert not stepped(noisy(50)[:49] + [9.0]).alerts()
 
 
+def test_one_batch_of_hard_examples_is_no_spike_and_two_in_a_row_or_a_great_one_are():
+    for heights, step in (
+        ((1.0,), None),
+        ((1.0, 0.8), 71),
+        ((0.8, 1.0), 71),
+        ((1.0, 0.0, 1.0), None),
+        ((2.0,), 70),
+    ):
+        losses = noisy(90, [(70 + at, height) for at, height in enumerate(heights)])
+        deviation = Spikes(50, 50).add(losses)[70:73]
+        assert max(deviation) > 4.3
+        alerts = stepped(losses).alerts()
+        assert [one["step"] for one in alerts] == ([] if step is None else [step])
+        assert not alerts or alerts[0]["value"] == pytest.approx(max(deviation), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_heavy_tail_of_a_loss_of_two_classes_is_no_spike(seed):
+    draw = torch.Generator().manual_seed(seed)
+    # of 16 examples few are confidently wrong
+    logits = 3 + 2 * torch.randn(2000, 16, generator=draw)
+    losses = torch.nn.functional.softplus(-logits).mean(1).tolist()
+    deviations = Spikes.of_losses().add(losses)
+    assert sum(one is not None and one > 4.3 for one in deviations) > 2
+    alerts = stepped(losses, every=100_000).alerts()
+    assert not [one for one in alerts if one["alert"] == "loss_spike"]
+
+
 def test_a_limit_of_none_says_nothing_and_a_higher_one_less():
     losses = noisy(90, [(70, 2.0)])
     assert not stepped(losses, thresholds=headwise.Thresholds(loss_spike=None)).alerts()

@@ -120,7 +120,7 @@ REPAIRED = (
     "`sorted_batches` was repaired after a false alarm in these runs (29 November 2026): it measured the waves of a "
     "loss about a line, and a loss that falls fast bends. It now measures them about a parabola, at the same limit. "
     "Losses are judged here by the repaired rule; the alerts when the runs were made are in a column of the table of "
-    "runs. `loss_spike` is as it was."
+    "runs. `loss_spike` was a rule on single steps then, and asks since for two in a row."
 )
 
 

@@ -49,7 +49,10 @@ def rules(run: dict[str, Any]) -> dict[str, np.ndarray]:
 
     The rule on losses is evaluated here, so that runs recorded before this rule existed can be used.
     """
-    steps_by_rule = {LossSpike.alert: passed(*signals(run)[JUDGED], Thresholds().loss_spike or math.inf)}
+    steps, values = signals(run)[JUDGED]
+    pairs = zip(np.append(-math.inf, values[:-1]), values, strict=True)
+    lasting = np.asarray([Spikes.lasting(before, value) for before, value in pairs])
+    steps_by_rule = {LossSpike.alert: passed(steps, lasting, Thresholds().loss_spike or math.inf)}
     for step, kind in run["alerts"]:
         steps_by_rule[kind] = np.append(steps_by_rule.get(kind, np.empty(0, int)), step)
     return steps_by_rule | {"any rule": np.unique(np.concatenate(list(steps_by_rule.values())))}

@@ -28,9 +28,10 @@ class Spikes:
 
     Attributes:
         LIMIT: the deviation from which on the loss of a step is a spike, unless `Thresholds` says otherwise.
+        BOTH: what both of two neighbouring losses must exceed, unless one alone exceeds `LONE`.
     """
 
-    LIMIT = 4.3
+    LIMIT, BOTH, LONE = 4.3, 2.0, 9.0
 
     def __init__(self, window: int = WINDOW, fewest: int = FEWEST) -> None:
         self.before: deque[float] = deque(maxlen=window)
@@ -40,6 +41,16 @@ class Spikes:
     def of_losses(cls) -> Spikes:
         """Return the deviations of losses from those of exactly fifty steps before."""
         return cls(BEFORE, BEFORE)
+
+    @classmethod
+    def lasting(cls, before: float, value: float) -> float:
+        """Return the deviation that counts of two neighbouring steps: if both stand out the larger, else the smaller.
+
+        One batch of hard examples is no spike. A loss of two classes, whose tails are heavy, has such batches often,
+        and hardly ever two in a row. A fault stays.
+        """
+        stands = min(before, value) > cls.BOTH or value > cls.LONE
+        return max(before, value) if stands else min(before, value)
 
     def add(self, values: Iterable[float]) -> list[float | None]:
         """Return the deviation of each value, in the order of the values.

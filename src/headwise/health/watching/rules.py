@@ -34,7 +34,7 @@ class Thresholds:
             above it.
         output_norm: dead head: a head's mean output norm is zero, or below this share of the largest in its layer.
         loss_spike: loss spike: the loss passed to `step()` is more than this many standard deviations above the mean of
-            the fifty steps before.
+            the fifty steps before, and so is that of a neighbouring step by more than 2, or it alone by more than 9.
         redundancy: redundancy: a head's mean cosine with the other maps of its layer exceeds this.
         loss_waves: sorted batches: the losses of neighbouring steps move together by more than this share of their mean
             (their autocorrelation times their spread, over fifty steps).
@@ -190,13 +190,25 @@ class LogitGrowth(Limit):
 
 
 class LossSpike(Limit):
-    """Rule for steps whose loss is far above those of the steps before."""
+    """Rule for steps whose loss is far above those of the steps before, as is that of a neighbour."""
 
     alert, verb, state = "loss_spike", "rose to", "is"
     says_since = False
     reads = (LOSS_SPIKE,)
     threshold = "loss_spike"
     says = f"the loss {{verb}} {{value:.3g}} standard deviations above the {BEFORE} steps before"
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        super().__init__(thresholds)
+        self._before = 0.0
+
+    def findings(self, finite: ByStatistic, records: list[Record]) -> Iterator[Finding]:
+        """Return the finding of a step; it is ill where a deviation that lasts is above the limit."""
+        for finding in super().findings(finite, records):
+            value = finding.record["value"]
+            lasting, self._before = Spikes.lasting(self._before, value), value
+            ill = lasting > finding.threshold
+            yield replace(finding, record={**finding.record, "value": lasting} if ill else finding.record, ill=ill)
 
 
 class SortedBatches(Limit):
