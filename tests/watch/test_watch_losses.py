@@ -52,13 +52,7 @@ def test_nothing_is_said_before_fifty_losses_and_twice_only_of_two_spikes():
 
 
 def test_one_batch_of_hard_examples_is_no_spike_and_two_in_a_row_or_a_great_one_are():
-    for heights, step in (
-        ((1.0,), None),
-        ((1.0, 0.8), 71),
-        ((0.8, 1.0), 71),
-        ((1.0, 0.0, 1.0), None),
-        ((2.0,), 70),
-    ):
+    for heights, step in (((1.0,), None), ((1.0, 0.8), 71), ((0.8, 1.0), 71), ((1.0, 0.0, 1.0), None), ((2.0,), 70)):
         losses = noisy(90, [(70 + at, height) for at, height in enumerate(heights)])
         deviation = Spikes(50, 50).add(losses)[70:73]
         assert max(deviation) > 4.3
