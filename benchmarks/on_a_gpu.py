@@ -72,6 +72,7 @@ STEPS = f"{IMAGES},steps=2,depth=1,dim=16"
 # pyproject.toml makes an error of each warning, also of one about options of a plugin that is not installed here
 TESTS = "tests/integration/test_cuda.py -m cuda -o filterwarnings=default"
 NEUTRENO = '--method "NeuTRENO(strength=0.6)"'
+# The limits before the first study leave it 300 of 900 seconds.
 PARTS = (
     Part("tests", 180, f"-m pytest {TESTS} -p no:cacheprovider", f"-m pytest {TESTS} --collect-only"),
     Part("kernels", 90, "benchmarks/kernels_on_cuda.py"),
@@ -80,10 +81,10 @@ PARTS = (
     Part("rows", 60, "benchmarks/rows_on_cuda.py"),
     Part("readings", 60, "benchmarks/readings_on_cuda.py"),
     Part("steps", 90, "benchmarks/steps_on_cuda.py"),
+    study("blog-cifar10", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
+    Part("costs", 120, "benchmarks/cuda_costs.py --measure"),
     Part("steps-float32", 60, "benchmarks/steps_on_cuda.py --dtype float32"),
     Part("steps-compiled", 120, "benchmarks/steps_on_cuda.py --compile"),
-    Part("costs", 120, "benchmarks/cuda_costs.py --measure"),
-    study("blog-cifar10", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
     study("blog-cifar100", 300, "--scale paper --seeds 3", f"{IMAGES},epochs=1"),
     study("neutreno-cifar", 360, f"--scale gpu --seeds 3 {NEUTRENO}", f"{IMAGES},steps=2"),
     study("sigma-vit", 600, "--scale gpu", STEPS),
