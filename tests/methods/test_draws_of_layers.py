@@ -92,4 +92,4 @@ def test_a_pass_that_was_not_foreseen_draws_alone():
 
 def test_a_forward_that_ended_serves_no_later_draw():
     steps("DropHead(p=0.4)")
-    assert random_draws._running.ahead is None
+    assert random_draws._drawing.ahead is None

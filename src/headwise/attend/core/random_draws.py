@@ -354,28 +354,28 @@ class DrawnAhead:
         return first
 
 
-class _Running(threading.local):
+class _Drawing(threading.local):
     ahead: DrawnAhead | None = None
 
 
-_running = _Running()
+_drawing = _Drawing()
 
 
 def draw_ahead(keys: Callable[[], list[int]]) -> Callable[[], None]:
     """Draw the numbers of all layers together in the forward that begins in this thread; return what ends it."""
-    _running.ahead = DrawnAhead(keys)
+    _drawing.ahead = DrawnAhead(keys)
 
     def end() -> None:
-        _running.ahead = None
+        _drawing.ahead = None
 
     return end
 
 
 def _uniform(key: int | Tensor, salt: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     few = isinstance(key, int) and device.type == "cpu" and math.prod(shape) <= DrawnAhead.MOST
-    if few and not torch.compiler.is_compiling() and _running.ahead is not None and not modes_see_operators():
+    if few and not torch.compiler.is_compiling() and _drawing.ahead is not None and not modes_see_operators():
         assert isinstance(key, int)
-        drawn = _running.ahead.take(key, salt, shape)
+        drawn = _drawing.ahead.take(key, salt, shape)
         if drawn is not None:
             return drawn
     return _numbers(key, salt, shape, device)
