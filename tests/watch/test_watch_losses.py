@@ -62,15 +62,15 @@ def test_one_batch_of_hard_examples_is_no_spike_and_two_in_a_row_or_a_great_one_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_heavy_tail_of_a_loss_of_two_classes_is_no_spike(seed):
+def test_the_heavy_tail_of_a_loss_of_two_classes_is_no_alert(seed):
     draw = torch.Generator().manual_seed(seed)
     # of 16 examples few are confidently wrong
-    logits = 3 + 2 * torch.randn(2000, 16, generator=draw)
+    logits = 3 + 2 * torch.randn(1200, 16, generator=draw)
     losses = torch.nn.functional.softplus(-logits).mean(1).tolist()
     deviations = Spikes.of_losses().add(losses)
-    assert sum(one is not None and one > 4.3 for one in deviations) > 2
-    alerts = stepped(losses, every=100_000).alerts()
-    assert not [one for one in alerts if one["alert"] == "loss_spike"]
+    assert any(one is not None and one > 4.3 for one in deviations)
+    # nor are they waves, although they are spread as widely as their mean
+    assert not stepped(losses, every=100_000).alerts()
 
 
 def test_a_limit_of_none_says_nothing_and_a_higher_one_less():
