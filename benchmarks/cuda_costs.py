@@ -4,7 +4,7 @@ make cuda-costs                            # count all, write benchmarks/cuda_co
 make cuda-costs ARGS="--only DropKey,watch"  # count some and print them
 make cuda-costs ARGS="--only watch --keep"  # count some, keep them in place of their rows, and write the page
 make cuda-costs ARGS=--page                # write docs/cuda_costs.md from the kept rows
-python benchmarks/cuda_costs.py --host     # on this CPU: what a step of one token costs, relative to plain; kept
+python benchmarks/cuda_costs.py --host     # on this CPU: the time of Python and of calls of operators; kept
 python benchmarks/cuda_costs.py --measure  # on a GPU: measured steps next to the counted ones
 
 Counted, on fake tensors: operators that launch kernels, the bytes that they read and write, their matrix products, the
@@ -22,20 +22,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import host_costs
 from training_models import LAYERS, MODELS
 
 ROOT = Path(__file__).parents[1]
 
 KEPT, PAGE = ROOT / "benchmarks" / "cuda_costs.csv", ROOT / "docs" / "cuda_costs.md"
-# what `--host` measured, below a line that names the machine
-KEPT_HOST = ROOT / "benchmarks" / "host_costs.csv"
-# microseconds of the host a layer and method
-BUDGET_OF_HOST = 60
 COUNTED_LAYERS = 2
 # methods whose forms differ by their settings
 FORMS = (
@@ -50,13 +45,15 @@ FORMS = (
 )
 # the step if one of the three bounds of an operator's time alone counted
 ALONE = ("by_kernels", "by_bytes", "by_products")
-COLUMNS = ("forward", "backward", "after", "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
+PHASES = ("forward", "backward", "after")
+COLUMNS = (*PHASES, "megabytes", "gigaflops", "largest", "on_cpu", "waits", "step")
 # largest step over the plain one: every method, and those that must meet every pair of heads or tokens
 BUDGET, BUDGET_OF_PAIRS = 1.05, 1.3
 OF_PAIRS = ("Decorrelation", "ReAttention", "DifferentialAttention")
+# most kernels of a layer: of every method, of penalties, and of those whose kernels serve the whole model
+KERNELS, KERNELS_OF_PENALTIES, KERNELS_OF_A_MODEL = 6, 8, 16
+OF_A_MODEL = ("SigmaReparam", "SpectralNorm", "WeightNorm", "SpectralCap")
 MEGABYTE = 1 << 20
-# of `--host`: channels, layers and steps
-NARROW, HOST_LAYERS, HOST_ROUNDS = 96, 4, 150
 INTRODUCTION = """
 Each figure is what a method adds to **one layer** in a training step, counted on fake tensors without a device (eager,
 bf16, two layers, the second step):
@@ -173,7 +170,7 @@ def rows(counts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         def added(name: str, c: dict[str, Any] = c, base: dict[str, Any] = base) -> float:
             return (c[name] - base[name]) / COUNTED_LAYERS
 
-        row |= {phase: added(phase) for phase in ("forward", "backward", "after", "on_cpu", "waits")}
+        row |= {phase: added(phase) for phase in (*PHASES, "on_cpu", "waits")}
         row |= {
             "megabytes": round(added("bytes") / MEGABYTE, 1),
             "gigaflops": round(added("flops") / 1e9, 1),
@@ -242,12 +239,26 @@ def page(found: list[dict[str, Any]]) -> str:
         for row in sorted(counted, key=lambda row: -float(row["step"])):
             step = f"{float(row['step']):.3f}"
             step = step if float(row["step"]) <= budget(row["method"]) else f"**{step}**"
-            cells = [f"{float(row[name]):g}" for name in ("forward", "backward", "after", "megabytes", "gigaflops")]
+            cells = [f"{float(row[name]):g}" for name in (*PHASES, "megabytes", "gigaflops")]
             cells += [step, *(f"{float(row[name]):.3f}" for name in ALONE)]
             lines.append(f"| {shown(row['method'])} | {' | '.join(cells)} |")
         lines += [f"- {shown(row['method'])}: {row['note']}" for row in of if row["note"]]
+        # A reading is no method, and has a budget in forwards of attention.
+        methods = [row for row in counted if row["method"] != "watch"]
+        few = [row for row in methods if kernels_of(row) <= budget_of_kernels(row["method"])]
+        lines += [
+            "",
+            *textwrap.wrap(
+                f"{len(few)} of {len(methods)} methods keep the budget of kernels: {KERNELS} a layer, "
+                f"{KERNELS_OF_PENALTIES} of a penalty, and for {', '.join(OF_A_MODEL)} {KERNELS_OF_A_MODEL} in the "
+                "whole model. *By kernels* is what the launches of the others would take alone.",
+                120,
+            ),
+        ]
         lines.append("")
-    lines += ["## What bounds the rows", "", *BOUNDS, "", *page_of_host()]
+    # The last model, whose layers are not causal, as those of the host's table are not.
+    of_host = host_costs.page({row["method"]: kernels_of(row) for row in counted})
+    lines += ["## What bounds the rows", "", *BOUNDS, "", *of_host]
     return "\n".join(lines).replace("|\n- ", "|\n\n- ").rstrip() + "\n"
 
 
@@ -261,92 +272,21 @@ def budget(method: str) -> float:
     return BUDGET_OF_PAIRS if method.partition("(")[0] in OF_PAIRS else BUDGET
 
 
-def host(names: list[str]) -> list[dict[str, str]]:
-    """Return the processor time of a step of one token on the CPU, relative to plain, and print it.
-
-    The layers are so narrow that their arithmetic takes next to nothing. The shortest of many steps counts: whatever
-    else the machine does only makes others longer.
-    """
-    import gc
-
-    import torch
-    import training_models
-    from timing import machine
-
-    import headwise
-    from headwise.attend.core.method import REGISTRY
-
-    torch.set_num_threads(1)
-    training_models.WIDTH = NARROW
-    x = torch.randn(1, 1, NARROW)
-    rows = [{"machine": machine(1)}]
-    print(rows[0]["machine"], flush=True)
-
-    def fitted(name: str) -> Callable[[], None]:
-        net = torch.nn.Sequential(*(training_models.Block(False) for _ in range(HOST_LAYERS)))
-        handle: Any = None
-        if name != "plain":
-            handle = headwise.regularize(net, eval(name, {}, dict(REGISTRY)), example=x.expand(1, 4, -1))
-
-        def step() -> None:
-            out = net(x).square().mean()
-            (out if handle is None else out + handle.loss()).backward()
-            if handle is not None:
-                handle.after_step()
-
-        return step
-
-    plain = fitted("plain")
-    gc.disable()
-    for name in names:
-        times: dict[str, list[float]] = {"plain": [], name: []}
-        steps = {"plain": plain, name: fitted(name)}
-        for turn in range(HOST_ROUNDS):
-            for key, step in steps.items():
-                start = time.process_time()
-                step()
-                if turn >= HOST_ROUNDS // 10:
-                    times[key].append(time.process_time() - start)
-        gc.collect()
-        ours, theirs = min(times[name]), min(times["plain"])
-        each = (ours - theirs) / HOST_LAYERS * 1e6
-        rows.append({"method": name, "step": f"{ours / theirs:.2f}", "microseconds": f"{each:.0f}"})
-        print(*rows[-1].values(), flush=True)
-    return rows
+def kernels_of(row: dict[str, Any]) -> float:
+    """Return the kernels that a method adds to a layer."""
+    return sum(float(row[phase]) for phase in PHASES)
 
 
-def write_host(rows: list[dict[str, str]]) -> None:
-    """Keep what `host` returned."""
-    with KEPT_HOST.open("w", encoding="utf-8", newline="") as file:
-        file.write(f"# {rows[0]['machine']}\n")
-        writer = csv.DictWriter(file, ("method", "step", "microseconds"), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows[1:])
+def budget_of_kernels(method: str) -> float:
+    """Return the most kernels that a method may add to a layer."""
+    from headwise.attend import methods as shelf
 
-
-def page_of_host() -> list[str]:
-    """Return the page's part on the time of the host."""
-    machine, *lines = KEPT_HOST.read_text(encoding="utf-8").splitlines()
-    rows = sorted(csv.DictReader(lines), key=lambda row: -float(row["step"]))
-    within = [row for row in rows if float(row["microseconds"]) <= BUDGET_OF_HOST]
-    return [
-        "## Time of the host",
-        "",
-        *textwrap.wrap(
-            "A bound from above for the time in which Python launches kernels, measured on a busy CPU "
-            f"({machine[2:]}): {HOST_LAYERS} layers of {NARROW} channels and one token, so that products "
-            "take next to nothing; forward, backward and what follows the step, the shortest of many steps beside "
-            "plain ones in the same loop. It contains what the CPU computes and a GPU would: decompositions of "
-            f"SpectralCap and NuclearDecay, draws, and gradients. {len(within)} of {len(rows)} rows keep the budget of "
-            f"{BUDGET_OF_HOST} µs for each layer.",
-            120,
-        ),
-        "",
-        "| method | step / plain | µs a layer |",
-        "|---|---|---|",
-        *(f"| `{row['method']}` | {row['step']} | {row['microseconds']} |" for row in rows),
-        "",
-    ]
+    name = method.partition("(")[0]
+    if name in OF_A_MODEL:
+        return KERNELS_OF_A_MODEL / LAYERS
+    kind = getattr(shelf, name)
+    penalty = kind.penalizes or "penalty" in vars(kind)
+    return KERNELS_OF_PENALTIES if penalty else KERNELS
 
 
 def measure(only: list[str]) -> None:
@@ -410,9 +350,12 @@ def main() -> None:
     names = options.only.split(",") if options.only else []
     chosen = [s for s in subjects() if not names or s.partition("(")[0] in names or s in names]
     if options.host:
-        measured = host([subject for subject in chosen if subject != "watch"])
-        if not names:
-            write_host(measured)
+        from timing import machine
+
+        measured = {row["method"]: row for row in host_costs.measure([s for s in chosen if s != "watch"])}
+        if not names or options.keep:
+            rows = [measured.get(row["method"], row) for row in host_costs.kept()[1]] if names else measured.values()
+            host_costs.write(list(rows), machine(1))
             PAGE.write_text(page(kept()), encoding="utf-8")
     elif options.measure:
         measure(chosen if names else [])

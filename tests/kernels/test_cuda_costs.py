@@ -1,5 +1,8 @@
 """What methods add to a training step on a GPU, counted without one, does not grow beyond the kept rows."""
 
+import json
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from headwise.attend.core.method import REGISTRY
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_costs  # noqa: E402
+import host_costs  # noqa: E402
 from training_models import MODELS  # noqa: E402
 
 # its files study.py and watch.py have the names of folders of tests
@@ -74,6 +78,48 @@ def test_a_method_that_cannot_be_counted_any_more_is_told():
 
 def test_the_page_is_that_of_the_kept_rows():
     assert cuda_costs.PAGE.read_text(encoding="utf-8") == cuda_costs.page(cuda_costs.kept())
+
+
+def calls_of_the_host(methods):
+    """Return the counted rows; in a process of its own, as what else was imported changes what Python calls."""
+    program = "import json, sys, host_costs\nfor name in sys.argv[1:]: print(json.dumps(host_costs.counted(name)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *methods], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [row | {"method": name} for name, row in zip(methods, lines, strict=True)]
+
+
+same_versions = pytest.mark.skipif(
+    f"torch {torch.__version__}, Python {platform.python_version()}" not in host_costs.kept()[0],
+    reason="other versions call other operators",
+)
+
+
+@same_versions
+def test_the_host_calls_no_more_operators_and_functions_than_is_kept_for_some_methods():
+    assert not host_costs.grown(calls_of_the_host(SOME), host_costs.kept()[1])
+
+
+@pytest.mark.grid
+@pytest.mark.timeout(1000)
+@same_versions
+def test_the_host_calls_no_more_operators_and_functions_than_is_kept():
+    rows = host_costs.kept()[1]
+    assert not host_costs.grown(calls_of_the_host([row["method"] for row in rows]), rows)
+
+
+@pytest.mark.parametrize("name", ["operators", "calls"])
+def test_a_count_of_the_host_that_grows_is_told(name):
+    rows = host_costs.kept()[1]
+    row = next(row for row in rows if row["method"] == "DropHead()")
+    assert not host_costs.grown([row], rows)
+    assert host_costs.grown([row | {name: str(float(row[name]) * 1.01 + 1)}], rows)
+    assert not host_costs.grown([row | {name: str(float(row[name]) - 1)}], rows)
+
+
+def test_every_method_has_a_row_of_the_host():
+    assert {row["method"] for row in host_costs.kept()[1]} == set(cuda_costs.subjects()) - {"watch"}
 
 
 def test_every_form_that_is_counted_exists():
