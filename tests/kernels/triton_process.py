@@ -7,6 +7,7 @@ installed.
 
 import collections
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -71,7 +72,8 @@ def compiled_instead_of_launched(capability):
         compiled = original(kernel, *given, grid=grid, warmup=True, **fixed)
         overwritten = races(compiled.asm["ttgir"])
         assert not overwritten, f"{compiled.name} on sm_{capability} overwrites {overwritten}, which a product reads"
-        made.append({"kernel": compiled.name, "shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])})
+        row = {"kernel": compiled.name, "shared": compiled.metadata.shared, **usage(compiled.asm["cubin"])}
+        made.append(row | (_kept(kernel, compiled, fixed) if "KEEP_KERNELS" in os.environ else {}))
         return compiled
 
     driver.set_active(Device())
@@ -80,6 +82,21 @@ def compiled_instead_of_launched(capability):
         yield made
     finally:
         JITFunction.run = original
+
+
+def _kept(kernel, compiled, fixed):
+    """Write what was compiled into the folder that KEEP_KERNELS names; return its file, and what one turn of its loop
+    computes."""
+    cubin = compiled.asm["cubin"]
+    name = f"{hashlib.sha256(cubin).hexdigest()[:16]}.cubin"
+    (Path(os.environ["KEEP_KERNELS"]) / name).write_bytes(cubin)
+    return {
+        "file": name,
+        "module": kernel.fn.__module__.rsplit(".", 1)[-1],
+        "warps": compiled.metadata.num_warps,
+        "tile": [fixed.get("BT"), fixed.get("BN")],
+        "sizes": [str(fixed.get(size)) for size in ("D", "DV") if size in fixed],
+    }
 
 
 def usage(cubin):
