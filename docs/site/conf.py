@@ -144,6 +144,9 @@ def shape(app: Any, name: str, template: str, context: dict[str, Any], tree: Any
     context["body"] = re.sub(
         r'<(pre|table (?:border="1" )?class="(?:docutils|dataframe)[^"]*")(?=>| )', r'<\1 tabindex="0"', context["body"]
     )
+    context["body"] = re.sub(
+        r'<(p|figure|div)([^>]*)>(?=\s*<img [^>]*src="[^"]+\.svg")', r'<\1\2 tabindex="0">', context["body"]
+    )
     if 'class="cell ' not in body:
         context["css_files"] = [
             one for one in context["css_files"] if "mystnb" not in str(getattr(one, "filename", one))

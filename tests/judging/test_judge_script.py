@@ -97,7 +97,7 @@ def test_runs_that_are_no_pairs_are_refused(command, wrong, message):
 
 def test_arms_that_see_other_data_are_told(command):
     decision = judge_pairs(JudgedScript(f"{command} --wrong data", "gain=0.5", "val_loss:lower"), Rule(budget=6))
-    assert decision.answer == ACCEPT and "first weights or batches differ" in decision.notes[0]
+    assert decision.answer == ACCEPT and "initial weights or batches differ" in decision.notes[0]
 
 
 @pytest.mark.parametrize(

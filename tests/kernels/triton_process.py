@@ -99,6 +99,19 @@ def _kept(kernel, compiled, fixed):
     }
 
 
+def _kept(kernel, compiled, fixed):
+    """Write what was compiled into the folder that KEEP_KERNELS names; return its file, and the tile of its loop."""
+    cubin = compiled.asm["cubin"]
+    name = f"{hashlib.sha256(cubin).hexdigest()[:16]}.cubin"
+    (Path(os.environ["KEEP_KERNELS"]) / name).write_bytes(cubin)
+    return {
+        "file": name,
+        "module": kernel.fn.__module__.rsplit(".", 1)[-1],
+        "warps": compiled.metadata.num_warps,
+        "tile": [fixed.get("BT"), fixed.get("BN")],
+    }
+
+
 def usage(cubin):
     """Return the registers of a thread and the bytes of local memory that it spills to."""
     from triton import knobs

@@ -1,6 +1,7 @@
 """A finished run whose files were damaged is repeated by `compare` and named by `report`, never shown as whole."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from small_studies import Silent, all_numbers, carry, orders, tiny_study
 
 from headwise.lab.training.execution import execute
 from headwise.lab.training.phases import read_start
+from headwise_verdict.files.durable import clear_partials
 from headwise_verdict.files.errors import StudyError
 from headwise_verdict.reporting import write
 from headwise_verdict.results.digests import digest_of
@@ -369,8 +371,6 @@ def test_a_digest_that_was_taken_out_is_missed_and_that_of_an_earlier_version_is
 
 
 def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(tmp_path):
-    import os
-
     carry(tiny_study(epochs=1), tmp_path)
     names = [f".report.html.{2**22 + 1}-0123abcd.partial", f".report.html.{os.getppid()}-0123abcd.partial"]
     left, writing, mine = (tmp_path / name for name in (*names, ".report.html.2024"))
@@ -378,3 +378,18 @@ def test_a_report_clears_what_a_killed_one_left_and_leaves_what_another_writes(t
         path.write_text("<html>")
     write(tmp_path)
     assert not left.exists() and writing.exists() and mine.exists()
+
+
+def test_what_a_killed_process_wrote_is_cleared_before_its_parent_notices(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    left = tmp_path / f".result.json.{child.pid}-0123abcd.partial"
+    left.write_text("{")
+    clear_partials(tmp_path)
+    assert left.exists()
+    child.kill()
+    # ended, and not waited for
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    clear_partials(tmp_path)
+    assert not left.exists()
+    child.stdin.close()
+    child.wait()

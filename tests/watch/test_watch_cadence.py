@@ -55,13 +55,13 @@ def test_a_loss_that_moves_is_read_closer_and_the_report_says_why():
     watch, _ = trained(40, jump=0.02, closer=4)
     assert watch.alerts() == []
     assert steps_read(watch) == [0, 40, 64, 68, 72, 76]
-    assert "Read every 4 steps from step 63 to 102, because the loss was " in str(watch.report())
+    assert "Read every 4 steps from step 63 to 102, because the loss rose by " in str(watch.report())
 
 
 def test_a_gradient_norm_that_moves_is_read_closer_too():
     watch, _ = trained(40, jump=-5.0, closer=4)
     assert steps_read(watch) == [0, 40, 64, 68, 72, 76]
-    assert "because the gradient norm was " in str(watch.report())
+    assert "because the gradient norm rose by " in str(watch.report())
 
 
 def test_closer_readings_change_no_bit_of_the_training():

@@ -80,12 +80,22 @@ def write_bytes(path: Path, content: bytes, *, flush: bool = True) -> None:
 
 def clear_partials(folder: Path) -> None:
     """Remove the files of a folder that processes were writing when they were killed."""
-    import psutil
-
     for path in folder.glob(".*.partial"):
         name = PARTIAL.fullmatch(path.name)
-        if name and not path.is_symlink() and not psutil.pid_exists(int(name[1])):
+        if name and not path.is_symlink() and not _may_write(int(name[1])):
             path.unlink(missing_ok=True)
+
+
+def _may_write(process: int) -> bool:
+    """Return whether a process still runs; one that was killed exists until its parent has asked for its end."""
+    import psutil
+
+    try:
+        return psutil.Process(process).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def write_json(path: Path, value: Any) -> None:
