@@ -5,6 +5,7 @@ import inspect
 import math
 import sys
 import types
+from importlib import import_module
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ LIBRARIES = {
         for name in names
     ],
     "tensorboard": lambda real: [
-        (torch.utils.tensorboard.SummaryWriter.add_image, ["tag", "img_tensor", "global_step"])
+        (import_module("torch.utils.tensorboard").SummaryWriter.add_image, ["tag", "img_tensor", "global_step"])
     ],
 }
 
