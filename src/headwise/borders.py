@@ -51,9 +51,9 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def made_of(model: nn.Module) -> list[Any]:
-    """Return what tells whether modules or parameters were put into a model or taken out since: their identities, the
-    parameters' names, and which of them are trained.
+def made_of(model: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Return what tells whether modules or parameters were put into a model or taken out since: all of them, and the
+    parameters' names and which of them are trained.
 
     `modules()` and `named_parameters()` give the same in ten times the time.
     """
@@ -63,9 +63,9 @@ def made_of(model: nn.Module) -> list[Any]:
         new = [m for m in module._modules.values() if m is not None and m not in seen]
         seen.update(new)
         modules += new
-    parameters = [parameter for _, parameter in named]
-    trained = [parameter is not None and parameter.requires_grad for parameter in parameters]
-    return [*map(id, modules), *map(id, parameters), [name for name, _ in named], trained]
+    parameters = [parameter for _, parameter in named if parameter is not None]
+    trained = [parameter if parameter is None else parameter.requires_grad for _, parameter in named]
+    return [*modules, *parameters], [[name for name, _ in named], trained]
 
 
 class MovedModule(nn.Module):

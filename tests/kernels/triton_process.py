@@ -85,21 +85,6 @@ def compiled_instead_of_launched(capability):
 
 
 def _kept(kernel, compiled, fixed):
-    """Write what was compiled into the folder that KEEP_KERNELS names; return its file, and what one turn of its loop
-    computes."""
-    cubin = compiled.asm["cubin"]
-    name = f"{hashlib.sha256(cubin).hexdigest()[:16]}.cubin"
-    (Path(os.environ["KEEP_KERNELS"]) / name).write_bytes(cubin)
-    return {
-        "file": name,
-        "module": kernel.fn.__module__.rsplit(".", 1)[-1],
-        "warps": compiled.metadata.num_warps,
-        "tile": [fixed.get("BT"), fixed.get("BN")],
-        "sizes": [str(fixed.get(size)) for size in ("D", "DV") if size in fixed],
-    }
-
-
-def _kept(kernel, compiled, fixed):
     """Write what was compiled into the folder that KEEP_KERNELS names; return its file, and the tile of its loop."""
     cubin = compiled.asm["cubin"]
     name = f"{hashlib.sha256(cubin).hexdigest()[:16]}.cubin"

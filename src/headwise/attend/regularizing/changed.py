@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Iterable
@@ -82,9 +83,12 @@ def check_followed(fitted: Iterable[FittedLayer]) -> None:
         return
     # Adapters are switched on and off in place.
     model = None if MERGERS in sys.modules else layers[0].site.model
-    made = None if model is None else made_of(model)
-    if made is not None and _followed.get(layers[0]) == made:
-        return
+    parts, trained = ([], []) if model is None else made_of(model)
+    if model is not None and layers[0] in _followed:
+        known, before = _followed[layers[0]]
+        same = before == trained and len(known) == len(parts)
+        if same and all(map(operator.is_, [part() for part in known], parts)):
+            return
     for layer in layers:
         for method in layer.methods:
             if method.overrides("penalty") or method.overrides("after_step"):
@@ -94,13 +98,13 @@ def check_followed(fitted: Iterable[FittedLayer]) -> None:
         if layer.needs("branch"):
             _check_branch(layer)
         _check_learned(layer)
-    if made is not None:
-        _followed[layers[0]] = made
+    if model is not None:
+        _followed[layers[0]] = [weakref.ref(part) for part in parts], trained
 
 
 # What the model of a first layer was made of when all of its layers were last checked: that takes as long as their
-# forward.
-_followed: weakref.WeakKeyDictionary[FittedLayer, list[Any]] = weakref.WeakKeyDictionary()
+# forward. References and not ids, which a new module takes over from one that was deleted.
+_followed: weakref.WeakKeyDictionary[FittedLayer, tuple[list[Any], list[Any]]] = weakref.WeakKeyDictionary()
 
 
 def _asks(method: Method) -> bool:
